@@ -1,0 +1,303 @@
+"""Train and validate an image classifier: ``torchrun main.py [flag ...]`` (see README.md and --help).
+
+Reads the settings, builds data, network, optimizer and scaler, hands them to ``TraVal`` and tears down.
+torch, timm and torchvision take seconds to import, which --help and mistakes on the command line need
+not: whatever needs them is imported inside the functions here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from utils import arguments
+from utils.distributed import Distributed, Ranks
+from utils.scenario import Scenario
+from utils.settings import Settings, UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim.swa_utils import AveragedModel
+
+    from utils.data.datasets import Data
+    from utils.data.loaders import TrainLoader, ValidationLoader
+    from utils.optim.lr_policy import LRPolicy
+    from utils.record.metrics import Report
+    from utils.record.resume import Found
+
+
+class Parts(NamedTuple):
+    """What a run is made of."""
+
+    data: Data
+    train_loader: TrainLoader
+    validation_loader: ValidationLoader
+    loader_choice: str
+    model: torch.nn.Module
+    ema: AveragedModel | None
+    optimizer: torch.optim.Optimizer
+    lr_policy: LRPolicy
+    criterion: torch.nn.Module
+    scaler: torch.amp.GradScaler
+
+
+def main(argv: list[str]) -> int:
+    """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on."""
+    ranks = Ranks()
+    try:
+        ranks = Ranks.from_environment()
+        args = arguments.parse(argv, ranks.world_size)
+        with Distributed(ranks, args.run) as distributed:
+            return run(argv, args, distributed)
+    except UserError as error:
+        if ranks.is_main or not error.on_all_ranks:
+            print("\n".join(f"main.py: {line}" for line in error.mistakes), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if ranks.is_main:
+            print("main.py: interrupted; the same command with --resume auto continues", file=sys.stderr)
+        return 130
+
+
+def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
+    """Everything after the command line is known to be good."""
+    from utils.record.progress import Progress
+    from utils.record.resume import find
+
+    found = distributed.on_main(lambda: find(args, Scenario.parent(args), warn))
+    if found is not None:  # its settings stand in for the defaults
+        args = arguments.parse(argv, distributed.world_size, found.settings)
+    if args.run.resume and not args.run.evaluate and found is not None:
+        found.refuse_differences(args)
+        if Progress.from_state(found.state["progress"]).is_finished(args) and not args.run.dry_run:
+            return tell_finished(found, distributed)
+
+    parts = build(args, distributed, found)
+    if args.run.dry_run:
+        return tell_plan(args, parts, distributed, found)
+    if args.run.evaluate:
+        return evaluate(args, parts, distributed)
+    return train(argv, args, parts, distributed, found)
+
+
+def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
+    """All parts; whatever can be wrong with them shows here, before anything is created."""
+    from models import build_model, unknown_arch
+    from utils.data.datasets import get_data, prepare
+    from utils.data.loaders import loaders
+    from utils.optim.criterion import build_criterion
+    from utils.optim.ema import build_ema
+    from utils.optim.lr_policy import build_lr_policy
+    from utils.optim.optimizers import build_optimizer, unknown_optimizer
+    from utils.precision.amp import build_scaler
+
+    with distributed.together():
+        mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
+        if any(mistakes):
+            raise UserError(*filter(None, mistakes))
+    if not args.run.dry_run:
+        distributed.on_main(lambda: prepare(args.data))
+    with distributed.together():
+        data = get_data(args.data, distributed.device)
+        if found is not None:
+            found.refuse_other_data(data.classes, None if args.run.evaluate else data.fingerprint())
+        distributed.seed(args.run.seed)
+        # A checkpoint's weights replace whatever the network would begin with.
+        start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
+        settings = dataclasses.replace(args.model, **start)
+        model = build_model(
+            settings, classes=len(data.classes), channels=data.spec.channels, image_size=data.image_size
+        ).to(distributed.device)
+        load_weights(model, settings, args.run.evaluate, found)
+        train_loader, validation_loader, loader_choice = loaders(
+            data, args.data, distributed.device, seed=args.run.seed, channels_last=args.model.channels_last,
+            rank=distributed.rank, world_size=distributed.world_size,
+            progress=args.logging.progress and distributed.is_main,
+        )  # fmt: skip
+        return Parts(
+            data=data,
+            train_loader=train_loader,
+            validation_loader=validation_loader,
+            loader_choice=loader_choice,
+            model=model,
+            ema=build_ema(model, None if args.run.evaluate else args.optimisation.ema_decay),
+            optimizer=build_optimizer(args.optimisation, model),
+            lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+            criterion=build_criterion(args.optimisation),
+            scaler=build_scaler(args.precision, distributed.device),
+        )
+
+
+def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found: Found | None) -> None:
+    """Put in the weights of ``--weights``, or those to evaluate. A resume restores its own later."""
+    from utils.record import checkpoint
+
+    if found is not None and evaluating:
+        checkpoint.load_weights(model, checkpoint.weights_of(found.state, found.path), found.path)
+    elif settings.weights:
+        path = Path(settings.weights)
+        checkpoint.load_weights(model, checkpoint.weights_of(checkpoint.load(path), path), path)
+
+
+def train(argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
+    """Train, from the beginning or from ``found``, into the run's folder."""
+    from utils.record.checkpoint import Checkpointer
+    from utils.record.writer import build_writer
+    from utils.train_validation import TrainingFailure, TraVal
+
+    if found is not None and found.folder is not None:
+        scenario = Scenario(found.folder)
+    else:
+        scenario = distributed.on_main(lambda: Scenario.create(args, distributed.world_size))
+    position = found and (found.state["progress"]["epoch"], found.state["progress"]["step"])
+    writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
+    try:
+        traval = TraVal(
+            parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args,
+            parts.validation_loader, distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema,
+            writer=writer, checkpointer=Checkpointer(scenario.checkpoints, distributed.is_main),
+            description=describe(args, parts.data), curr_scen_name=scenario.name,
+        )  # fmt: skip
+        announce(argv, args, parts, distributed, scenario, writer)
+        if found is not None:
+            traval.load_state(found.state)
+            writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
+        else:
+            distributed.on_main(lambda: save_settings(argv, args, scenario))
+            writer.text("Settings", (scenario.folder / "config.yaml").read_text() if distributed.is_main else "")
+            writer.weights(parts.model)
+            traval.save("initial")
+        report = traval.fit()
+        writer.log(f"Best top1 {traval.progress.best_top1:.2f} in epoch {traval.progress.best_epoch}")
+        writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
+        writer.log(final_line(report, scenario.folder))
+        return 0
+    except TrainingFailure as error:
+        writer.log(f"Stopped: {error}", to_console=False)
+        if distributed.is_main:
+            print(f"main.py: {error}", file=sys.stderr)
+        return 1
+    finally:
+        writer.close()
+
+
+def evaluate(args: Settings, parts: Parts, distributed: Distributed) -> int:
+    """Validate once and leave nothing behind."""
+    from utils.record.writer import build_writer
+    from utils.train_validation import TraVal
+
+    writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
+    traval = TraVal(
+        parts.model, None, None, parts.criterion, parts.scaler, args, parts.validation_loader,
+        distributed=distributed, writer=writer,
+    )  # fmt: skip
+    writer.log(final_line(traval.validation(0, report=False), None))
+    return 0
+
+
+# ------------------------------------------------------------------------------------------ what is told
+
+
+def final_line(report: Report, folder: Path | None) -> str:
+    """The last line on stdout, for scripts."""
+    run_folder = f" run={folder}" if folder else ""
+    return (
+        f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} "
+        f"val_count={report.count}{run_folder}"
+    )
+
+
+def tell_finished(found: Found, distributed: Distributed) -> int:
+    """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
+    from utils.record.metrics import Report
+    from utils.record.progress import Progress
+
+    progress = Progress.from_state(found.state["progress"])
+    if distributed.is_main:
+        print(f"{found.folder or found.path} is finished: {progress.epoch} epochs, {progress.step} steps")
+        print(final_line(Report(*progress.last_validation), found.folder))
+    return 0
+
+
+def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
+    """Print what the run would do."""
+    from utils.dry_run import plan
+
+    if distributed.is_main:
+        folder = found.folder if found is not None and found.folder else None
+        print(plan(args, parts, distributed, folder or Scenario.planned(args, distributed.world_size)))
+    return 0
+
+
+def announce(
+    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, scenario: Scenario, writer: Any
+) -> None:
+    """The first lines of the log: what runs where."""
+    from utils.precision.amp import resolve_amp
+
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    data = parts.data
+    writer.log(f"Run {scenario.folder}")
+    writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
+    writer.log(
+        f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
+        f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
+        f"loader {parts.loader_choice}"
+    )
+    writer.log(
+        f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
+        f"{distributed.describe_device()}; batch {args.data.global_batch_size}; "
+        f"{parts.train_loader.steps_per_epoch} steps an epoch; "
+        f"mixed precision {resolve_amp(args.precision, distributed.device)}"
+    )
+
+
+def describe(args: Settings, data: Data) -> dict[str, Any]:
+    """The parts of a checkpoint that do not change during a run."""
+    from utils.record.checkpoint import FORMAT
+
+    return {
+        "format": FORMAT,
+        "arch": args.model.arch,
+        "classes": list(data.classes),
+        "preprocessing": {
+            "image_size": data.image_size,
+            "channels": data.spec.channels,
+            "mean": list(data.spec.mean),
+            "std": list(data.spec.std),
+        },
+        "settings": args.values(),
+        "versions": versions(),
+        "fingerprint": data.fingerprint(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the run's bits depend on besides its settings."""
+    import numpy
+    import timm
+    import torch
+    import torchvision
+
+    libraries = {module.__name__: module.__version__ for module in (torch, torchvision, timm, numpy)}
+    return {"python": platform.python_version(), **libraries, "machine": platform.machine()}
+
+
+def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:
+    """``config.yaml``: every setting and where it came from, in a form that --config reads back."""
+    made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
+    header = f"main.py {shlex.join(argv)}\n{made_by}"
+    (scenario.folder / "config.yaml").write_text(arguments.as_recipe(args, header), encoding="utf-8")
+
+
+def warn(line: str) -> None:
+    """A line about something that the program can go on without."""
+    print(f"main.py: warning: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""Networks: own ones, and timm's and torchvision's by name."""
+
+from models.build import build_model, unknown_arch
+
+__all__ = ["build_model", "unknown_arch"]

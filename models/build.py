@@ -1,0 +1,176 @@
+"""``build_model``: a network by name, from our own, then timm's, then torchvision's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from models.initialisation import initialise
+from models.small import Conv, FullyConnected, SmallVGG
+from utils.settings import ModelSettings, UserError
+
+OWN: dict[str, Callable[..., nn.Module]] = {
+    "fc": FullyConnected,
+    "conv2": partial(Conv, widths=(64,)),
+    "conv4": partial(Conv, widths=(64, 128)),
+    "conv6": partial(Conv, widths=(64, 128, 256)),
+    "vgg11": partial(SmallVGG, depth=11),
+    "vgg13": partial(SmallVGG, depth=13),
+    "vgg16": partial(SmallVGG, depth=16),
+    "vgg19": partial(SmallVGG, depth=19),
+}
+SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
+
+
+def build_model(settings: ModelSettings, *, classes: int, channels: int, image_size: int) -> nn.Module:
+    """The network that ``settings`` name, for ``channels`` x ``image_size`` x ``image_size`` images.
+
+    Own networks come before timm's and those before torchvision's of the same name, unless the name
+    begins with ``timm/`` or ``torchvision/``. Randomly initialised weights depend on torch's global
+    seed. Raises ``UserError`` for an unknown name, or a network that does not fit the images.
+    """
+    mistake = unknown_arch(settings.arch)
+    if mistake:
+        raise UserError(mistake)
+    library, name = locate(settings.arch)
+    try:
+        if library == "own":
+            if settings.pretrained:
+                raise UserError(f"--pretrained: there are no pretrained weights of {name}")
+            model = OWN[name](classes, channels, image_size)
+        elif library == "timm":
+            model = _timm(name, settings.pretrained, classes, channels, image_size)
+        else:
+            model = _torchvision(name, settings.pretrained, classes, channels, image_size)
+    except UserError:
+        raise
+    except Exception as error:  # the libraries raise whatever comes to hand; a network we cannot build is bad input
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
+    initialise(model, settings.init)
+    _check_forward(settings.arch, model, classes, channels, image_size)
+    return model.to(memory_format=torch.channels_last) if settings.channels_last else model
+
+
+def unknown_arch(arch: str) -> str | None:
+    """What to tell the user when there is no network ``arch``: a line with the nearest names; else None."""
+    if locate(arch) is not None:
+        return None
+    library, _, bare = arch.rpartition("/")
+    names = {"timm": timm.list_models(), "torchvision": _torchvision_names()}
+    known = names.get(library) or [*OWN, *names["timm"], *names["torchvision"]]
+    near = difflib.get_close_matches(bare, dict.fromkeys(known), n=3, cutoff=0.5)
+    hint = f"; did you mean {', '.join(near)}?" if near else f"; own networks: {', '.join(OWN)}"
+    return f"--arch '{arch[:60]}': no own, timm or torchvision network has this name{hint}"
+
+
+def locate(arch: str) -> tuple[str, str] | None:
+    """The library ('own', 'timm', 'torchvision') that holds ``arch`` and the name there; None for neither."""
+    prefix, slash, bare = arch.partition("/")
+    if slash and prefix not in ("timm", "torchvision"):
+        return None
+    if slash:
+        has = timm.is_model(bare) if prefix == "timm" else bare in _torchvision_names()
+        return (prefix, bare) if has else None
+    if arch in OWN:
+        return "own", arch
+    if timm.is_model(arch):
+        return "timm", arch
+    return ("torchvision", arch) if arch in _torchvision_names() else None
+
+
+def _torchvision_names() -> list[str]:
+    return torchvision.models.list_models(module=torchvision.models)
+
+
+def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: int) -> nn.Module:
+    size = {"img_size": image_size} if _has_fixed_size(name, image_size) else {}
+    create = partial(timm.create_model, name, pretrained=pretrained, num_classes=classes, in_chans=channels)
+    try:
+        model = create(**size)
+    except TypeError:  # a network whose configuration names a fixed size but whose class takes none
+        model = create()
+    if isinstance(model, timm.models.ResNet) and image_size <= SMALL_IMAGE:
+        _small_stem(model)
+    return model
+
+
+def _has_fixed_size(name: str, image_size: int) -> bool:
+    """Whether timm's network is built for one image size (vision transformers) that is not ours."""
+    config = timm.get_pretrained_cfg(timm.models.split_model_name_tag(name)[0], allow_unregistered=True)
+    return bool(config and config.fixed_input_size and config.input_size[-1] != image_size)
+
+
+def _small_stem(model: nn.Module) -> None:
+    """A 3x3 convolution of stride 1 and no max-pool: He et al.'s CIFAR stem (2015, section 4.2)."""
+    if isinstance(model.conv1, nn.Conv2d):
+        old = model.conv1
+        model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=old.bias is not None)
+        nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")  # as timm initialises ResNets
+    else:  # a deep stem is three 3x3 convolutions already
+        model.conv1[0].stride = (1, 1)
+    model.maxpool = nn.Identity()
+
+
+def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image_size: int) -> nn.Module:
+    extra: dict[str, object] = {}
+    if name.startswith("vit_"):
+        extra["image_size"] = image_size
+    if name in ("googlenet", "inception_v3"):
+        extra |= {"aux_logits": pretrained, "init_weights": not pretrained}
+    if pretrained:  # the weights come with ImageNet's classes; the last layer is then made anew
+        model = torchvision.models.get_model(name, weights="DEFAULT", **extra)
+        if name in ("googlenet", "inception_v3"):
+            model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
+            model.transform_input = False  # so that a checkpoint's network is the same without --pretrained
+        _replace_last_linear(model, classes)
+    else:
+        model = torchvision.models.get_model(name, weights=None, num_classes=classes, **extra)
+    if channels != 3:
+        _replace_first_convolution(model, channels, pretrained)
+    return model
+
+
+def _replace_last_linear(model: nn.Module, classes: int) -> None:
+    """A new last layer (linear, or SqueezeNet's 1x1 convolution) for another number of classes."""
+    name, last = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
+    if isinstance(last, nn.Linear):
+        new: nn.Module = nn.Linear(last.in_features, classes)
+    else:
+        new = nn.Conv2d(last.in_channels, classes, last.kernel_size)
+    model.set_submodule(name, new)
+
+
+def _replace_first_convolution(model: nn.Module, channels: int, pretrained: bool) -> None:
+    """A first convolution for another number of channels; pretrained weights are summed over the old ones."""
+    name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    new = nn.Conv2d(
+        channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
+    )
+    if pretrained:
+        with torch.no_grad():
+            new.weight.copy_(old.weight.sum(1, keepdim=True).expand_as(new.weight) / channels)
+            if old.bias is not None:
+                new.bias.copy_(old.bias)
+    model.set_submodule(name, new)
+
+
+@torch.no_grad()
+def _check_forward(arch: str, model: nn.Module, classes: int, channels: int, image_size: int) -> None:
+    """One image through the network in evaluation mode: a misfit shows before anything is created."""
+    model.eval()
+    try:
+        shape = tuple(model(torch.zeros(1, channels, image_size, image_size)).shape)
+    except Exception as error:  # as in build_model
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"--arch {arch} does not take {image_size}-pixel images ({reason}); try --image-size") from error
+    finally:
+        model.train()
+    if shape != (1, classes):
+        raise UserError(f"--arch {arch} gives {shape} where a classifier gives (1, {classes})")

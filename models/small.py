@@ -1,0 +1,95 @@
+"""Own networks, for small images of any size and number of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class FullyConnected(nn.Module):
+    """LeNet-300-100: two hidden layers (LeCun et al., Gradient-based learning, 1998).
+
+    Input (n, channels, size, size), output (n, classes).
+    """
+
+    def __init__(self, classes: int, channels: int, size: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * size * size, 300),
+            nn.ReLU(inplace=True),
+            nn.Linear(300, 100),
+            nn.ReLU(inplace=True),
+            nn.Linear(100, classes),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images)
+
+
+class Conv(nn.Module):
+    """Conv-2, -4 and -6 of Frankle and Carbin, The Lottery Ticket Hypothesis, 2019 (figure 2).
+
+    Pairs of 3x3 convolutions of 64, 128 and 256 channels, each pair with a 2x2 max-pool, then linear
+    layers of 256, 256 and ``classes``. Input (n, channels, size, size), output (n, classes).
+    """
+
+    def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in widths:
+            for _ in range(2):
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+                channels = width
+            if size > 1:
+                layers.append(nn.MaxPool2d(2))
+                size //= 2
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * size * size, 256),
+            nn.ReLU(inplace=True),
+            nn.Linear(256, 256),
+            nn.ReLU(inplace=True),
+            nn.Linear(256, classes),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+VGG_WIDTHS = {
+    11: ((64,), (128,), (256, 256), (512, 512), (512, 512)),
+    13: ((64, 64), (128, 128), (256, 256), (512, 512), (512, 512)),
+    16: ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3),
+    19: ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4),
+}
+
+
+class SmallVGG(nn.Module):
+    """VGG (Simonyan and Zisserman, 2014) for small images: batch norm, average pool, one linear layer.
+
+    Input (n, channels, size, size), output (n, classes). A max-pool that would leave nothing is left out.
+    """
+
+    def __init__(self, classes: int, channels: int, size: int, depth: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for stage in VGG_WIDTHS[depth]:
+            for width in stage:
+                layers += [
+                    nn.Conv2d(channels, width, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(inplace=True),
+                ]
+                channels = width
+            if size > 1:
+                layers.append(nn.MaxPool2d(2))
+                size //= 2
+        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))

@@ -1,0 +1,353 @@
+"""Command line and YAML recipe into checked, read-only settings.
+
+Precedence: flag over recipe over checkpoint over default. All mistakes are collected and reported
+together, a line each, before anything is created or imported that takes time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from utils.settings import Settings, UserError, all_settings, flag_of, groups
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"
+OPTIONS = {option.name: option for _, option in all_settings()}
+
+
+def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
+    """Settings from a command line.
+
+    ``argv`` is without the program's name. ``world_size`` is the number of processes, which ties
+    the batch of a process to the global one. ``checkpoint`` holds the settings that a checkpoint
+    was made with; they stand in for the defaults. Raises ``UserError`` with all mistakes.
+    """
+    mistakes: list[str] = []
+    given = _read_flags(argv, mistakes)
+    layers = [(CHECKPOINT, "checkpoint", checkpoint or {})]
+    if isinstance(given.get("config"), str):
+        path, recipe = _read_recipe(given["config"], mistakes)
+        layers.append((RECIPE, f"recipe {path}", recipe))
+    layers.append((FLAG, "", given))
+
+    values = {name: option.default for name, option in OPTIONS.items()}
+    origins = dict.fromkeys(OPTIONS, DEFAULT)
+    for origin, where, layer in layers:
+        for name, raw in layer.items():
+            label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
+            value, mistake = _convert(OPTIONS[name], raw)
+            if mistake:
+                mistakes.append(f"{label} {mistake}")
+            else:
+                values[name], origins[name] = value, origin
+    if not mistakes:
+        mistakes += _contradictions(values, origins, world_size)
+    if mistakes:
+        raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
+    _derive(values, origins, world_size)
+    return _assemble(values, origins)
+
+
+def _assemble(values: dict[str, Any], origins: dict[str, str]) -> Settings:
+    parts: dict[str, dict[str, Any]] = {group: {} for group in groups()}
+    for group, option in all_settings():
+        parts[group][option.name] = values[option.name]
+    made = {field.name: field.default for field in dataclasses.fields(Settings) if field.name in parts}
+    return Settings(**{group: type(made[group])(**parts[group]) for group in parts}, origins=origins)
+
+
+# ---------------------------------------------------------------------------------------- flags
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return f"{action.metavar} ..." if action.nargs == "*" else str(action.metavar)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # argparse would print its usage and exit
+        raise argparse.ArgumentTypeError(message)
+
+
+_NO_VALUE = object()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser: it only splits the command line; values are checked by ``parse``."""
+    parser = _Parser(
+        prog="main.py",
+        usage="torchrun [--nproc-per-node N] main.py [flag ...]   or   python main.py [flag ...]",
+        formatter_class=_HelpFormatter,
+        description="Train and validate an image classifier. Without flags: handwritten digits, on any machine.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    sections = {name: parser.add_argument_group(name) for name in groups()}
+    for group, option in all_settings():
+        meta = option.metadata
+        names = [*([meta["short"]] if meta["short"] else []), flag_of(option.name)]
+        text = meta["help"]
+        if meta["type"] is bool:
+            sections[group].add_argument(*names, action=argparse.BooleanOptionalAction, help=text)
+            continue
+        if option.default is not None:
+            text += f" [{option.default}]"
+        metavar = meta["metavar"] or ("{" + ",".join(meta["choices"]) + "}" if meta["choices"] else None)
+        metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "TEXT")
+        arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": _NO_VALUE}
+        sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
+    return parser
+
+
+def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
+    parser = build_parser()
+    kept = []
+    for token in argv:
+        flag, equals, _ = token.partition("=")
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if equals and name in OPTIONS and OPTIONS[name].metadata["type"] is bool:
+            mistakes.append(f"{flag} takes no value; write {flag_of(name)} or --no-{name.replace('_', '-')}")
+        else:
+            kept.append(token)
+    try:
+        namespace, extras = parser.parse_known_args(kept)
+    except argparse.ArgumentTypeError as error:
+        mistakes.append(str(error))
+        return {}
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    after_unknown_flag = False
+    for token in extras:
+        if token.startswith("-"):
+            flag = token.partition("=")[0]
+            mistakes.append(f"{_shown(flag)} is not a flag{_nearest(flag, known)}; --help lists them all")
+            after_unknown_flag = "=" not in token
+        elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
+            mistakes.append(f"{_shown(token)} belongs to no flag; remove it or put its flag before it")
+    return vars(namespace)
+
+
+# --------------------------------------------------------------------------------------- recipe
+
+
+def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]]:
+    """The path and the known keys of a recipe; a mistake a line for all else."""
+    path = _recipe_path(config)
+    if path is None:
+        names = [str(found.relative_to(CONFIGS).with_suffix("")) for found in sorted(CONFIGS.rglob("*.yaml"))]
+        mistakes.append(
+            f"--config {_shown(config)}: no such recipe or file{_nearest(config, names)}; there are: {', '.join(names)}"
+        )
+        return Path(config), {}
+    import yaml  # only runs with a recipe pay for it
+
+    try:
+        document = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, RecursionError, ValueError, yaml.YAMLError) as error:
+        mistakes.append(f"recipe {path}: cannot be read: {' '.join(str(error).split())}")
+        return path, {}
+    if content is None:
+        return path, {}
+    if not isinstance(content, dict):
+        mistakes.append(f"recipe {path}: must hold 'setting: value' lines")
+        return path, {}
+    keys = [str(key.value).replace("-", "_") for key, _ in document.value]
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        mistakes.append(f"recipe {path}: {_shown(key)} stands there twice; keep one")
+    allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
+    known = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name in allowed:
+            known[name] = value
+        elif name in OPTIONS:
+            mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
+        else:
+            mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{_nearest(name, allowed)}")
+    return path, known
+
+
+def _recipe_path(config: str) -> Path | None:
+    """The file that ``--config`` means: a path, or a name under configs/."""
+    for candidate in (Path(config), CONFIGS / f"{config}.yaml", CONFIGS / config):
+        try:
+            if candidate.is_file():
+                return candidate
+        except (OSError, ValueError):  # a name too long, or with a NUL
+            continue
+    return None
+
+
+# ---------------------------------------------------------------------------------- conversion
+
+
+def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
+    """A raw value (text from a flag, anything from YAML) as (value, None) or (None, what is wrong)."""
+    meta = option.metadata
+    if raw is None:
+        return (None, None) if option.default is None else (None, "must have a value")
+    if raw is _NO_VALUE or raw == [] or raw == ():
+        return None, "needs a value"
+    if meta["many"]:
+        items = raw if isinstance(raw, list | tuple) else [raw]
+        pairs = [_scalar(meta, item) for item in items]
+        mistake = next((mistake for _, mistake in pairs if mistake), None)
+        value = tuple(item for item, _ in pairs)
+    else:
+        value, mistake = _scalar(meta, raw)
+    if mistake is None and meta["check"]:
+        problem = meta["check"](value)
+        mistake = problem and f"{_shown(raw)}: {problem}"
+    return (None, mistake) if mistake else (value, None)
+
+
+def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
+    kind = meta["type"]
+    if kind is bool:
+        return (raw, None) if isinstance(raw, bool) else (None, f"{_shown(raw)}: must be true or false")
+    if raw is False and "off" in (meta["choices"] or ()):
+        raw = "off"  # YAML 1.1 reads a bare `off` as false
+    if isinstance(raw, bool | dict | list | tuple) or not isinstance(raw, str | int | float):
+        return None, f"{_shown(raw)}: must be {_KINDS[kind]}"
+    if kind is str:
+        value = str(raw)
+        if meta["choices"] and value not in meta["choices"]:
+            return None, f"{_shown(value)}: choose from {', '.join(meta['choices'])}{_nearest(value, meta['choices'])}"
+        return value, None
+    try:
+        if kind is int:
+            if isinstance(raw, float) and not raw.is_integer():
+                raise ValueError
+            return int(raw), None
+        value = float(raw)
+    except (ValueError, OverflowError):
+        return None, f"{_shown(raw)}: must be {_KINDS[kind]}"
+    return (value, None) if math.isfinite(value) else (None, f"{_shown(raw)}: must be a finite number")
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = re.sub(r"[^\x20-\x7e\u00a0-\uffff]", "?", text)
+    return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'" if isinstance(value, str) else text
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+# -------------------------------------------------------------------- settings that must agree
+
+
+def _contradictions(values: dict[str, Any], origins: dict[str, str], world_size: int) -> list[str]:
+    """Pairs of settings that cannot both hold, a line each."""
+
+    def told(name: str) -> bool:
+        return origins[name] in (RECIPE, FLAG)
+
+    v = argparse.Namespace(**values)
+    per_step = world_size * v.accumulate
+    # The smaller of two that disagree may come from a lower layer: then the higher layer simply wins.
+    both = told("batch_size") and told("global_batch_size") and origins["batch_size"] == origins["global_batch_size"]
+    checkpoint = v.evaluate and (v.resume or v.weights)
+    rules = [
+        (
+            both and v.global_batch_size and v.batch_size != math.ceil(v.global_batch_size / per_step),
+            f"--batch-size {v.batch_size} x {world_size} processes x --accumulate {v.accumulate} is not "
+            f"--global-batch-size {v.global_batch_size}; give one of the two",
+        ),
+        (
+            told("nesterov") and v.nesterov and v.optimizer != "sgd",
+            f"--nesterov needs --optimizer sgd, not {v.optimizer}",
+        ),
+        (v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0"),
+        (
+            origins["momentum"] == FLAG and v.optimizer in ("adam", "adamw"),
+            f"--momentum means nothing to --optimizer {v.optimizer}; remove one",
+        ),
+        (told("pretrained") and v.pretrained and told("weights"), "--pretrained and --weights both say where to begin; give one"),
+        (
+            told("init") and v.init != "default" and (v.pretrained or v.weights),
+            f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights",
+        ),
+        (
+            v.lr_policy != "multistep" and told("lr_milestones") and v.lr_milestones is not None,
+            f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}",
+        ),
+        (
+            v.lr_milestones is not None and list(v.lr_milestones) != sorted(set(v.lr_milestones)),
+            "--lr-milestones must rise",
+        ),
+        (
+            v.warmup_epochs > v.epochs,
+            f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}",
+        ),
+        (v.gpu_ids and v.device == "cpu", "--gpu-ids contradicts --device cpu"),
+        (v.gpu_ids and len(set(v.gpu_ids)) != len(v.gpu_ids), "--gpu-ids names a GPU twice"),
+        (
+            v.augment is not None and "none" in v.augment and len(v.augment) > 1,
+            "--augment none contradicts the other names after --augment",
+        ),
+        (
+            v.val_split is not None and v.dataname != "folder",
+            f"--val-split is for --dataname folder; {v.dataname} has its own validation images",
+        ),
+        (
+            v.dataname not in ("digits", "synthetic") and v.datapath is None,
+            f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
+            + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
+        ),
+        (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
+        (v.evaluate and not (checkpoint or v.pretrained), "--evaluate needs --resume PATH, --weights PATH or --pretrained"),
+        (v.evaluate and v.resume == "auto", "--evaluate needs a path: --resume auto continues training"),
+        (v.resume and told("weights"), "--resume brings its own weights; remove --weights"),
+        (
+            v.lr_policy == "gaussian" and v.warmup_epochs >= v.epochs,
+            "--lr-policy gaussian needs epochs after --warmup-epochs",
+        ),
+    ]  # fmt: skip
+    return [line for wrong, line in rules if wrong]
+
+
+def _derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> None:
+    """Fill what follows from other settings, so that each setting is written with the value that was used."""
+    per_step = world_size * values["accumulate"]
+    rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
+    from_global = values["global_batch_size"] and rank(origins["global_batch_size"]) > rank(origins["batch_size"])
+    if from_global:
+        values["batch_size"] = math.ceil(values["global_batch_size"] / per_step)
+        origins["batch_size"] = f"global-batch-size / {per_step}"
+    elif not (values["global_batch_size"] and origins["global_batch_size"] == origins["batch_size"]):
+        values["global_batch_size"] = values["batch_size"] * per_step
+        origins["global_batch_size"] = f"batch-size x {per_step}"
+    if values["lr"] is None:
+        values["lr"] = 0.1 if values["optimizer"] == "sgd" else 0.001
+    if values["lr_policy"] == "multistep" and values["lr_milestones"] is None:
+        values["lr_milestones"] = (0.5 * values["epochs"], 0.75 * values["epochs"])
+
+
+def as_recipe(settings: Settings, header: str) -> str:
+    """The settings as a recipe that ``--config`` reads back, each line with where its value came from."""
+    import yaml
+
+    values = settings.values()
+    lines = [f"# {line}" for line in header.splitlines()]
+    for group in groups():
+        lines.append(f"\n# {group}")
+        for name in (option.name for owner, option in all_settings() if owner == group):
+            if OPTIONS[name].metadata["in_recipe"]:
+                # The global batch size says it all; both would contradict each other on other process counts.
+                text = yaml.safe_dump([values[name]], default_flow_style=True, width=math.inf).strip()[1:-1]
+                mark = "# " if name == "batch_size" else ""
+                lines.append(f"{mark}{name.replace('_', '-')}: {text}  # {settings.origins[name]}")
+    return "\n".join(lines) + "\n"

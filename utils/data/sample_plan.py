@@ -1,0 +1,129 @@
+"""Which sample, in which order, with which random numbers: pure functions of the seed.
+
+The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; a rank takes
+its part of that slice; the random numbers of a sample's augmentation depend on (seed, epoch, index)
+alone. So no generator has a state to save, a resume at any step costs nothing, and neither the
+number of data workers nor that of ranks changes which samples a step sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one forward pass.
+
+    ``indices``: int64, the samples to read. Only the first ``count`` count: a share of fewer than two
+    is filled up with further reads of the same slice, because a rank must take part in every
+    collective and batch norm cannot train on a single value. ``weight``: the factor that turns the
+    mean over ``count`` samples into this share's part of the mean over the whole global batch, such
+    that the average over ranks (as DDP takes it), summed over forward passes, is exactly that mean.
+    ``ends_step``: the optimizer steps after it.
+    """
+
+    epoch: int
+    step: int
+    indices: np.ndarray
+    count: int
+    weight: float
+    ends_step: bool
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """The training samples of every step: each sample exactly once an epoch, none dropped or repeated.
+
+    ``accumulate`` is the number of forward passes of a full step; the last, smaller step of an epoch
+    makes do with as few as fit ``batch_size`` images a rank.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    batch_size: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps an epoch; the last may be smaller than the others."""
+        return -(-self.num_samples // self.global_batch_size)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The permutation of epoch ``epoch``: int64, shape (num_samples,)."""
+        return _order(self.num_samples, self.seed, epoch)
+
+    def step_indices(self, epoch: int, step: int) -> np.ndarray:
+        """All samples of step ``step`` of an epoch, over all ranks and forward passes."""
+        start = step * self.global_batch_size
+        return self.order(epoch)[start : start + self.global_batch_size]
+
+    def shares(self, epoch: int, step: int) -> list[Share]:
+        """This rank's forward passes of one step, the last of which ends it."""
+        samples = self.step_indices(epoch, step)
+        passes = -(-len(samples) // (self.world_size * self.batch_size))
+        parts = np.array_split(samples, passes * self.world_size)[self.rank :: self.world_size]
+        shares = []
+        for number, part in enumerate(parts, start=1):
+            filled = part.copy() if len(part) >= 2 else np.resize(np.concatenate([part, samples]), 2)
+            weight = len(part) * self.world_size / len(samples)
+            shares.append(Share(epoch, step, filled, len(part), weight, ends_step=number == len(parts)))
+        return shares
+
+
+@lru_cache(maxsize=2)
+def _order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
+    # Philox is counter-based: its stream is fixed by the key alone, on every platform and NumPy version.
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    order = generator.permutation(num_samples).astype(np.int64)
+    order.flags.writeable = False
+    return order
+
+
+def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
+    """All validation batches in order: each sample exactly once, the last batch smaller.
+
+    Ranks take whole batches in turn (rank, rank + world_size, ...), so that every batch is composed,
+    and hence computed, in the same way on any number of ranks.
+    """
+    return [np.arange(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
+
+
+def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, count: int) -> np.ndarray:
+    """Random numbers in [0, 1): float32, shape (len(indices), count).
+
+    Each row depends on (seed, epoch, index, stream) alone. SplitMix64 (Steele, Lea, Flood: Fast
+    splittable pseudorandom number generators, OOPSLA 2014) as a hash, vectorised over rows.
+    """
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
+        key = np.uint64(0)
+        for part in (seed, epoch, stream):
+            key = _mix(np.asarray(key ^ np.uint64(part)))
+        rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
+        counters = (np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)[None, :]
+        bits = _mix(rows[:, None] + counters)
+    return ((bits >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of one step's randomness on one rank (dropout): a non-negative 63-bit number."""
+    with np.errstate(over="ignore"):
+        key = np.uint64(0)
+        for part in (seed, step, rank):
+            key = _mix(np.asarray(key ^ np.uint64(part)))
+    return int(key >> np.uint64(1))
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    """SplitMix64's output function; uint64 in and out."""
+    value = value + _GOLDEN
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

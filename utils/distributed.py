@@ -1,0 +1,222 @@
+"""Process group, device and rank: the only file that asks "which rank am I".
+
+``torchrun`` tells a process its place through environment variables; plain ``python`` is rank 0 of
+1. With one process no group is made and every collective here is the identity, so there is no
+second code path for callers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from utils.settings import RunSettings, UserError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
+    import torch
+
+T = TypeVar("T")
+TIMEOUT = timedelta(minutes=10)  # the longest a rank waits for the others in one collective
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process's place: its rank among all processes and among those of its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        """What torchrun says, or a single process. Raises ``UserError`` on half an environment."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return cls()
+        try:
+            rank, world_size, local_rank, local_world_size = (
+                int(os.environ.get(name, "0" if name == "LOCAL_RANK" else "1")) for name in names
+            )
+        except ValueError as error:
+            raise UserError(f"environment: {', '.join(names)} must be whole numbers; start with torchrun") from error
+        return cls(rank, world_size, local_rank, local_world_size)
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one process that writes files and prints."""
+        return self.rank == 0
+
+
+class Distributed:
+    """The process group as a context manager: entered once, torn down whatever happens inside."""
+
+    def __init__(self, ranks: Ranks, settings: RunSettings) -> None:
+        """Choose the device; raises ``UserError`` when it is not there."""
+        import torch
+
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.local_world_size = ranks.local_world_size
+        self.is_main = ranks.is_main
+        self.deterministic = settings.deterministic
+        try:
+            self.device = _choose_device(settings, ranks)
+        except UserError as error:
+            error.on_all_ranks = ranks.local_rank > 0  # one process of each machine is enough to say it
+            raise
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def __enter__(self) -> Distributed:
+        import torch
+
+        _set_determinism(self.deterministic)
+        if self.device.type == "cpu":
+            # torchrun sets one thread a process, which leaves cores idle; share them out instead.
+            torch.set_num_threads(threads_per_process(self.local_world_size))
+        if self.world_size > 1:
+            torch.distributed.init_process_group(
+                backend="nccl" if self.device.type == "cuda" else "gloo",
+                timeout=TIMEOUT,
+                device_id=self.device if self.device.type == "cuda" else None,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def describe_device(self) -> str:
+        """The device in words, for the log."""
+        import torch
+
+        if self.device.type == "cuda":
+            return f"cuda ({torch.cuda.get_device_name(self.device)})"
+        return f"cpu, {torch.get_num_threads()} thread(s) each"
+
+    # ------------------------------------------------------------------------- collectives
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of ``tensor`` (any shape) over ranks, in place; every rank gets the same bits."""
+        import torch
+
+        if self.world_size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def on_main(self, function: Callable[[], T]) -> T:
+        """Run ``function`` on rank 0 and hand its (picklable) result to every rank.
+
+        A ``UserError`` or ``OSError`` is raised on every rank, so that none waits for one that has failed.
+        """
+        import torch
+
+        result: list[Any] = [None]
+        with self.together():
+            if self.is_main:
+                result[0] = function()
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(result, src=0, device=self.device)
+        return result[0]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What raises ``UserError`` on any rank inside is raised on every rank, with all ranks' mistakes."""
+        import torch
+
+        mistakes: list[str] = []
+        try:
+            yield
+        except UserError as error:
+            mistakes = error.mistakes
+        except OSError as error:
+            mistakes = [str(error)]
+        if self.world_size > 1:
+            gathered: list[Any] = [None] * self.world_size
+            torch.distributed.all_gather_object(gathered, mistakes)
+            mistakes = list(dict.fromkeys(line for lines in gathered for line in lines))
+        if mistakes:
+            raise UserError(*mistakes, on_all_ranks=True)
+
+    # ------------------------------------------------------------------------------- model
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model with gradients averaged over ranks, and rank 0's weights on all of them."""
+        import torch
+
+        if self.world_size == 1:
+            return model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+    def accumulating(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
+        """Around forward and backward: ranks exchange gradients only in the last pass of a step."""
+        return model.no_sync() if self.world_size > 1 and more_to_come else nullcontext()
+
+    def seed(self, seed: int) -> None:
+        """Seed this process's device generators (what torch.manual_seed does, without its bookkeeping)."""
+        import torch
+
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def equalise_buffers(self, model: torch.nn.Module) -> None:
+        """Give every rank rank 0's buffers (batch-norm statistics), which differ after a training step."""
+        import torch
+
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+
+def threads_per_process(local_world_size: int) -> int:
+    """CPU threads for each process: an equal part of the cores that this machine lends us.
+
+    ``OMP_NUM_THREADS`` wins when a person set it; torchrun's own setting is 1 for several processes.
+    """
+    wished = os.environ.get("OMP_NUM_THREADS", "")
+    if wished.isdigit() and int(wished) > 0 and (wished != "1" or local_world_size == 1):
+        return int(wished)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // local_world_size)
+
+
+def _choose_device(settings: RunSettings, ranks: Ranks) -> torch.device:
+    import torch
+
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if settings.device == "cpu" or (settings.device == "auto" and not available and not settings.gpu_ids):
+        return torch.device("cpu")
+    if not available:
+        asked = "--gpu-ids" if settings.gpu_ids else "--device cuda"
+        raise UserError(f"{asked}: torch {torch.__version__} sees no GPU here; use --device cpu or mend the driver")
+    ids = settings.gpu_ids or tuple(range(available))
+    if settings.gpu_ids and len(ids) != ranks.local_world_size:
+        raise UserError(
+            f"--gpu-ids names {len(ids)} GPUs for {ranks.local_world_size} processes; "
+            f"start with torchrun --nproc-per-node {len(ids)}"
+        )
+    if max(ids) >= available:
+        raise UserError(f"--gpu-ids {max(ids)}: there are GPUs 0 to {available - 1} here")
+    if ranks.local_world_size > len(ids):
+        raise UserError(
+            f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node, or --device cpu"
+        )
+    return torch.device("cuda", ids[ranks.local_rank])
+
+
+def _set_determinism(deterministic: bool) -> None:
+    import torch
+
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
+        torch.use_deterministic_algorithms(True)

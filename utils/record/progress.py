@@ -1,0 +1,63 @@
+"""How far a run has come: all that a resume needs besides tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.settings import Settings
+
+NOTHING = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass
+class Progress:
+    """Position and running sums; every field is a plain number, exact in a checkpoint.
+
+    ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the next one. ``step``:
+    optimizer steps in all, those skipped by the scaler among them (``skipped_steps``). ``epoch_sums`` and
+    ``window_sums``: summed loss, top-1 and top-5 hits and count since the epoch's begin and since the last
+    log line. ``best_top1``: percent. ``last_validation``: loss, top-1, top-5 (percent) and count.
+    """
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    step: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    best_top1: float = -1.0
+    best_epoch: int = 0
+    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
+    window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
+    last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps that moved the weights: what learning rate and moving average go by."""
+        return self.step - self.skipped_steps
+
+    def is_finished(self, args: Settings) -> bool:
+        """Whether nothing is left to train under these settings."""
+        return self.epoch >= args.optimisation.epochs or self.step >= (args.run.max_steps or math.inf)
+
+    def add(self, row: list[float]) -> None:
+        """Add one step's sums. In step order and one by one, so that the bits never depend on grouping."""
+        for sums in (self.epoch_sums, self.window_sums):
+            for place, value in enumerate(row):
+                sums[place] += value
+
+    def finish_epoch(self) -> None:
+        """Count the epoch as done."""
+        self.epoch += 1
+        self.step_in_epoch = 0
+        self.epoch_sums = list(NOTHING)
+        self.window_sums = list(NOTHING)
+
+    def state(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls)})

@@ -1,0 +1,178 @@
+"""Everything a run leaves to read: TensorBoard, console, log file and metrics files.
+
+All ranks call the same methods; ranks other than the main one have ``NullWriter``.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
+GRID_IMAGES = 64
+GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
+
+
+class NullWriter:
+    """The interface, and what all but the main process have: nothing is written."""
+
+    def log(self, text: str, to_console: bool = True) -> None:
+        """A line on the console and in log.txt."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Preformatted text in TensorBoard."""
+
+    def images(self, tag: str, images: torch.Tensor) -> None:
+        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard."""
+
+    def weights(self, model: torch.nn.Module) -> None:
+        """Histograms of all weights in TensorBoard."""
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        """One point for each tag in TensorBoard."""
+
+    def curves(self, rows: Sequence[Sequence[float]]) -> None:
+        """Per-step rows in the order of ``CURVES`` for metrics.npz."""
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """One row of metrics.csv, and metrics.npz brought up to date."""
+
+    def flush(self) -> None:
+        """Everything so far on the disk, before a checkpoint that relies on it."""
+
+    def bar(self, total: int, initial: int, description: str, unit: str) -> tqdm:
+        """A progress bar on a terminal."""
+        return tqdm(disable=True)
+
+    def close(self) -> None:
+        """Close all files."""
+
+
+class RunWriter(NullWriter):
+    """Writes into ``folder``, or to the console alone when it is None (``--evaluate``).
+
+    ``resumed``: (epochs, steps) completed by the checkpoint that the run continues from; what the files
+    hold beyond that is dropped, so that every epoch, step and tag stands there once.
+    """
+
+    def __init__(self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None) -> None:
+        self.folder = folder
+        self.show_bars = progress and sys.stderr.isatty()
+        self._curves: list[Sequence[float]] = []
+        self._log = self._board = None
+        if folder is None:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        epochs, steps = resumed or (0, 0)
+        self._board = SummaryWriter(str(folder), purge_step=steps + 1 if resumed else None)
+        self._rows = [row for row in _read_csv(folder / "metrics.csv") if int(row["epoch"]) <= epochs]
+        self._curves = [row for row in _read_curves(folder / "metrics.npz") if row[0] <= steps]
+
+    # -------------------------------------------------------------------------------- text
+
+    def log(self, text: str, to_console: bool = True) -> None:
+        if to_console:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+        if self._log:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._log.write("".join(f"{stamp} {line}\n" for line in text.splitlines()))
+            self._log.flush()
+
+    def bar(self, total: int, initial: int, description: str, unit: str) -> tqdm:
+        return tqdm(
+            total=total, initial=initial, desc=description, unit=unit, leave=False, dynamic_ncols=True,
+            disable=not self.show_bars,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------- TensorBoard
+
+    def text(self, tag: str, text: str) -> None:
+        if self._board:
+            self._board.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), 0)
+
+    def images(self, tag: str, images: torch.Tensor) -> None:
+        if self._board:
+            from torchvision.utils import make_grid
+
+            images = images[:GRID_IMAGES].float().cpu()
+            scale = max(1, round(GRID_SIDE / images.shape[-1]))
+            images = images.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
+            self._board.add_image(tag, make_grid(images, nrow=8, pad_value=0.5), 0)
+
+    def weights(self, model: torch.nn.Module) -> None:
+        if self._board:
+            for name, parameter in model.named_parameters():
+                self._board.add_histogram(f"Initial_Weights/{name}", parameter.detach().float().cpu(), 0)
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        if self._board:
+            for tag, value in values.items():
+                self._board.add_scalar(tag, value, step)
+
+    # ------------------------------------------------------------------------------- files
+
+    def curves(self, rows: Sequence[Sequence[float]]) -> None:
+        self._curves.extend(rows)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        if self.folder:
+            self._rows.append(row)
+            self._write_csv()
+            self.flush()
+
+    def _write_csv(self) -> None:
+        temporary = self.folder / ".metrics.csv.tmp"
+        with open(temporary, "w", newline="", encoding="utf-8") as file:
+            out = csv.DictWriter(file, fieldnames=list(self._rows[-1]), extrasaction="ignore")
+            out.writeheader()
+            out.writerows(self._rows)
+        os.replace(temporary, self.folder / "metrics.csv")
+
+    def flush(self) -> None:
+        if not self.folder:
+            return
+        self._board.flush()
+        columns = np.array(self._curves, dtype=np.float64).reshape(-1, len(CURVES)).T
+        temporary = self.folder / ".metrics.npz.tmp"
+        with open(temporary, "wb") as file:
+            np.savez(file, **dict(zip(CURVES, columns, strict=True)))
+        os.replace(temporary, self.folder / "metrics.npz")
+
+    def close(self) -> None:
+        if self._board:
+            self._board.close()
+        if self._log:
+            self._log.close()
+
+
+def build_writer(
+    is_main: bool, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None
+) -> NullWriter:
+    """The writer on the main process, its no-op twin on the others."""
+    return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _read_curves(path: Path) -> list[Sequence[float]]:
+    if not path.is_file():
+        return []
+    with np.load(path) as content:
+        return np.stack([content[name] for name in CURVES], axis=1).tolist()

@@ -1,0 +1,307 @@
+"""What can be set: one frozen dataclass a group, with default, help and check beside each field.
+
+Flags, recipe keys, ``--help`` and the saved ``config.yaml`` are all made from these fields (see
+``utils/arguments.py``), so a setting is added by adding one field here. This module imports
+nothing heavy: ``--help`` and every mistake on the command line answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+DATASETS = ("digits", "mnist", "fashionmnist", "cifar10", "cifar100", "imagenet", "folder", "synthetic")
+AUGMENTATIONS = ("shift", "flip", "resized-crop")
+INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
+LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
+LARGEST_INT = 2**31 - 1
+
+
+class UserError(ValueError):
+    """Something the user can mend; ``main.py`` prints each line of it and ends with exit code 2.
+
+    ``mistakes`` is a list of lines, each saying what is wrong, where, and what to do.
+    """
+
+    def __init__(self, *mistakes: str, on_all_ranks: bool = False) -> None:
+        self.mistakes = list(mistakes)
+        self.on_all_ranks = on_all_ranks  # then one process is enough to print it
+        super().__init__("\n".join(mistakes))
+
+
+# Checks: each takes a converted value and returns what it must be, or None when it is fine.
+Check = Callable[[Any], str | None]
+
+
+def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
+    """A check that a number (or each number of a list) lies between ``low`` and ``high``."""
+
+    def check(value: Any) -> str | None:
+        for number in value if isinstance(value, tuple) else (value,):
+            if number <= low if open_low else number < low:
+                return f"must be {'more than' if open_low else 'at least'} {low:g}"
+            if number >= high if open_high else number > high:
+                return f"must be {'less than' if open_high else 'at most'} {high:g}"
+        return None
+
+    return check
+
+
+def safe_name(value: str) -> str | None:
+    """A check for text that becomes part of a folder's name."""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,79}", value):
+        return None
+    return "must be 1 to 80 letters, digits, '_', '-', '+' or '.', and not begin with '.' or '-'"
+
+
+def not_empty(value: str) -> str | None:
+    """A check for text that must say something and can be a path."""
+    return "must not be empty or hold a NUL character" if not value.strip() or "\0" in value else None
+
+
+positive_int = between(1, LARGEST_INT)
+positive = between(0, 1e30, open_low=True)
+not_negative = between(0, 1e30)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    type: type | None = None,
+    check: Check | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    short: str | None = None,
+    many: bool = False,
+    shapes_result: bool = True,
+    in_recipe: bool = True,
+) -> Any:
+    """One setting.
+
+    ``type`` is taken from the default where there is one. ``many`` makes a tuple of values.
+    ``shapes_result`` says that two runs that differ here are different experiments: such settings
+    must agree for a resume and travel with a checkpoint. ``in_recipe`` False keeps a flag that
+    says what to do now (rather than how) out of recipes and of the saved configuration.
+    """
+    kind = type or default.__class__
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "type": kind,
+            "check": check,
+            "choices": choices,
+            "metavar": metavar,
+            "short": short,
+            "many": many,
+            "shapes_result": shapes_result,
+            "in_recipe": in_recipe,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where a run goes and how it begins and ends."""
+
+    config: str | None = setting(
+        None, "recipe: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
+        shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    output: str = setting(
+        "runs", "folder that holds all runs", check=not_empty, metavar="DIR", shapes_result=False, in_recipe=False
+    )
+    name: str | None = setting(
+        None, "text added to the run folder's name", type=str, check=safe_name, metavar="TEXT", shapes_result=False
+    )
+    seed: int = setting(0, "seed of initialisation, sample order and augmentation", check=between(0, LARGEST_INT))
+    deterministic: bool = setting(
+        False, "only algorithms that give the same bits each time (slower on a GPU)", shapes_result=False
+    )
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"), shapes_result=False)
+    gpu_ids: tuple[int, ...] | None = setting(
+        None, "which GPUs this machine's processes use, one each", type=int, many=True,
+        check=between(0, 1023), metavar="ID", shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    resume: str | None = setting(
+        None, "continue a run: 'auto' (the newest with these settings), a checkpoint file or a run folder",
+        type=str, check=not_empty, metavar="{auto,PATH}", shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    evaluate: bool = setting(
+        False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
+        shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    dry_run: bool = setting(False, "print the plan and create nothing", shapes_result=False, in_recipe=False)
+    max_steps: int | None = setting(
+        None, "stop after this many optimizer steps in all (the learning rate still plans for --epochs)",
+        type=int, check=positive_int, shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, in which batches."""
+
+    dataname: str = setting("digits", "data set", choices=DATASETS)
+    datapath: str | None = setting(
+        None, "where the data lies", type=str, check=not_empty, metavar="DIR", shapes_result=False
+    )
+    download: bool = setting(False, "fetch the data set through torchvision when it is missing", shapes_result=False)
+    val_split: float | None = setting(
+        None, "share of a folder without val/ or test/ to validate on, for example 0.1", type=float,
+        check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
+    )  # fmt: skip
+    image_size: int | None = setting(
+        None, "height and width that the network sees, in pixels [the data set's own]", type=int, check=between(1, 8192)
+    )
+    workers: int = setting(
+        2, "processes that read images, per training process; 0 reads in place", short="-w",
+        check=between(0, 1024), shapes_result=False,
+    )  # fmt: skip
+    batch_size: int = setting(
+        64, "images per process in one forward pass", short="-b", check=between(1, 2**20), shapes_result=False
+    )
+    global_batch_size: int | None = setting(
+        None, "images per optimizer step over all processes and accumulation [batch size x processes x accumulate]",
+        type=int, check=between(1, 2**24),
+    )  # fmt: skip
+    val_batch_size: int | None = setting(
+        None, "images per process in one validation pass [batch size]", type=int, check=between(1, 2**20),
+        shapes_result=False,
+    )  # fmt: skip
+    loader: str = setting(
+        "auto", "resident: all images in the device's memory; stream: worker processes read them",
+        choices=("auto", "resident", "stream"), shapes_result=False,
+    )  # fmt: skip
+    augment: tuple[str, ...] | None = setting(
+        None, "training augmentation, or none [the data set's own]", type=str, many=True,
+        choices=("none", *AUGMENTATIONS), metavar="NAME",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which network, from which weights."""
+
+    arch: str = setting(
+        "conv2", "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library",
+        short="-a", check=not_empty, metavar="NAME",
+    )  # fmt: skip
+    pretrained: bool = setting(False, "begin with the library's pretrained weights (fetches them)")
+    weights: str | None = setting(
+        None, "begin with the weights of this checkpoint", type=str, check=not_empty, metavar="PATH"
+    )
+    channels_last: bool = setting(False, "channels-last memory format, faster for convolutions")
+    compile: bool = setting(False, "compile the network with torch.compile")
+    init: str = setting("default", "initialisation of convolution and linear weights", choices=INITIALISATIONS)
+
+
+@dataclass(frozen=True)
+class OptimisationSettings:
+    """How the weights move."""
+
+    epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
+    optimizer: str = setting(
+        "sgd", "sgd, adam, adamw or any of timm's by name", short="-o", check=not_empty, metavar="NAME"
+    )
+    lr: float | None = setting(
+        None, "highest learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive
+    )
+    momentum: float = setting(0.9, "momentum of sgd", check=between(0, 1, open_high=True))
+    nesterov: bool = setting(False, "Nesterov momentum (sgd)")
+    weight_decay: float = setting(5e-4, "weight decay", check=not_negative)
+    decay_norm_bias: bool = setting(True, "apply weight decay to norms and biases too")
+    label_smoothing: float = setting(0.0, "label smoothing", check=between(0, 1, open_high=True))
+    lr_policy: str = setting("cosine", "learning rate after the warm-up", choices=LR_POLICIES)
+    lr_milestones: tuple[float, ...] | None = setting(
+        None, "multistep: epochs after which the rate drops [50 %% and 75 %% of --epochs]", type=float, many=True,
+        check=positive, metavar="EPOCH",
+    )  # fmt: skip
+    lr_gamma: float = setting(0.1, "multistep: factor of each drop", check=between(0, 1, open_low=True))
+    warmup_epochs: float = setting(0.0, "epochs of linear warm-up", check=not_negative)
+    accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
+    clip_grad_norm: float | None = setting(
+        None, "clip the unscaled gradient to this norm", type=float, check=positive
+    )
+    ema_decay: float | None = setting(
+        None, "keep a moving average of the weights, for example 0.999; its results are the reported ones",
+        type=float, check=between(0, 1, open_low=True, open_high=True),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """In which number format."""
+
+    amp: str | None = setting(
+        None, "automatic mixed precision [fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16")
+    )
+    init_scale: float = setting(65536.0, "first loss scale (fp16)", check=between(2.0**-24, 2.0**100))
+
+
+@dataclass(frozen=True)
+class LoggingSettings:
+    """What is shown and saved, how often."""
+
+    print_freq: int = setting(
+        50, "optimizer steps between two log lines and TensorBoard points", check=positive_int, shapes_result=False
+    )
+    progress: bool = setting(True, "progress bars on a terminal", shapes_result=False)
+    save_every_epochs: int = setting(
+        1, "epochs between two checkpoints", check=positive_int, shapes_result=False
+    )
+    save_every_steps: int | None = setting(
+        None, "optimizer steps between two checkpoints within an epoch", type=int, check=positive_int,
+        shapes_result=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All groups, and for each setting where its value came from ('default', 'recipe', 'flag', ...)."""
+
+    run: RunSettings = RunSettings()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    optimisation: OptimisationSettings = OptimisationSettings()
+    precision: PrecisionSettings = PrecisionSettings()
+    logging: LoggingSettings = LoggingSettings()
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by its name, in the order of the groups; tuples become lists."""
+        flat = {}
+        for group in groups():
+            for name, value in dataclasses.asdict(getattr(self, group)).items():
+                flat[name] = list(value) if isinstance(value, tuple) else value
+        return flat
+
+    def result_values(self) -> dict[str, Any]:
+        """The settings that must agree for one run to be the continuation of another."""
+        values = self.values()
+        return {option.name: values[option.name] for _, option in all_settings() if option.metadata["shapes_result"]}
+
+
+def groups() -> list[str]:
+    """The names of the groups, in order."""
+    return [option.name for option in dataclasses.fields(Settings) if option.name != "origins"]
+
+
+def all_settings() -> list[tuple[str, dataclasses.Field]]:
+    """Every setting as (group, field), in order. No two settings share a name."""
+    return [
+        (group.name, option)
+        for group in dataclasses.fields(Settings)
+        if group.name != "origins"
+        for option in dataclasses.fields(group.default)
+    ]
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting: ``batch_size`` -> ``--batch-size``."""
+    return "--" + name.replace("_", "-")
