@@ -283,7 +283,7 @@ def versions() -> dict[str, str]:
     import torch
     import torchvision
 
-    libraries = {module.__name__: module.__version__ for module in (torch, torchvision, timm, numpy)}
+    libraries = {module.__name__: str(module.__version__) for module in (torch, torchvision, timm, numpy)}
     return {"python": platform.python_version(), **libraries, "machine": platform.machine()}
 
 

@@ -169,7 +169,9 @@ def _check_forward(arch: str, model: nn.Module, classes: int, channels: int, ima
         shape = tuple(model(torch.zeros(1, channels, image_size, image_size)).shape)
     except Exception as error:  # as in build_model
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"--arch {arch} does not take {image_size}-pixel images ({reason}); try --image-size") from error
+        raise UserError(
+            f"--arch {arch} does not take {image_size}-pixel images ({reason}); try --image-size"
+        ) from error
     finally:
         model.train()
     if shape != (1, classes):

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from utils.consistency import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive
 from utils.settings import Settings, UserError, all_settings, flag_of, groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"
 OPTIONS = {option.name: option for _, option in all_settings()}
 
 
@@ -39,19 +39,22 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
 
     values = {name: option.default for name, option in OPTIONS.items()}
     origins = dict.fromkeys(OPTIONS, DEFAULT)
+    unread: set[str] = set()
     for origin, where, layer in layers:
         for name, raw in layer.items():
             label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
             value, mistake = _convert(OPTIONS[name], raw)
             if mistake:
                 mistakes.append(f"{label} {mistake}")
+                unread.add(name)
             else:
                 values[name], origins[name] = value, origin
-    if not mistakes:
-        mistakes += _contradictions(values, origins, world_size)
+    # What contradicts a setting that could not be read is not worth a line of its own.
+    lines = contradictions(values, origins, world_size)
+    mistakes += [line for line in lines if not any(flag_of(name) in line for name in unread)]
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
-    _derive(values, origins, world_size)
+    derive(values, origins, world_size)
     return _assemble(values, origins)
 
 
@@ -244,96 +247,6 @@ def _shown(value: Any) -> str:
 def _nearest(name: str, names: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f" (did you mean {found[0]}?)" if found else ""
-
-
-# -------------------------------------------------------------------- settings that must agree
-
-
-def _contradictions(values: dict[str, Any], origins: dict[str, str], world_size: int) -> list[str]:
-    """Pairs of settings that cannot both hold, a line each."""
-
-    def told(name: str) -> bool:
-        return origins[name] in (RECIPE, FLAG)
-
-    v = argparse.Namespace(**values)
-    per_step = world_size * v.accumulate
-    # The smaller of two that disagree may come from a lower layer: then the higher layer simply wins.
-    both = told("batch_size") and told("global_batch_size") and origins["batch_size"] == origins["global_batch_size"]
-    checkpoint = v.evaluate and (v.resume or v.weights)
-    rules = [
-        (
-            both and v.global_batch_size and v.batch_size != math.ceil(v.global_batch_size / per_step),
-            f"--batch-size {v.batch_size} x {world_size} processes x --accumulate {v.accumulate} is not "
-            f"--global-batch-size {v.global_batch_size}; give one of the two",
-        ),
-        (
-            told("nesterov") and v.nesterov and v.optimizer != "sgd",
-            f"--nesterov needs --optimizer sgd, not {v.optimizer}",
-        ),
-        (v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0"),
-        (
-            origins["momentum"] == FLAG and v.optimizer in ("adam", "adamw"),
-            f"--momentum means nothing to --optimizer {v.optimizer}; remove one",
-        ),
-        (told("pretrained") and v.pretrained and told("weights"), "--pretrained and --weights both say where to begin; give one"),
-        (
-            told("init") and v.init != "default" and (v.pretrained or v.weights),
-            f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights",
-        ),
-        (
-            v.lr_policy != "multistep" and told("lr_milestones") and v.lr_milestones is not None,
-            f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}",
-        ),
-        (
-            v.lr_milestones is not None and list(v.lr_milestones) != sorted(set(v.lr_milestones)),
-            "--lr-milestones must rise",
-        ),
-        (
-            v.warmup_epochs > v.epochs,
-            f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}",
-        ),
-        (v.gpu_ids and v.device == "cpu", "--gpu-ids contradicts --device cpu"),
-        (v.gpu_ids and len(set(v.gpu_ids)) != len(v.gpu_ids), "--gpu-ids names a GPU twice"),
-        (
-            v.augment is not None and "none" in v.augment and len(v.augment) > 1,
-            "--augment none contradicts the other names after --augment",
-        ),
-        (
-            v.val_split is not None and v.dataname != "folder",
-            f"--val-split is for --dataname folder; {v.dataname} has its own validation images",
-        ),
-        (
-            v.dataname not in ("digits", "synthetic") and v.datapath is None,
-            f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
-            + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
-        ),
-        (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
-        (v.evaluate and not (checkpoint or v.pretrained), "--evaluate needs --resume PATH, --weights PATH or --pretrained"),
-        (v.evaluate and v.resume == "auto", "--evaluate needs a path: --resume auto continues training"),
-        (v.resume and told("weights"), "--resume brings its own weights; remove --weights"),
-        (
-            v.lr_policy == "gaussian" and v.warmup_epochs >= v.epochs,
-            "--lr-policy gaussian needs epochs after --warmup-epochs",
-        ),
-    ]  # fmt: skip
-    return [line for wrong, line in rules if wrong]
-
-
-def _derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> None:
-    """Fill what follows from other settings, so that each setting is written with the value that was used."""
-    per_step = world_size * values["accumulate"]
-    rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
-    from_global = values["global_batch_size"] and rank(origins["global_batch_size"]) > rank(origins["batch_size"])
-    if from_global:
-        values["batch_size"] = math.ceil(values["global_batch_size"] / per_step)
-        origins["batch_size"] = f"global-batch-size / {per_step}"
-    elif not (values["global_batch_size"] and origins["global_batch_size"] == origins["batch_size"]):
-        values["global_batch_size"] = values["batch_size"] * per_step
-        origins["global_batch_size"] = f"batch-size x {per_step}"
-    if values["lr"] is None:
-        values["lr"] = 0.1 if values["optimizer"] == "sgd" else 0.001
-    if values["lr_policy"] == "multistep" and values["lr_milestones"] is None:
-        values["lr_milestones"] = (0.5 * values["epochs"], 0.75 * values["epochs"])
 
 
 def as_recipe(settings: Settings, header: str) -> str:

@@ -207,7 +207,7 @@ def _choose_device(settings: RunSettings, ranks: Ranks) -> torch.device:
         raise UserError(f"--gpu-ids {max(ids)}: there are GPUs 0 to {available - 1} here")
     if ranks.local_world_size > len(ids):
         raise UserError(
-            f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node, or --device cpu"
+            f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node or --device cpu"
         )
     return torch.device("cuda", ids[ranks.local_rank])
 

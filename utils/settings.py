@@ -225,9 +225,7 @@ class OptimisationSettings:
     lr_gamma: float = setting(0.1, "multistep: factor of each drop", check=between(0, 1, open_low=True))
     warmup_epochs: float = setting(0.0, "epochs of linear warm-up", check=not_negative)
     accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
-    clip_grad_norm: float | None = setting(
-        None, "clip the unscaled gradient to this norm", type=float, check=positive
-    )
+    clip_grad_norm: float | None = setting(None, "clip the unscaled gradient to this norm", type=float, check=positive)
     ema_decay: float | None = setting(
         None, "keep a moving average of the weights, for example 0.999; its results are the reported ones",
         type=float, check=between(0, 1, open_low=True, open_high=True),
@@ -252,9 +250,7 @@ class LoggingSettings:
         50, "optimizer steps between two log lines and TensorBoard points", check=positive_int, shapes_result=False
     )
     progress: bool = setting(True, "progress bars on a terminal", shapes_result=False)
-    save_every_epochs: int = setting(
-        1, "epochs between two checkpoints", check=positive_int, shapes_result=False
-    )
+    save_every_epochs: int = setting(1, "epochs between two checkpoints", check=positive_int, shapes_result=False)
     save_every_steps: int | None = setting(
         None, "optimizer steps between two checkpoints within an epoch", type=int, check=positive_int,
         shapes_result=False,

@@ -72,7 +72,7 @@ class TraVal:
             model.compile()  # in place, so that names stay as they are
         if optimizer is not None:
             self.network = distributed.wrap(model)
-            # The scaler leaves the optimizer out when a gradient is not finite; this hook tells without a synchronisation.
+            # The scaler leaves the optimizer out when a gradient is not finite; the hook tells, without synchronising.
             optimizer.register_step_post_hook(self._on_optimizer_step)
             self.meter = ClassificationMeter(args.logging.print_freq, self.device)
             self._one = torch.ones((), device=self.device)
@@ -224,7 +224,7 @@ class TraVal:
 
     def _report_window(self, epoch: int, bar: tqdm | None) -> None:
         """A log line and TensorBoard points of the steps since the last ones."""
-        progress, logging = self.progress, self.args.logging
+        progress = self.progress
         report = Report.from_sums(progress.window_sums)
         seconds = time.perf_counter() - self._window_began
         speed, wait = report.count / seconds, 100 * self._data_seconds / seconds

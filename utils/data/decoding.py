@@ -48,10 +48,7 @@ def decode_crop(path: str, size: int, colour: str, uniforms: np.ndarray | None =
     of the image for evaluation.
     """
     image = open_image(path, colour)
-    if uniforms is None:
-        box = central_box(*image.size)
-    else:
-        box = random_box(*image.size, uniforms)
+    box = central_box(*image.size) if uniforms is None else random_box(*image.size, uniforms)
     image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     return to_tensor(image)
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from utils.data.datasets import Data, DatasetSpec
 from utils.data.decoding import decode_crop, decode_whole
-from utils.data.readers import ImageFiles, Images, MemoryImages
+from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, sample_uniforms, validation_batches
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, BatchTransform
 from utils.settings import DataSettings, UserError
@@ -138,7 +138,9 @@ class _Reads(Dataset):
         draws: Any = [None] * len(paths)
         if self.crop:
             draws = sample_uniforms(self.seed, share.epoch, indices, CROP_STREAM, CROP_NUMBERS)
-        crops = [decode_crop(path, self.size, self.images.colour, draw) for path, draw in zip(paths, draws, strict=True)]
+        crops = [
+            decode_crop(path, self.size, self.images.colour, draw) for path, draw in zip(paths, draws, strict=True)
+        ]
         return torch.stack(crops), labels
 
 
@@ -227,7 +229,9 @@ def loaders(
 def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, world_size: int) -> SamplePlan:
     """The plan that the settings ask for."""
     if settings.global_batch_size < world_size:
-        raise UserError(f"--global-batch-size {settings.global_batch_size} is less than one image for each of {world_size} processes")
+        raise UserError(
+            f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
+        )
     return SamplePlan(num_samples, settings.global_batch_size, settings.batch_size, seed, rank, world_size)
 
 

@@ -54,9 +54,7 @@ def read_digits() -> Splits:
 
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
-    train, validation = train_test_split(
-        np.arange(len(pixels)), test_size=360, stratify=digits.target, random_state=0
-    )
+    train, validation = train_test_split(np.arange(len(pixels)), test_size=360, stratify=digits.target, random_state=0)
     return _in_memory(pixels, digits.target, train), _in_memory(pixels, digits.target, validation), _numbers(10)
 
 
@@ -187,7 +185,8 @@ def split_class_folders(root: Path, share: float, colour: str) -> Splits:
         count = round(share * len(members))
         if not 0 < count < len(members):
             raise UserError(
-                f"--val-split {share:g}: leaves class {name} ({len(members)} images) without training or validation images"
+                f"--val-split {share:g}: leaves class {name} ({len(members)} images) without training or validation "
+                "images"
             )
         chosen[generator.permutation(members)[:count]] = True
     parts = [

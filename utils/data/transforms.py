@@ -78,9 +78,7 @@ class BatchTransform:
         mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
         std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
         images = (images - 255 * mean) / (255 * std)
-        return images.contiguous(
-            memory_format=torch.channels_last if self.channels_last else torch.contiguous_format
-        )
+        return images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
 
     def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Undo the normalisation: floats between 0 and 1, for pictures."""

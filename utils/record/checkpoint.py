@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +92,8 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         if isinstance(error, UserError):
             raise
-        reason = " ".join(str(error).split())[:160]
+        refused = re.search(r"(?:GLOBAL|class|type) [\w.]+", str(error))
+        reason = refused.group() if refused else " ".join(str(error).split())[:120]
         raise UserError(f"{path}: is not a checkpoint that can be loaded safely ({reason})") from error
     if not isinstance(state, dict):
         raise UserError(f"{path}: is not a checkpoint (it holds a {type(state).__name__})")

@@ -1,0 +1,98 @@
+"""Settings that must agree with each other, and those that follow from others."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
+
+
+def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: int) -> list[str]:
+    """Pairs of settings that cannot both hold, a line each."""
+
+    def told(name: str) -> bool:
+        return origins[name] in (RECIPE, FLAG)
+
+    v = SimpleNamespace(**values)
+    per_step = world_size * v.accumulate
+    # The smaller of two that disagree may come from a lower layer: then the higher layer simply wins.
+    both = told("batch_size") and told("global_batch_size") and origins["batch_size"] == origins["global_batch_size"]
+    checkpoint = v.evaluate and (v.resume or v.weights)
+    rules = [
+        (
+            both and v.global_batch_size and v.batch_size != math.ceil(v.global_batch_size / per_step),
+            f"--batch-size {v.batch_size} x {world_size} processes x --accumulate {v.accumulate} is not "
+            f"--global-batch-size {v.global_batch_size}; give one of the two",
+        ),
+        (
+            told("nesterov") and v.nesterov and v.optimizer != "sgd",
+            f"--nesterov needs --optimizer sgd, not {v.optimizer}",
+        ),
+        (v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0"),
+        (
+            origins["momentum"] == FLAG and v.optimizer in ("adam", "adamw"),
+            f"--momentum means nothing to --optimizer {v.optimizer}; remove one",
+        ),
+        (
+            told("pretrained") and v.pretrained and told("weights"),
+            "--pretrained and --weights both say where to begin; give one",
+        ),
+        (
+            told("init") and v.init != "default" and (v.pretrained or v.weights),
+            f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights",
+        ),
+        (
+            v.lr_policy != "multistep" and told("lr_milestones") and v.lr_milestones is not None,
+            f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}",
+        ),
+        (
+            v.lr_milestones is not None and list(v.lr_milestones) != sorted(set(v.lr_milestones)),
+            "--lr-milestones must rise",
+        ),
+        (
+            v.warmup_epochs > v.epochs,
+            f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}",
+        ),
+        (v.gpu_ids and v.device == "cpu", "--gpu-ids contradicts --device cpu"),
+        (v.gpu_ids and len(set(v.gpu_ids)) != len(v.gpu_ids), "--gpu-ids names a GPU twice"),
+        (
+            v.augment is not None and "none" in v.augment and len(v.augment) > 1,
+            "--augment none contradicts the other names after --augment",
+        ),
+        (
+            v.val_split is not None and v.dataname != "folder",
+            f"--val-split is for --dataname folder; {v.dataname} has its own validation images",
+        ),
+        (
+            v.dataname not in ("digits", "synthetic") and v.datapath is None,
+            f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
+            + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
+        ),
+        (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
+        (
+            v.evaluate and not (checkpoint or v.pretrained),
+            "--evaluate needs weights: --resume PATH, --weights PATH or --pretrained",
+        ),
+        (v.evaluate and v.resume == "auto", "--evaluate needs a path: --resume auto continues training"),
+        (v.resume and told("weights"), "--resume brings its own weights; remove --weights"),
+    ]
+    return [line for wrong, line in rules if wrong]
+
+
+def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> None:
+    """Fill what follows from other settings, so that each setting is written with the value that was used."""
+    per_step = world_size * values["accumulate"]
+    rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
+    from_global = values["global_batch_size"] and rank(origins["global_batch_size"]) > rank(origins["batch_size"])
+    if from_global:
+        values["batch_size"] = math.ceil(values["global_batch_size"] / per_step)
+        origins["batch_size"] = f"global-batch-size / {per_step}"
+    elif not (values["global_batch_size"] and origins["global_batch_size"] == origins["batch_size"]):
+        values["global_batch_size"] = values["batch_size"] * per_step
+        origins["global_batch_size"] = f"batch-size x {per_step}"
+    if values["lr"] is None:
+        values["lr"] = 0.1 if values["optimizer"] == "sgd" else 0.001
+    if values["lr_policy"] == "multistep" and values["lr_milestones"] is None:
+        values["lr_milestones"] = (0.5 * values["epochs"], 0.75 * values["epochs"])
