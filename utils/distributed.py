@@ -146,14 +146,34 @@ class Distributed:
 
     # ------------------------------------------------------------------------------- model
 
-    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, image_shape: tuple[int, ...]) -> torch.nn.Module:
         """The model with gradients averaged over ranks, and rank 0's weights on all of them."""
         import torch
 
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        if self.deterministic:
+            self._settle(wrapped, image_shape)
+        return wrapped
+
+    def _settle(self, wrapped: torch.nn.parallel.DistributedDataParallel, image_shape: tuple[int, ...]) -> None:
+        """Two backward passes that leave nothing behind but DDP's final order of gradients.
+
+        DDP lays its buckets out anew after the first backward pass. Without this, the first step after a
+        resume would add up the ranks' gradients in another order than the same step of a whole run.
+        """
+        import torch
+
+        buffers = [buffer.clone() for buffer in wrapped.module.buffers()]
+        wrapped.train()
+        for _ in range(2):
+            wrapped(torch.zeros(2, *image_shape, device=self.device)).sum().backward()
+        wrapped.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in zip(wrapped.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
 
     def accumulating(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
         """Around forward and backward: ranks exchange gradients only in the last pass of a step."""

@@ -71,7 +71,7 @@ class TraVal:
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are
         if optimizer is not None:
-            self.network = distributed.wrap(model)
+            self.network = distributed.wrap(model, train_loader.image_shape)
             # The scaler leaves the optimizer out when a gradient is not finite; the hook tells, without synchronising.
             optimizer.register_step_post_hook(self._on_optimizer_step)
             self.meter = ClassificationMeter(args.logging.print_freq, self.device)
@@ -294,11 +294,12 @@ class TraVal:
             line += f"  (raw weights {raw})"
         self.writer.scalars(points, progress.step)
         best = result.top1 > progress.best_top1
-        if best:
+        whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
+        if best and whole:  # an epoch cut by --max-steps must leave no trace in a run that goes on
             progress.best_top1, progress.best_epoch = result.top1, epoch + 1
         self.writer.log(f"{line}  {seconds:.1f} s{'  best so far' if best else ''}")
         progress.last_validation = [result.loss, result.top1, result.top5, result.count]
-        if progress.step_in_epoch == self.train_loader.steps_per_epoch:
+        if whole:
             progress.finish_epoch()
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)

@@ -154,6 +154,11 @@ class TrainLoader:
     def steps_per_epoch(self) -> int:
         return self.plan.steps_per_epoch
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of a batch's images."""
+        return len(self.transform.mean), self.transform.size, self.transform.size
+
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The forward passes of ``epoch`` from step ``first_step`` on."""
         steps = range(first_step, self.steps_per_epoch)
