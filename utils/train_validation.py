@@ -108,8 +108,11 @@ class TraVal:
                 if self.progress.is_finished(self.args):
                     break
         self._collect(epoch)
-        if self.progress.window_sums[COUNT]:
+        window = self.progress.window_sums
+        if window[COUNT]:
             self._report_window(epoch, None)
+            if self.progress.step_in_epoch < steps:  # cut: a run that goes on reports the whole window in its turn
+                self.progress.window_sums = window
         self._train_seconds = time.perf_counter() - self._began
         return Report.from_sums(self.progress.epoch_sums)
 

@@ -1,0 +1,78 @@
+"""Starting the program as a user does, and reading what it leaves."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FINAL_LINE = re.compile(
+    r"val_top1=(?P<top1>\d+\.\d{4}) val_top5=(?P<top5>\d+\.\d{4}) val_loss=(?P<loss>\d+\.\d{4}) val_count=(?P<count>\d+)"
+    r"(?: run=(?P<run>.+))?"
+)
+
+
+def command(*flags, processes=1):
+    """The command line of a run on the CPU: plain python, or torchrun for several processes."""
+    launcher = []
+    if processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [sys.executable, *launcher, str(ROOT / "main.py"), "--device", "cpu", *map(str, flags)]
+
+
+def start(*flags, processes=1, **options):
+    """The running program; its output is text in pipes."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        command(*flags, processes=processes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, **options,
+    )  # fmt: skip
+
+
+def train(*flags, processes=1):
+    """Run to the end; gives the match of the final line."""
+    process = start(*flags, processes=processes)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    found = FINAL_LINE.fullmatch(out.splitlines()[-1])
+    assert found, out
+    return found
+
+
+def flat(value, path=""):
+    """A nested checkpoint as {path: leaf}."""
+    if isinstance(value, dict):
+        return {name: leaf for key, item in value.items() for name, leaf in flat(item, f"{path}/{key}").items()}
+    if isinstance(value, list):
+        return {name: leaf for n, item in enumerate(value) for name, leaf in flat(item, f"{path}/{n}").items()}
+    return {path: value}
+
+
+def differences(run, other, name="final.pt"):
+    """The entries of two runs' checkpoints that are not bit for bit equal: weights, optimizer, progress, all."""
+    left, right = (
+        flat({key: value for key, value in load(folder, name).items() if key != "settings"}) for folder in (run, other)
+    )
+    assert left.keys() == right.keys()
+    return [
+        key
+        for key, value in left.items()
+        if not (torch.equal(value, right[key]) if isinstance(value, torch.Tensor) else value == right[key])
+    ]
+
+
+def load(run, name):
+    return torch.load(Path(run) / "checkpoints" / name, weights_only=True)
+
+
+def rows(run):
+    """metrics.csv without what a clock decides."""
+    with open(Path(run) / "metrics.csv", newline="") as file:
+        return [
+            {key: value for key, value in row.items() if key not in ("seconds", "images_per_second")}
+            for row in csv.DictReader(file)
+        ]

@@ -1,0 +1,130 @@
+"""A run that was stopped and continued equals one that was not."""
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from main import main
+from tests.end_to_end.processes import FINAL_LINE, differences, rows, start, train
+
+FLAGS = ("--deterministic", "--arch", "fc", "--ema-decay", "0.9", "--no-progress")
+STEPS_AN_EPOCH = 23
+
+
+def in_process(capsys, *flags):
+    """A run of the program in this process; gives the final line's match."""
+    assert main(["--device", "cpu", *map(str, flags)]) == 0
+    return FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
+
+
+def points(run):
+    """TensorBoard's scalars as {tag: [(step, value), ...]} without speeds."""
+    board = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    board.Reload()
+    return {
+        tag: [(event.step, event.value) for event in board.Scalars(tag)]
+        for tag in board.Tags()["scalars"]
+        if not tag.startswith("Speed/")
+    }
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_six_epochs_equal_two_epochs_a_stop_and_resume_auto(tmp_path, capsys, processes):
+    flags = (*FLAGS, "--epochs", 6, "--global-batch-size", 64)
+    run = partial(train, processes=processes) if processes > 1 else partial(in_process, capsys)
+    whole = run(*flags, "--output", tmp_path / "whole")["run"]
+    run(*flags, "--output", tmp_path / "cut", "--max-steps", 2 * STEPS_AN_EPOCH)
+    resumed = run(*flags, "--output", tmp_path / "cut", "--resume", "auto")["run"]
+    assert differences(whole, resumed) == []
+    assert rows(whole) == rows(resumed)
+    assert [row["epoch"] for row in rows(resumed)] == list("123456")
+
+
+@pytest.mark.parametrize("extra", [(), ("--amp", "fp16", "--accumulate", "2", "--batch-size", "32")])
+def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(tmp_path, capsys, extra):
+    flags = (*FLAGS, *extra, "--epochs", 3, "--print-freq", 5, "--save-every-steps", 4)
+    whole = in_process(capsys, *flags, "--output", tmp_path / "whole")["run"]
+    in_process(capsys, *flags, "--output", tmp_path / "cut", "--max-steps", STEPS_AN_EPOCH + 11)
+    resumed = in_process(capsys, *flags, "--output", tmp_path / "cut", "--resume", "auto")["run"]
+    assert differences(whole, resumed) == []
+    assert rows(whole) == rows(resumed)
+    left, right = (np.load(Path(run) / "metrics.npz") for run in (whole, resumed))
+    for name in left.files:
+        np.testing.assert_array_equal(left[name], right[name])
+    expected, found = points(whole), points(resumed)
+    for tag, values in found.items():
+        steps = [step for step, _ in values]
+        assert len(steps) == len(set(steps)), f"{tag}: a step stands there twice"
+        assert set(expected[tag]) <= set(values)
+
+
+def test_a_kill_at_any_moment_and_resume_auto_leave_the_same_bits(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 10, "--save-every-steps", 5)
+    whole = in_process(capsys, *flags, "--output", tmp_path / "whole")["run"]
+    log = None
+    for kill in range(3):
+        process = start(*flags, "--output", tmp_path / "cut", "--resume", "auto", start_new_session=True)
+        deadline = time.monotonic() + 60
+        begun = time.time()
+        while time.monotonic() < deadline:  # until a checkpoint of this process is there
+            log = next((tmp_path / "cut").glob("digits/fc/*/checkpoints/last.pt"), None)
+            if log and log.stat().st_mtime > begun:
+                break
+            time.sleep(0.01)
+        time.sleep(0.05 * kill)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert log is not None
+    resumed = in_process(capsys, *flags, "--output", tmp_path / "cut", "--resume", "auto")["run"]
+    assert len(list((tmp_path / "cut/digits/fc").iterdir())) == 1
+    assert differences(whole, resumed) == []
+    assert rows(whole) == rows(resumed)
+
+
+def test_a_finished_run_is_reported_as_finished_with_the_same_final_line(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 1, "--output", tmp_path, "--resume", "auto")
+    first = in_process(capsys, *flags)
+    again = in_process(capsys, *flags)
+    assert first.group() == again.group()
+    assert len(list((tmp_path / "digits/fc").iterdir())) == 1
+
+
+def test_resume_takes_a_run_folder_and_a_file_and_goes_on_in_that_folder(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
+    run = Path(in_process(capsys, *flags, "--max-steps", 5)["run"])
+    assert in_process(capsys, "--resume", run, "--max-steps", 7, "--no-progress")["run"] == str(run)
+    assert in_process(capsys, "--resume", run / "checkpoints/last.pt", "--no-progress")["run"] == str(run)
+    assert [row["epoch"] for row in rows(run)] == ["1", "2"]
+
+
+def test_other_settings_or_a_damaged_checkpoint_refuse_and_auto_takes_the_one_before(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
+    run = Path(in_process(capsys, *flags, "--max-steps", 30)["run"])
+    assert main(["--resume", str(run), "--lr", "0.3", "--epochs", "5"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["--epochs", "--lr"]
+
+    damaged = bytearray((run / "checkpoints/last.pt").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (run / "checkpoints/last.pt").write_bytes(damaged)
+    assert main(["--resume", str(run / "checkpoints/last.pt")]) == 2
+    assert "is damaged" in capsys.readouterr().err
+    assert main(["--device", "cpu", *map(str, flags), "--resume", "auto"]) == 0
+    output = capsys.readouterr()
+    assert "last.pt: is damaged" in output.err
+    assert f"run={run}" in output.out
+
+
+def test_settings_that_do_not_shape_the_result_may_differ(tmp_path, capsys):
+    run = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 5)["run"]
+    again = in_process(
+        capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--resume", "auto", "--workers", 1, "--print-freq", 7,
+        "--val-batch-size", 50, "--name", "other",
+    )  # fmt: skip
+    assert again["run"] == run

@@ -1,0 +1,203 @@
+"""TraVal's step and validation against loops written out in plain PyTorch."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import top_k_accuracy_score
+from torch import nn
+
+from models import build_model
+from utils.arguments import parse
+from utils.data.datasets import get_data
+from utils.data.loaders import Batch, ValidationLoader, loaders
+from utils.distributed import Distributed, Ranks
+from utils.optim.criterion import build_criterion
+from utils.optim.ema import build_ema
+from utils.optim.lr_policy import build_lr_policy
+from utils.optim.optimizers import build_optimizer
+from utils.precision.amp import build_scaler
+from utils.train_validation import TraVal, TrainingFailure
+
+CPU = torch.device("cpu")
+
+
+def make(*flags, model=None, criterion=None):
+    """A TraVal on the embedded digits, built as main.py builds it."""
+    args = parse(["--device", "cpu", "--augment", "none", "--lr-policy", "constant", *flags])
+    data = get_data(args.data, CPU)
+    train_loader, validation_loader, _ = loaders(
+        data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False
+    )
+    torch.manual_seed(0)
+    model = model or build_model(args.model, classes=10, channels=1, image_size=8)
+    return TraVal(
+        model, train_loader, build_optimizer(args.optimisation, model),
+        criterion or build_criterion(args.optimisation), build_scaler(args.precision, CPU), args, validation_loader,
+        distributed=Distributed(Ranks(), args.run), ema=build_ema(model, args.optimisation.ema_decay),
+        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+    )  # fmt: skip
+
+
+def steps(traval, count):
+    """Run ``count`` training steps; gives the batches of each."""
+    done = []
+    for _ in range(count):
+        plan = traval.train_loader.plan
+        shares = plan.shares(0, traval.progress.step)
+        first = next(
+            index for index, b in enumerate(traval.train_loader.batches(0)) if b.number == traval.progress.step
+        )
+        batches = list(traval.train_loader.batches(0))[first : first + len(shares)]
+        traval.training_step(batches)
+        done.append(batches)
+    return done
+
+
+def parameters(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def plain_loop(model, batches, lr=0.1, clip=None):
+    """The loop that every tutorial has: no autocast, no scaler."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+    norms = []
+    for batch in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch.images), batch.targets).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf))
+        optimizer.step()
+    return norms
+
+
+def test_without_mixed_precision_the_weights_are_bit_for_bit_those_of_a_plain_loop():
+    traval = make("--amp", "off")
+    plain = copy.deepcopy(traval.model)
+    done = steps(traval, 5)
+    plain_loop(plain, [batch for batches in done for batch in batches])
+    assert all(torch.equal(a, b) for a, b in zip(parameters(traval.model), parameters(plain), strict=True))
+
+
+@pytest.mark.parametrize("amp", ["fp16", "bf16"])
+def test_mixed_precision_follows_the_plain_loop_within_the_format(amp):
+    traval = make("--amp", amp, "--arch", "fc")
+    plain = copy.deepcopy(traval.model)
+    start = nn.utils.parameters_to_vector(parameters(plain))
+    done = steps(traval, 5)
+    plain_loop(plain, [batch for batches in done for batch in batches])
+    ours, exact = (nn.utils.parameters_to_vector(parameters(model)) for model in (traval.model, plain))
+    error = (ours - exact).norm() / (exact - start).norm()
+    assert 0 < error < {"fp16": 0.01, "bf16": 0.08}[amp]  # 11 and 8 significant bits, over five steps
+
+
+def test_clipping_is_that_of_torch_and_the_recorded_norm_is_before_clipping():
+    traval = make("--clip-grad-norm", "0.05")
+    plain = copy.deepcopy(traval.model)
+    done = steps(traval, 3)
+    norms = plain_loop(plain, [batch for batches in done for batch in batches], clip=0.05)
+    for ours, theirs in zip(parameters(traval.model), parameters(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    recorded = torch.stack([norm for _, norm, _ in traval._pending])
+    torch.testing.assert_close(recorded, torch.stack(norms))
+    assert recorded.min() > 0.05
+
+
+def test_accumulation_equals_the_large_batch_also_in_the_smaller_last_step():
+    small = make("--batch-size", "25", "--accumulate", "4", "--arch", "conv4", "--lr", "0.01")
+    large = make("--batch-size", "100", "--arch", "conv4", "--lr", "0.01")
+    small.train(0)
+    large.train(0)
+    assert small.train_loader.plan.num_samples % 100 != 0
+    for ours, theirs in zip(parameters(small.model), parameters(large.model), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Overflow(nn.Module):
+    """Cross entropy that becomes infinite at one call."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def forward(self, output, targets):
+        self.calls += 1
+        loss = nn.functional.cross_entropy(output, targets)
+        return loss * math.inf if self.calls == self.at else loss
+
+
+def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_is_counted():
+    traval = make(
+        "--amp", "fp16", "--init-scale", "1024", "--arch", "fc", "--ema-decay", "0.9", "--lr-policy", "cosine",
+        criterion=Overflow(at=2),
+    )  # fmt: skip
+    steps(traval, 1)
+    weights, average = parameters(traval.model), parameters(traval.ema.module)
+    steps(traval, 1)
+    assert all(torch.equal(a, b) for a, b in zip(weights, parameters(traval.model), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(average, parameters(traval.ema.module), strict=True))
+    assert (traval.progress.step, traval.progress.skipped_steps, traval.progress.updates) == (2, 1, 1)
+    assert traval.scaler.get_scale() == 512
+    steps(traval, 1)
+    lrs = [lr for lr, _, _ in traval._pending]
+    assert lrs[2] == lrs[1] == traval.lr_policy(1)
+    assert not torch.equal(weights[0], parameters(traval.model)[0])
+
+
+def test_without_a_scaler_a_loss_that_is_not_finite_stops_with_the_step_and_advice():
+    traval = make("--amp", "off", "--arch", "fc", criterion=Overflow(at=3))
+    with pytest.raises(TrainingFailure, match=r"at step 3 .*--lr"):
+        traval.train(0)
+
+
+def test_a_share_without_samples_adds_nothing_and_keeps_gradients_finite():
+    traval = make("--arch", "fc", "--weight-decay", "0", "--momentum", "0")
+    before = parameters(traval.model)
+    images = torch.randn(2, 1, 8, 8)
+    traval.training_step([Batch(images, torch.empty(0, dtype=torch.int64), np.empty(0, np.int64), 0, weight=0.0)])
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(traval.model), strict=True))
+    assert traval.meter.sums[0].tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("batch_size", [7, 360, 101])
+def test_validation_is_that_of_scikit_learn_over_each_image_once(batch_size):
+    traval = make("--val-batch-size", str(batch_size), "--arch", "conv2")
+    report = traval.validation(0, report=False)
+    images = get_data(traval.args.data, CPU).validation
+    transform = traval.validation_loader.transform
+    with torch.no_grad():
+        logits = traval.model(transform.evaluation(images.pixels))
+    assert report.count == 360
+    for k, value in ((1, report.top1), (5, report.top5)):
+        expected = top_k_accuracy_score(images.labels, logits, k=k, labels=range(10))
+        assert value == pytest.approx(100 * expected, abs=1e-9)
+    assert report.loss == pytest.approx(nn.functional.cross_entropy(logits.double(), images.labels).item(), rel=1e-6)
+
+
+def test_validation_batches_are_the_same_bits_whichever_rank_computes_them():
+    traval = make("--val-batch-size", "7")
+    source, transform = traval.validation_loader.source, traval.validation_loader.transform
+
+    def sums(rank, world_size):
+        loader = ValidationLoader(source, 7, transform, rank, world_size)
+        return {batch.number: batch.images for batch in loader.batches()}
+
+    alone = sums(0, 1)
+    together = {number: images for rank in range(3) for number, images in sums(rank, 3).items()}
+    assert sorted(together) == sorted(alone)
+    assert all(torch.equal(alone[number], together[number]) for number in alone)
+
+
+def test_the_average_is_what_counts_and_the_raw_weights_stand_beside_it():
+    traval = make("--ema-decay", "0.5", "--arch", "fc")
+    steps(traval, 5)
+    rows = []
+    traval.writer.epoch = rows.append
+    traval._training_report, traval._began, traval._train_seconds, traval._count_before = (
+        traval.validation(0, report=False), 0.0, 1.0, 0,
+    )  # fmt: skip
+    traval._collect(0)
+    result = traval.validation(0, report=True)
+    assert rows[0]["val_loss"] == result.loss
+    assert rows[0]["raw_val_loss"] == traval._validate(traval.model).loss != result.loss
