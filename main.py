@@ -172,7 +172,8 @@ def train(argv: list[str], args: Settings, parts: Parts, distributed: Distribute
             writer.weights(parts.model)
             traval.save("initial")
         report = traval.fit()
-        writer.log(f"Best top1 {traval.progress.best_top1:.2f} in epoch {traval.progress.best_epoch}")
+        if traval.progress.best_epoch:
+            writer.log(f"Best top1 {traval.progress.best_top1:.2f} in epoch {traval.progress.best_epoch}")
         writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
         writer.log(final_line(report, scenario.folder))
         return 0

@@ -102,7 +102,7 @@ def read_idx(place: Path, classes: tuple[str, ...] | None = None) -> Splits:
 
 
 def _read_idx_file(path: Path) -> np.ndarray:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    data = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     dimensions = data[3] if len(data) > 3 else 0
     start = 4 + 4 * dimensions
     shape = np.frombuffer(data[4:start], dtype=">i4")

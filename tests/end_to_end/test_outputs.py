@@ -1,0 +1,172 @@
+"""What a run leaves: files, TensorBoard as its server answers, and the console."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from main import main
+from tests.end_to_end.processes import FINAL_LINE, load, rows
+from utils.arguments import parse
+
+SCALARS = {
+    "Loss/Training", "Loss/Test", "Top1/Training", "Top1/Test", "Top5/Training", "Top5/Test", "Optim/lr",
+    "Optim/Gradient_Norm", "AMP/scale", "AMP/skipped_steps", "Speed/images_per_second", "Speed/data_wait_percent",
+}  # fmt: skip
+FLAGS = (
+    "--device",
+    "cpu",
+    "--arch",
+    "fc",
+    "--epochs",
+    "2",
+    "--ema-decay",
+    "0.9",
+    "--print-freq",
+    "10",
+    "--no-progress",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a finished run, resumed once half-way, and its console output."""
+    output = tmp_path_factory.mktemp("runs")
+    for extra in (("--max-steps", "30"), ("--resume", "auto")):
+        process = subprocess.run(
+            [sys.executable, "main.py", *FLAGS, "--output", str(output), *extra],
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+    found = FINAL_LINE.fullmatch(process.stdout.splitlines()[-1])
+    return Path(found["run"]), process, found
+
+
+def test_the_folder_is_output_dataname_arch_time_and_settings_and_holds_the_named_files(run):
+    folder = run[0]
+    assert folder.parts[-3:-1] == ("digits", "fc")
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_digits_fc_default_procs1_batch64_sgd_lr0.1_cosine_epochs2", folder.name
+    )
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "log.txt", "metrics.csv", "metrics.npz", "checkpoints"} <= names
+    assert any(name.startswith("events.out.tfevents.") for name in names)
+    assert not [name for name in names if name.startswith(".")], "no temporary file stays"
+    assert {"initial.pt", "last.pt", "best.pt", "final.pt"} <= {
+        path.name for path in (folder / "checkpoints").iterdir()
+    }
+
+
+def test_the_final_line_is_the_last_row_of_metrics_csv(run):
+    folder, _, found = run
+    last = rows(folder)[-1]
+    assert list(last)[:10] == [
+        "epoch", "step", "lr", "train_loss", "train_top1", "train_top5", "val_loss", "val_top1", "val_top5", "val_count",
+    ]  # fmt: skip
+    assert float(found["top1"]) == pytest.approx(float(last["val_top1"]), abs=5e-5)
+    assert float(found["loss"]) == pytest.approx(float(last["val_loss"]), abs=5e-5)
+    assert found["count"] == last["val_count"] == "360"
+
+
+def test_the_curves_hold_each_step_once_and_add_up_to_the_epochs_rows(run):
+    curves = np.load(run[0] / "metrics.npz")
+    assert curves["step"].tolist() == list(range(1, 47))
+    for row in rows(run[0]):
+        steps = curves["epoch"] == int(row["epoch"])
+        sizes = np.full(steps.sum(), 64.0)
+        sizes[-1] = 1437 - 64 * 22
+        assert np.average(curves["loss"][steps], weights=sizes) == pytest.approx(float(row["train_loss"]), rel=1e-9)
+        assert np.average(curves["top1"][steps], weights=sizes) == pytest.approx(float(row["train_top1"]), rel=1e-9)
+
+
+def test_the_saved_settings_give_the_same_run_again(run):
+    text = (run[0] / "config.yaml").read_text()
+    assert "epochs: 2  # flag" in text
+    assert "seed: 0  # default" in text
+    again = parse(["--config", str(run[0] / "config.yaml")])
+    stored = load(run[0], "final.pt")["settings"]
+    assert {name: stored[name] for name in again.result_values()} == again.result_values()
+    assert yaml.safe_load(text)["ema-decay"] == 0.9
+
+
+def test_the_checkpoint_has_clean_names_and_all_that_is_needed_without_the_code_that_made_it(run):
+    content = load(run[0], "final.pt")
+    assert list(content["model"]) == list(content["ema"]["model"])
+    assert all(not name.startswith(("module.", "_orig_mod.")) for name in content["model"])
+    assert not torch.equal(content["model"]["layers.1.weight"], content["ema"]["model"]["layers.1.weight"])
+    assert content["classes"] == [str(n) for n in range(10)]
+    assert content["preprocessing"] == {"image_size": 8, "channels": 1, "mean": [0.3055], "std": [0.3756]}
+    assert (content["progress"]["epoch"], content["progress"]["step"], content["progress"]["samples_seen"]) == (
+        2,
+        46,
+        2874,
+    )
+    assert {"torch", "torchvision", "timm", "python"} <= set(content["versions"])
+
+
+def test_evaluation_of_the_checkpoint_alone_prints_the_final_numbers_and_makes_no_folder(
+    run, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--resume", "--weights"):
+        assert main(["--device", "cpu", "--evaluate", flag, str(run[0] / "checkpoints/final.pt")]) == 0
+        found = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
+        assert found.group("top1", "top5", "loss", "count") == run[2].group("top1", "top5", "loss", "count")
+        assert found["run"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_without_a_terminal_is_plain_lines_and_the_log_holds_them_with_the_time(run):
+    folder, process, _ = run
+    assert "\r" not in process.stdout + process.stderr
+    log = (folder / "log.txt").read_text()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in log.splitlines())
+    for line in process.stdout.splitlines():
+        assert line in log
+
+
+def test_a_tensorboard_server_answers_with_every_tag_each_step_once(run):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tensorboard.main", "--logdir", str(run[0]), "--port", str(port), "--bind_all"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    def get(path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                tags = get("scalars/tags").get(".", {})
+                if len(tags) >= len(SCALARS):
+                    break
+            except OSError:
+                pass
+            time.sleep(0.3)
+        assert set(tags) >= SCALARS
+        assert {"Loss/Test_raw", "Top1/Test_raw"} <= set(tags)
+        for tag in SCALARS:
+            points = get(f"scalars/scalars?run=.&tag={tag}")
+            steps = [step for _, step, _ in points]
+            assert len(steps) == len(set(steps)) > 0
+            assert steps == sorted(steps)
+            assert steps[-1] == 46
+        assert "First_Training_Batch" in get("images/tags")["."]
+        assert any(tag.startswith("Initial_Weights/") for tag in get("histograms/tags")["."])
+        assert "Settings/text_summary" in get("text/tags")["."]
+    finally:
+        server.kill()
+        server.wait()

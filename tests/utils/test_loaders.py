@@ -1,0 +1,165 @@
+"""Resident and streaming loader give the same batches; odd images are read right; damaged ones are named."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from utils.arguments import parse
+from utils.data.datasets import get_data
+from utils.data.decoding import decode_crop, open_image
+from utils.data.loaders import choose, loaders
+from utils.settings import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A class-folder tree of crops of scikit-learn's two photographs, in several sizes."""
+    root = tmp_path_factory.mktemp("tree")
+    photographs = load_sample_images().images
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 21), ("val", 9)):
+        for number in range(count):
+            label = number % 2
+            height, width = generator.integers(40, 90, 2)
+            top, left = generator.integers(0, 300, 2)
+            folder = root / split / ("china", "flower")[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            crop = photographs[label][top : top + height, left : left + width]
+            Image.fromarray(crop).save(folder / f"{number}.jpg", quality=95)
+    return root
+
+
+def make(*flags, rank=0, world_size=1):
+    args = parse(["--device", "cpu", *map(str, flags)], world_size)
+    data = get_data(args.data, CPU)
+    train, validation, choice = loaders(
+        data, args.data, CPU, seed=args.run.seed, channels_last=False, rank=rank, world_size=world_size, progress=False
+    )
+    return train, validation, choice
+
+
+def collect(loader, *arguments):
+    return [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in loader.batches(*arguments)]
+
+
+def same(left, right):
+    return len(left) == len(right) and all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and a[2:] == b[2:] for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_streaming_and_resident_loader_give_the_same_bits_for_images_of_one_size():
+    resident, streaming = (make("--loader", kind, "--workers", 2) for kind in ("resident", "stream"))
+    assert same(collect(resident[0], 1), collect(streaming[0], 1))
+    assert same(collect(resident[1]), collect(streaming[1]))
+
+
+def test_the_number_of_workers_changes_nothing(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--batch-size", 4)
+    reference = make(*flags, "--workers", 0)
+    for workers in (1, 2):
+        other = make(*flags, "--workers", workers)
+        assert same(collect(reference[0], 3), collect(other[0], 3))
+        assert same(collect(reference[0], 3, 2), collect(other[0], 3, 2))
+        assert same(collect(reference[1]), collect(other[1]))
+
+
+def test_a_later_start_gives_the_rest_of_the_same_epoch():
+    train, _, _ = make()
+    whole = collect(train, 2)
+    assert same(whole[5:], collect(train, 2, 5))
+
+
+def test_every_image_of_an_epoch_is_augmented_alike_on_one_two_and_three_ranks(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--global-batch-size", 6, "--workers", 0)
+
+    def by_sample(world_size):
+        images = {}
+        for rank in range(world_size):
+            for batch in make(*flags, rank=rank, world_size=world_size)[0].batches(4):
+                images |= {int(index): image for index, image in zip(batch.indices, batch.images, strict=False)}
+        return images
+
+    alone = by_sample(1)
+    assert sorted(alone) == list(range(21))
+    for world_size in (2, 3):
+        other = by_sample(world_size)
+        assert all(torch.equal(alone[index], other[index]) for index in alone)
+
+
+def test_validation_covers_each_image_once_over_three_ranks(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--val-batch-size", 2, "--workers", 0)
+    indices = [b.indices for rank in range(3) for b in make(*flags, rank=rank, world_size=3)[1].batches()]
+    assert sorted(np.concatenate(indices)) == list(range(9))
+
+
+@pytest.mark.parametrize("name, expected", [("digits", "resident"), ("folder", "stream"), ("synthetic", "resident")])
+def test_auto_keeps_small_images_of_one_size_resident_and_says_why(tree, name, expected):
+    args = parse(["--dataname", name, "--datapath", str(tree), "--image-size", "32"])
+    data = get_data(args.data, CPU)
+    resident, why = choose(data, args.data, CPU)
+    assert resident == (expected == "resident")
+    assert why
+
+
+def test_a_folder_can_be_made_resident_and_is_cropped_at_random_all_the_same(tree):
+    train, validation, _ = make(
+        "--dataname", "folder", "--datapath", tree, "--image-size", 24, "--loader", "resident", "--batch-size", 21
+    )
+    first, second = collect(train, 0)[0], collect(train, 1)[0]
+    assert first[0].shape == (21, 3, 24, 24)
+    assert not torch.equal(first[0][np.argsort(first[2])], second[0][np.argsort(second[2])])
+    assert sum(len(batch[1]) for batch in collect(validation)) == 9
+
+
+def odd_images():
+    """(name, image to save, format options, the RGB pixel expected in the upper left corner)."""
+    base = np.zeros((20, 30, 3), np.uint8)
+    base[:10, :15] = (200, 100, 50)
+    picture = Image.fromarray(base)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down and mirrored: turned by 180 degrees
+    deep = Image.fromarray(base[:, :, 0].astype(np.uint16) * 257)
+    return [
+        ("grey.png", picture.convert("L"), {}, picture.convert("L").convert("RGB").getpixel((0, 0))),
+        ("palette.png", picture.quantize(8), {}, (200, 100, 50)),
+        ("alpha.png", picture.convert("RGBA"), {}, (200, 100, 50)),
+        ("cmyk.jpg", picture.convert("CMYK"), {"quality": 100}, (200, 100, 50)),
+        ("deep.png", deep, {}, (200, 200, 200)),
+        ("turned.jpg", picture.rotate(180), {"exif": exif, "quality": 100}, (200, 100, 50)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, image, options, expected", odd_images(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_odd_modes_are_read_right(tmp_path, name, image, options, expected):
+    image.save(tmp_path / name, **options)
+    pixel = open_image(str(tmp_path / name), "RGB").getpixel((2, 2))
+    assert np.abs(np.array(pixel) - np.array(expected)).max() <= 6
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image", "half"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_named_also_from_a_worker(tmp_path, content, workers):
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / split / "a" / f"{number}.jpg")
+    bad = tmp_path / "train/a/2.jpg"
+    bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2] if content == "half" else content)
+    train, _, _ = make("--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--workers", workers)
+    with pytest.raises(UserError, match=r"train/a/2\.jpg: cannot be read as an image") as raised:
+        collect(train, 0)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_enormous_dimensions_are_refused_not_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "big.png")
+    with pytest.raises(UserError, match=r"big\.png"):
+        decode_crop(str(tmp_path / "big.png"), 8, "RGB")
