@@ -1,0 +1,244 @@
+"""Networks by name: sizes, stems, channels and answers to what cannot be built."""
+
+import itertools
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from models.build import OWN, build_model, locate, unknown_arch
+from utils.settings import ModelSettings, UserError
+
+
+def build(arch, *, classes=10, channels=3, image_size=32, **settings):
+    torch.manual_seed(0)
+    return build_model(ModelSettings(arch=arch, **settings), classes=classes, channels=channels, image_size=image_size)
+
+
+def parameters_of(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def answer(model, channels, size, count=2):
+    with torch.no_grad():
+        return model.eval()(torch.zeros(count, channels, size, size))
+
+
+# ----------------------------------------------------------------------------------- own networks
+
+
+@pytest.mark.parametrize(
+    ("arch", "channels", "image_size", "weights", "biases"),
+    [
+        # 784 x 300 + 300 x 100 + 100 x 10 (LeCun et al., 1998)
+        ("fc", 1, 28, 266_200, 300 + 100 + 10),
+        # Zhou et al., Deconstructing lottery tickets, 2019, count the weights of these networks on CIFAR-10
+        ("conv2", 3, 32, 4_300_992, 2 * 64 + 2 * 256 + 10),
+        ("conv4", 3, 32, 2_425_024, 2 * 64 + 2 * 128 + 2 * 256 + 10),
+        ("conv6", 3, 32, 2_261_184, 2 * 64 + 2 * 128 + 2 * 256 + 2 * 256 + 10),
+        # 9 x (1 x 64 + 64 x 64) + 64 x 14 x 14 x 256 + 256 x 256 + 256 x 10
+        ("conv2", 1, 28, 37_440 + 3_211_264 + 65_536 + 2_560, 2 * 64 + 2 * 256 + 10),
+        # 64 + 300 x 100 ... on 8 x 8 digits
+        ("fc", 1, 8, 64 * 300 + 30_000 + 1_000, 410),
+    ],
+)
+def test_own_network_has_the_published_number_of_parameters(arch, channels, image_size, weights, biases):
+    assert parameters_of(build(arch, channels=channels, image_size=image_size)) == weights + biases
+
+
+@pytest.mark.parametrize("depth", [11, 13, 16, 19])
+def test_small_vgg_is_torchvisions_convolutions_without_biases_and_one_linear_layer(depth):
+    with torch.device("meta"):  # only shapes are needed
+        features = torchvision.models.get_model(f"vgg{depth}_bn").features
+    biases = sum(layer.bias.numel() for layer in features if isinstance(layer, nn.Conv2d))
+    assert parameters_of(build(f"vgg{depth}")) == parameters_of(features) - biases + 512 * 10 + 10
+
+
+def test_vgg16_has_the_number_of_parameters_worked_out_by_hand():
+    channels = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+    convolutions = sum(9 * a * b for a, b in itertools.pairwise(channels))
+    assert parameters_of(build("vgg16")) == convolutions + 2 * sum(channels[1:]) + 512 * 10 + 10 == 14_724_042
+
+
+@pytest.mark.parametrize("arch", OWN)
+@pytest.mark.parametrize(("channels", "image_size"), [(1, 8), (1, 28), (3, 32)])
+def test_own_network_takes_images_of_any_size_and_colour(arch, channels, image_size):
+    model = build(arch, channels=channels, image_size=image_size, classes=7)
+    assert answer(model, channels, image_size).shape == (2, 7)
+
+
+@pytest.mark.parametrize("arch", OWN)
+def test_own_network_takes_a_single_pixel(arch):
+    assert answer(build(arch, channels=1, image_size=1), 1, 1).shape == (2, 10)
+
+
+@pytest.mark.parametrize("arch", ["fc", "conv4", "vgg11", "resnet18"])
+def test_network_trains_on_two_images(arch):
+    model = build(arch, channels=1, image_size=8)
+    model(torch.randn(2, 1, 8, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+# --------------------------------------------------------------------------------- library networks
+
+
+def size_before_the_first_stage(model, image_size):
+    """Height of what a timm residual network hands to its first stage of blocks."""
+    seen = []
+    model.layer1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
+    answer(model, 3, image_size, count=1)
+    return seen[-1]
+
+
+@pytest.mark.parametrize(
+    ("arch", "image_size"),
+    [("resnet18.a1_in1k", 64), ("timm/resnet26d", 32), ("resnet26t", 32), ("seresnet18", 28), ("resnetaa34d", 32)],
+)
+def test_residual_network_sees_small_images_in_full_size(arch, image_size):
+    assert size_before_the_first_stage(build(arch, image_size=image_size), image_size) == image_size
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnext50_32x4d", "seresnet50"])
+def test_stem_for_small_images_is_one_3x3_convolution(arch):
+    stem = build(arch).conv1
+    assert (stem.kernel_size, stem.stride, stem.padding, stem.bias) == ((3, 3), (1, 1), (1, 1), None)
+    assert stem.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.1)  # He et al., fan out
+
+
+def test_deep_stem_keeps_its_three_3x3_convolutions():
+    model = build("resnet50d")
+    convolutions = [layer for layer in model.conv1 if isinstance(layer, nn.Conv2d)]
+    assert [(layer.kernel_size, layer.stride) for layer in convolutions] == [((3, 3), (1, 1))] * 3
+
+
+@pytest.mark.parametrize("image_size", [65, 224])
+def test_residual_network_keeps_its_own_stem_for_larger_images(image_size):
+    ours, theirs = build("resnet18", image_size=image_size), timm.create_model("resnet18", num_classes=10)
+    assert str(ours) == str(theirs)
+    assert ours.conv1.kernel_size == (7, 7)
+
+
+def test_small_stem_costs_no_other_weights():
+    small, large = build("resnet18", image_size=32), build("resnet18", image_size=224)
+    assert parameters_of(large) - parameters_of(small) == 3 * 64 * (49 - 9)
+
+
+@pytest.mark.parametrize(
+    ("arch", "channels", "image_size"),
+    [
+        ("resnet18", 1, 28),
+        ("mobilenetv3_small_050", 1, 28),
+        ("vit_tiny_patch16_224", 1, 32),
+        ("convnext_atto", 1, 32),
+        ("torchvision/resnet18", 1, 28),
+        ("torchvision/squeezenet1_1", 1, 32),
+        ("torchvision/mobilenet_v3_small", 1, 32),
+        ("torchvision/shufflenet_v2_x0_5", 1, 32),
+        ("torchvision/vit_b_16", 1, 32),
+        ("torchvision/googlenet", 1, 64),
+    ],
+)
+def test_library_network_takes_grey_and_colour_images_of_this_size(arch, channels, image_size):
+    model = build(arch, channels=channels, image_size=image_size, classes=7)
+    assert answer(model, channels, image_size).shape == (2, 7)
+    assert model.training is False and build_leaves_statistics_alone(model)
+
+
+def build_leaves_statistics_alone(model):
+    """The trial image that building ends with must not count in batch norm."""
+    return all(not value.any() for name, value in model.named_buffers() if name.endswith("num_batches_tracked"))
+
+
+def test_same_seed_gives_the_same_weights_and_another_seed_others():
+    first, again = build("conv2"), build("conv2")
+    torch.manual_seed(1)
+    other = build_model(ModelSettings(arch="conv2"), classes=10, channels=3, image_size=32)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+
+
+def test_model_is_handed_over_in_training_mode():
+    assert all(module.training for module in build("resnet18").modules())
+
+
+def test_channels_last_changes_the_memory_format_and_not_the_answer():
+    model, reference = build("resnet18", channels_last=True), build("resnet18")
+    for network, wanted in ((model, True), (reference, False)):
+        assert network.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last) is wanted
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model.eval()(images), reference.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    ("arch", "found"),
+    [
+        ("vgg16", ("own", "vgg16")),
+        ("timm/vgg16", ("timm", "vgg16")),
+        ("torchvision/vgg16", ("torchvision", "vgg16")),
+        ("resnet18", ("timm", "resnet18")),
+        ("shufflenet_v2_x1_0", ("torchvision", "shufflenet_v2_x1_0")),
+        ("timm/fc", None),
+        ("torchvision/timm/vgg16", None),
+        ("hub/resnet18", None),
+        ("/resnet18", None),
+        ("timm/", None),
+    ],
+)
+def test_name_means_our_network_then_timms_then_torchvisions(arch, found):
+    assert locate(arch) == found
+
+
+def test_every_classifier_of_both_libraries_is_found():
+    assert all(locate(f"timm/{name}") == ("timm", name) for name in timm.list_models())
+    theirs = torchvision.models.list_models(module=torchvision.models)
+    assert {"resnet50", "vit_b_16"} <= set(theirs)
+    assert all(locate(f"torchvision/{name}") == ("torchvision", name) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("resnet19", "resnet18"),
+        ("conv5", "conv4"),
+        ("vgg17", "vgg16"),
+        ("timm/mobilenetv3_smal_100", "mobilenetv3_small_100"),
+        ("torchvision/resnet19", "resnet18"),
+        ("ResNet18", "resnet18"),
+        ("VGG16", "vgg16"),
+    ],
+)
+def test_unknown_name_is_answered_with_the_nearest(wrong, near):
+    with pytest.raises(UserError) as caught:
+        build(wrong)
+    assert caught.value.mistakes == [unknown_arch(wrong)]
+    assert f"--arch '{wrong}'" in unknown_arch(wrong)
+    assert near in unknown_arch(wrong).split("did you mean ")[1]
+
+
+def test_unknown_name_near_to_nothing_is_answered_with_our_own():
+    assert "conv2" in unknown_arch("@@@@")
+
+
+@pytest.mark.parametrize(
+    ("arch", "image_size"),
+    [
+        ("torchvision/alexnet", 32),
+        ("torchvision/vit_b_16", 30),
+        ("vit_tiny_patch16_224", 8),
+    ],
+)
+def test_images_that_do_not_fit_the_network_are_one_line_about_both(arch, image_size):
+    with pytest.raises(UserError) as caught:
+        build(arch, image_size=image_size)
+    (line,) = caught.value.mistakes
+    assert f"--arch {arch}" in line and f"{image_size}-pixel images" in line and "\n" not in line
+
+
+def test_own_networks_have_no_pretrained_weights():
+    with pytest.raises(UserError, match="--pretrained: there are no pretrained weights of conv2"):
+        build("conv2", pretrained=True)

@@ -1,0 +1,94 @@
+"""Initialisation: measured spreads against the papers' formulas."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from models.build import build_model
+from models.initialisation import SCHEMES, initialise
+from utils.settings import INITIALISATIONS, ModelSettings
+
+
+def layers():
+    """A convolution of 32 x 9 inputs and 64 x 9 outputs, one along a line, a linear layer of 500 to 300, and norms."""
+    torch.manual_seed(0)
+    return nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(32, 64, 3),
+            "conv1d": nn.Conv1d(40, 80, 5),
+            "linear": nn.Linear(500, 300),
+            "norm": nn.BatchNorm2d(64),
+            "layer_norm": nn.LayerNorm(64),
+            "embedding": nn.Embedding(10, 4),
+        }
+    )
+
+
+FANS = {"conv": (32 * 9, 64 * 9), "conv1d": (40 * 5, 80 * 5), "linear": (500, 300)}  # in, out
+VARIANCES = {
+    "kaiming_normal": lambda fan_in, fan_out: 2 / fan_in,
+    "kaiming_uniform": lambda fan_in, fan_out: 2 / fan_in,
+    "xavier_normal": lambda fan_in, fan_out: 2 / (fan_in + fan_out),
+    "xavier_uniform": lambda fan_in, fan_out: 2 / (fan_in + fan_out),
+}
+
+
+@pytest.mark.parametrize("scheme", VARIANCES)
+@pytest.mark.parametrize("name", FANS)
+def test_weights_have_the_mean_and_spread_of_the_formula(scheme, name):
+    model = layers()
+    initialise(model, scheme)
+    weight = model[name].weight.detach()
+    std = math.sqrt(VARIANCES[scheme](*FANS[name]))
+    assert weight.std().item() == pytest.approx(std, rel=0.03)  # at least 16,000 weights: about 5 sigma
+    assert abs(weight.mean().item()) < 5 * std / math.sqrt(weight.numel())
+
+
+@pytest.mark.parametrize("scheme", ["kaiming_uniform", "xavier_uniform"])
+@pytest.mark.parametrize("name", FANS)
+def test_uniform_weights_fill_their_interval_and_no_more(scheme, name):
+    model = layers()
+    initialise(model, scheme)
+    largest = model[name].weight.abs().max().item()
+    bound = math.sqrt(3 * VARIANCES[scheme](*FANS[name]))
+    assert 0.99 * bound < largest <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["kaiming_normal", "xavier_normal"])
+def test_normal_weights_have_a_normal_share_beyond_two_sigma(scheme):
+    model = layers()
+    initialise(model, scheme)
+    weight = model["linear"].weight.detach() / math.sqrt(VARIANCES[scheme](*FANS["linear"]))
+    assert (weight.abs() > 2).float().mean().item() == pytest.approx(math.erfc(2 / math.sqrt(2)), rel=0.05)
+
+
+@pytest.mark.parametrize("scheme", VARIANCES)
+def test_biases_are_zero_and_norms_and_embeddings_are_left_alone(scheme):
+    model, untouched = layers(), layers()
+    initialise(model, scheme)
+    assert all(not model[name].bias.any() for name in FANS)
+    for name in ("norm", "layer_norm", "embedding"):
+        for key, value in untouched[name].state_dict().items():
+            assert torch.equal(model[name].state_dict()[key], value)
+
+
+@pytest.mark.parametrize("arch", ["conv2", "resnet18"])
+def test_default_leaves_the_weights_as_the_library_made_them(arch):
+    def build(scheme):
+        torch.manual_seed(0)
+        settings = ModelSettings(arch=arch, init=scheme)
+        return build_model(settings, classes=10, channels=3, image_size=32)
+
+    model = build("default")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    initialise(model, "default")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    changed = build("xavier_uniform").state_dict()
+    weights = [name for name, value in before.items() if value.ndim > 1]
+    assert len(weights) > 3 and not any(torch.equal(changed[name], before[name]) for name in weights)
+
+
+def test_there_is_a_formula_for_each_scheme_that_can_be_chosen():
+    assert {"default", *SCHEMES} == set(INITIALISATIONS) == {"default", *VARIANCES}

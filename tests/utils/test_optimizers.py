@@ -1,0 +1,221 @@
+"""Optimizers, loss and weight average against torch's and timm's own, and against closed formulas."""
+
+import math
+
+import pytest
+import timm
+import timm.optim
+import torch
+from torch import nn
+
+from utils.optim.criterion import build_criterion
+from utils.optim.ema import build_ema, ema_state, load_ema_state
+from utils.optim.optimizers import build_optimizer, parameter_groups, unknown_optimizer
+from utils.settings import OptimisationSettings, UserError
+
+
+def network():
+    """A small network with convolution, norm and linear layer; the same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def weights_after_steps(model, optimizer, steps=4):
+    """All parameters after some steps on the same random gradients."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_same_steps(settings, make_reference):
+    ours, reference = network(), network()
+    found = weights_after_steps(ours, build_optimizer(settings, ours))
+    expected = weights_after_steps(reference, make_reference(reference))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not torch.equal(found[0], next(network().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01},
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=0.01),
+        ),
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01, "nesterov": True},
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=0.01, nesterov=True),
+        ),
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+            lambda p: torch.optim.SGD(p, lr=0.1),
+        ),
+        (
+            {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
+            lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+        ),
+        (
+            {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+            lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+        ),
+    ],
+    ids=["sgd", "nesterov", "plain sgd", "adam", "adamw"],
+)
+def test_steps_equal_those_of_torchs_optimizer(settings, make):
+    assert_same_steps(OptimisationSettings(**settings), lambda model: make(model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["lamb", "lion", "nadamw", "rmsproptf", "adafactor", "sgdw", "laprop"])
+@pytest.mark.parametrize("decay_norm_bias", [True, False], ids=["all", "weights only"])
+def test_steps_equal_those_of_timms_factory(name, decay_norm_bias):
+    settings = OptimisationSettings(
+        optimizer=name, lr=0.01, weight_decay=0.1, momentum=0.9, decay_norm_bias=decay_norm_bias
+    )
+
+    def make(model):
+        return timm.optim.create_optimizer_v2(
+            model, opt=name, lr=0.01, weight_decay=0.1, momentum=0.9, filter_bias_and_bn=not decay_norm_bias
+        )
+
+    assert_same_steps(settings, make)
+
+
+def names_without_decay(groups, model):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "vit_tiny_patch16_224"])
+def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
+    model = timm.create_model(arch)
+    ours = parameter_groups(model, 0.1, decay_norm_bias=False)
+    theirs = timm.optim.param_groups_weight_decay(model, weight_decay=0.1)
+    assert names_without_decay(ours, model) == names_without_decay(theirs, model) != set()
+
+
+@pytest.mark.parametrize("decay_norm_bias", [True, False])
+def test_every_trainable_parameter_is_in_exactly_one_group(decay_norm_bias):
+    model = network()
+    model[0].weight.requires_grad_(False)
+    groups = parameter_groups(model, 0.1, decay_norm_bias)
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted(id(p) for p in model.parameters() if p is not model[0].weight)
+
+
+def test_with_decay_everywhere_all_parameters_decay():
+    groups = parameter_groups(network(), 0.1, decay_norm_bias=True)
+    assert [group["weight_decay"] for group in groups] == [0.1]
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("adamm", "adam"), ("sdg", "sgd"), ("lambb", "lamb"), ("SGD", "sgd")])
+def test_unknown_optimizer_is_answered_with_the_nearest_names_once_each(wrong, near):
+    line = unknown_optimizer(wrong)
+    assert f"--optimizer '{wrong}'" in line
+    names = line.split("did you mean ")[1].rstrip("?").split(", ")
+    assert near in names and len(set(names)) == len(names)
+
+
+def test_unknown_optimizer_is_not_built():
+    with pytest.raises(UserError) as caught:
+        build_optimizer(OptimisationSettings(optimizer="adamm", lr=0.1), network())
+    assert caught.value.mistakes == [unknown_optimizer("adamm")]
+
+
+def test_unknown_optimizer_near_to_nothing_still_gets_a_list():
+    assert "lamb" in unknown_optimizer("@@@@@@@@")
+
+
+@pytest.mark.parametrize("name", timm.optim.list_optimizers(exclude_filters=["kron*"]))  # kron compiles for a minute
+def test_every_optimizer_of_timm_steps_or_is_refused_in_one_line(name):
+    assert unknown_optimizer(name) is None
+    model = network()
+    try:
+        optimizer = build_optimizer(OptimisationSettings(optimizer=name, lr=0.01), model)
+    except UserError as error:
+        assert len(error.mistakes) == 1 and f"--optimizer {name}" in error.mistakes[0]
+    else:
+        assert all(group["lr"] == 0.01 for group in optimizer.param_groups)
+        before = network().parameters()
+        assert not any(torch.equal(a, b) for a, b in zip(weights_after_steps(model, optimizer), before, strict=True))
+
+
+# ------------------------------------------------------------------------------------------ loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_loss_equals_the_formula_of_label_smoothing(smoothing):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(20, 7, dtype=torch.float64), torch.randint(0, 7, (20,))
+    rows = []
+    for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
+        log_sum = math.log(sum(math.exp(value) for value in row))
+        wanted = [smoothing / 7 + (1 - smoothing) * (label == target) for label in range(7)]
+        rows.append(-sum(weight * (value - log_sum) for weight, value in zip(wanted, row, strict=True)))
+    loss = build_criterion(OptimisationSettings(label_smoothing=smoothing))(logits, targets)
+    assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)
+
+
+# -------------------------------------------------------------------------------- weight average
+
+
+def set_weights(model, value):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+
+
+def test_average_after_n_updates_is_that_of_the_closed_formula():
+    decay, values = 0.9, [1.0, 3.0, -2.0, 5.0, 0.5]
+    model = network().double()
+    average = build_ema(model, decay)
+    for value in values:
+        set_weights(model, value)
+        average.update_parameters(model)
+    # d^(n-1) w_0 + (1 - d) sum of d^(n-1-k) w_k
+    last = len(values) - 1
+    expected = decay**last * values[0] + (1 - decay) * sum(decay ** (last - k) * values[k] for k in range(1, last + 1))
+    for parameter in average.module.parameters():
+        assert parameter.flatten()[0].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_average_takes_batch_norm_statistics_as_they_are():
+    model = network()
+    average = build_ema(model, 0.9)
+    for _ in range(3):
+        model(torch.randn(8, 1, 5, 5))
+        average.update_parameters(model)
+    own = dict(model.named_buffers())
+    assert own["1.num_batches_tracked"] == 3
+    assert all(torch.equal(value, own[name]) for name, value in average.module.named_buffers())
+
+
+def test_average_does_not_touch_the_model():
+    model, untouched = network(), network()
+    average = build_ema(model, 0.5)
+    average.update_parameters(model)
+    set_weights(average.module, 7.0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), untouched.parameters(), strict=True))
+
+
+def test_restored_average_goes_on_like_the_one_that_was_saved():
+    model = network()
+    saved, restored = build_ema(model, 0.9), build_ema(network(), 0.9)
+    saved.update_parameters(model)
+    state = ema_state(saved)
+    assert set(state["model"]) == set(model.state_dict())
+    load_ema_state(restored, state)
+    set_weights(model, 2.0)
+    for average in (saved, restored):
+        average.update_parameters(model)
+    for a, b in zip(saved.module.parameters(), restored.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, torch.full_like(a, 2.0))  # a first update would have copied
+
+
+def test_without_a_decay_there_is_no_average():
+    assert build_ema(network(), None) is None
