@@ -19,7 +19,7 @@ from utils.optim.ema import build_ema
 from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
-from utils.train_validation import TraVal, TrainingFailure
+from utils.train_validation import TrainingFailure, TraVal
 
 CPU = torch.device("cpu")
 
