@@ -1,0 +1,93 @@
+# Sourced by the other scripts: sets ROOT, the repository's folder, and decides which python runs the program.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# find_python FILE: sets PYTHON to one that has all that the requirement file asks for: the active virtual
+# environment's or, when none is active, the one on PATH or .venv's. Fails when there is none.
+find_python() {
+  local candidate
+  if [[ -n ${VIRTUAL_ENV:-} ]]; then
+    set_python_if_ready "$VIRTUAL_ENV/bin/python" "$1"
+    return
+  fi
+  for candidate in python3 python "$ROOT/.venv/bin/python"; do
+    if set_python_if_ready "$candidate" "$1"; then
+      return
+    fi
+  done
+  return 1
+}
+
+# ready_python FILE: the same, but installs what is missing, into the active virtual environment or else into .venv.
+ready_python() {
+  local venv=${VIRTUAL_ENV:-$ROOT/.venv}
+  if find_python "$1"; then
+    return
+  fi
+  if [[ $venv == "$ROOT/.venv" ]] && ! { is_new "$venv/bin/python" && has_pip "$venv/bin/python"; }; then
+    make_venv
+  fi
+  install "$venv" "$1"
+  PYTHON=$venv/bin/python
+}
+
+set_python_if_ready() {
+  local missing
+  # While an installation is under way its marker lies in the environment.
+  if [[ $1 == */bin/python && -e ${1%/bin/python}/.installing ]] || ! is_new "$1"; then
+    return 1
+  fi
+  missing=$("$1" "$ROOT/scripts/missing_requirements.py" "$ROOT/$2" 2>/dev/null) && [[ -z $missing ]] && PYTHON=$1
+}
+
+is_new() {
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+}
+
+has_pip() {
+  "$1" -m pip --version >/dev/null 2>&1 || { "$1" -m ensurepip && "$1" -m pip --version; } >/dev/null 2>&1
+}
+
+# A new .venv, made by the first python that can.
+make_venv() {
+  local candidate without_venv=
+  for candidate in python3 python python3.13 python3.12 python3.11 python3.10; do
+    if ! is_new "$candidate"; then
+      continue
+    fi
+    if "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+      echo "Making .venv with $("$candidate" --version) ($candidate)"
+      "$candidate" -m venv --clear "$ROOT/.venv"
+      return
+    fi
+    without_venv=$candidate
+  done
+  if [[ -n $without_venv ]]; then
+    echo "$without_venv cannot make a virtual environment; on Debian and Ubuntu, apt install python3-venv mends it" >&2
+  else
+    echo "No Python 3.10 or newer is on PATH; install one" >&2
+  fi
+  return 1
+}
+
+# Install what the file $2 asks for into the environment $1; a run after one that was cut off finishes its work.
+install() {
+  local python=$1/bin/python package
+  if ! { is_new "$python" && has_pip "$python"; }; then
+    echo "$python is no Python 3.10 or newer with pip; activate another environment, or none" >&2
+    return 1
+  fi
+  if [[ -e $1/.installing ]]; then
+    # pip writes a package's INSTALLER last: one without it was being unpacked, and pip would take it for whole.
+    for package in "$1"/lib/python3*/site-packages/*.dist-info; do
+      [[ -e $package/INSTALLER ]] || rm -rf "$package"
+    done
+  fi
+  touch "$1/.installing"
+  echo "Installing what $2 lists into ${1#"$ROOT"/}; the first time takes minutes (a few GB)"
+  if ! "$python" -m pip install --quiet --disable-pip-version-check -r "$ROOT/$2"; then
+    echo "pip could not install everything; the same command tries again" >&2
+    return 1
+  fi
+  rm "$1/.installing"
+}

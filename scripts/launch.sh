@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Trains a recipe on all GPUs of this machine, or in one process on a CPU; what the other launchers call:
+#
+#   bash scripts/launch.sh RECIPE DATA [flag of main.py ...]
+#
+# RECIPE is a name under configs/, DATA the folder that holds the images. NPROC=4 sets the number of processes.
+# For several machines set NNODES, RDZV_ENDPOINT (HOST:PORT of one of them) and RDZV_ID (any name of the job),
+# and start the same command on each.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+if (($# < 2)); then
+  echo "usage: ${USAGE:-bash scripts/launch.sh RECIPE DATA} [flag of main.py ...]" >&2
+  exit 2
+fi
+recipe=$1 data=$2
+shift 2
+
+if ! find_python requirements.txt; then
+  echo "No python here has what requirements.txt lists; 'bash scripts/quickstart.sh' installs it into .venv" >&2
+  exit 1
+fi
+processes=${NPROC:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}
+if [[ -n ${NNODES:-} ]]; then
+  where=(--nnodes "$NNODES" --rdzv-backend c10d --rdzv-endpoint "$RDZV_ENDPOINT" --rdzv-id "$RDZV_ID")
+else
+  where=(--standalone)
+fi
+# torchrun, by a name that belongs to this python
+exec "$PYTHON" -m torch.distributed.run "${where[@]}" --nproc-per-node "$processes" \
+  "$ROOT/main.py" --config "$recipe" --datapath "$data" "$@"

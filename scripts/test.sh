@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Lints and tests; installs what is missing first. Flags are pytest's: bash scripts/test.sh tests/utils -x
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$ROOT"
+ready_python requirements-dev.txt
+
+"$PYTHON" -m ruff check
+"$PYTHON" -m ruff format --check
+"$PYTHON" -m pytest "$@"
