@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             return run(argv, args, distributed)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
-            print("\n".join(f"main.py: {line}" for line in error.mistakes), file=sys.stderr)
+            print("\n".join(f"main.py: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if ranks.is_main:

@@ -65,7 +65,7 @@ def unknown_arch(arch: str) -> str | None:
     library, _, bare = arch.rpartition("/")
     names = {"timm": timm.list_models(), "torchvision": _torchvision_names()}
     known = names.get(library) or [*OWN, *names["timm"], *names["torchvision"]]
-    near = difflib.get_close_matches(bare, dict.fromkeys(known), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(bare.lower(), dict.fromkeys(known), n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(near)}?" if near else f"; own networks: {', '.join(OWN)}"
     return f"--arch '{arch[:60]}': no own, timm or torchvision network has this name{hint}"
 

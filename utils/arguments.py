@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.consistency import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive
-from utils.settings import Settings, UserError, all_settings, flag_of, groups
+from utils.settings import Settings, UserError, all_settings, flag_of, groups, not_empty
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 OPTIONS = {option.name: option for _, option in all_settings()}
@@ -32,7 +32,7 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
     mistakes: list[str] = []
     given = _read_flags(argv, mistakes)
     layers = [(CHECKPOINT, "checkpoint", checkpoint or {})]
-    if isinstance(given.get("config"), str):
+    if isinstance(given.get("config"), str) and not_empty(given["config"]) is None:
         path, recipe = _read_recipe(given["config"], mistakes)
         layers.append((RECIPE, f"recipe {path}", recipe))
     layers.append((FLAG, "", given))
@@ -51,7 +51,7 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
                 values[name], origins[name] = value, origin
     # What contradicts a setting that could not be read is not worth a line of its own.
     lines = contradictions(values, origins, world_size)
-    mistakes += [line for line in lines if not any(flag_of(name) in line for name in unread)]
+    mistakes += [line for line in lines if not any(re.search(rf"{flag_of(name)}(?![\w-])", line) for name in unread)]
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
     derive(values, origins, world_size)
@@ -92,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # before Python 3.14, argparse takes -1e-3 for a flag
     sections = {name: parser.add_argument_group(name) for name in groups()}
     for group, option in all_settings():
         meta = option.metadata
@@ -111,11 +112,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
     parser = build_parser()
+    switches = {"-h"} | {option.metadata["short"] for option in OPTIONS.values() if option.metadata["type"] is bool}
     kept = []
     for token in argv:
         flag, equals, _ = token.partition("=")
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if equals and name in OPTIONS and OPTIONS[name].metadata["type"] is bool:
+        if token == "--":  # argparse would take all that follows for values
+            mistakes.append("'--' is not a flag; remove it")
+        elif token[:2] in switches and len(token) > 2:  # argparse would stop at -epochs, reading it as -e
+            kept.append(f"--{token}")
+        elif flag.startswith("--") and equals and name in OPTIONS and OPTIONS[name].metadata["type"] is bool:
             mistakes.append(f"{flag} takes no value; write {flag_of(name)} or --no-{name.replace('_', '-')}")
         else:
             kept.append(token)
@@ -128,7 +134,7 @@ def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
     after_unknown_flag = False
     for token in extras:
         if token.startswith("-"):
-            flag = token.partition("=")[0]
+            flag = token.partition("=")[0].replace("---", "-")
             mistakes.append(f"{_shown(flag)} is not a flag{_nearest(flag, known)}; --help lists them all")
             after_unknown_flag = "=" not in token
         elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
@@ -217,6 +223,8 @@ def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
         return (raw, None) if isinstance(raw, bool) else (None, f"{_shown(raw)}: must be true or false")
     if raw is False and "off" in (meta["choices"] or ()):
         raw = "off"  # YAML 1.1 reads a bare `off` as false
+    if meta["choices"] and isinstance(raw, bool | int | float):
+        raw = str(raw)  # the answer is then the list of choices
     if isinstance(raw, bool | dict | list | tuple) or not isinstance(raw, str | int | float):
         return None, f"{_shown(raw)}: must be {_KINDS[kind]}"
     if kind is str:
@@ -240,8 +248,13 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    text = re.sub(r"[^\x20-\x7e\u00a0-\uffff]", "?", text)
+    text = _plain(text)
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'" if isinstance(value, str) else text
+
+
+def _plain(text: str) -> str:
+    """Text on one line of characters that a terminal shows and YAML allows."""
+    return re.sub(r"[^\x20-\x7e\u00a0-\u2027\u202a-\ud7ff\ue000-\ufffd]", "?", text)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -254,7 +267,7 @@ def as_recipe(settings: Settings, header: str) -> str:
     import yaml
 
     values = settings.values()
-    lines = [f"# {line}" for line in header.splitlines()]
+    lines = [f"# {_plain(line)}" for line in header.splitlines()]
     for group in groups():
         lines.append(f"\n# {group}")
         for name in (option.name for owner, option in all_settings() if owner == group):

@@ -60,7 +60,9 @@ def safe_name(value: str) -> str | None:
 
 def not_empty(value: str) -> str | None:
     """A check for text that must say something and can be a path."""
-    return "must not be empty or hold a NUL character" if not value.strip() or "\0" in value else None
+    if not value.strip() or "\0" in value:
+        return "must not be empty or hold a NUL character"
+    return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
 
 
 positive_int = between(1, LARGEST_INT)

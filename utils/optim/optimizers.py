@@ -28,6 +28,8 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> torch.o
         return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer](groups, lr=settings.lr)
     import timm.optim
 
+    if timm.optim.get_optimizer_info(settings.optimizer).second_order:
+        raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
     try:
         return timm.optim.create_optimizer_v2(
             groups, opt=settings.optimizer, lr=settings.lr, weight_decay=0.0, momentum=settings.momentum
@@ -61,6 +63,6 @@ def unknown_optimizer(name: str) -> str | None:
     known = timm.optim.list_optimizers()
     if name in known:
         return None
-    near = difflib.get_close_matches(name, [*_TORCH, *known], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), dict.fromkeys((*_TORCH, *known)), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*_TORCH, 'lamb', 'lion'))}"
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"

@@ -56,8 +56,10 @@ class ClassificationMeter:
     def update(self, row: int, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
         """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,)."""
         count = len(targets)
-        rank = target_rank(logits, targets)
-        hits = torch.stack([loss.double() * count, (rank < 1).sum().double(), (rank < 5).sum().double()])
+        rank = target_rank(logits, targets)  # the number of classes when the target's logit is NaN
+        hits = torch.stack(
+            [loss.double() * count, (rank < 1).sum().double(), (rank < min(5, logits.shape[1])).sum().double()]
+        )
         self.sums[row, :COUNT] += hits
         self.sums[row, COUNT] += count
 
