@@ -104,7 +104,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     with distributed.together():
         data = get_data(args.data, distributed.device)
         if found is not None:
-            found.refuse_other_data(data.classes, None if args.run.evaluate else data.fingerprint())
+            found.refuse_other_data(data.classes, None if args.run.evaluate else data.fingerprint)
         distributed.seed(args.run.seed)
         # A checkpoint's weights replace whatever the network would begin with.
         start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
@@ -273,7 +273,7 @@ def describe(args: Settings, data: Data) -> dict[str, Any]:
         },
         "settings": args.values(),
         "versions": versions(),
-        "fingerprint": data.fingerprint(),
+        "fingerprint": data.fingerprint,
     }
 
 

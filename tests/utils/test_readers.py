@@ -134,7 +134,7 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
     def fingerprint(images, labels, names):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         write_idx(folder, (images, labels), some(0))
-        return read("--dataname", "mnist", "--datapath", folder).fingerprint()
+        return read("--dataname", "mnist", "--datapath", folder).fingerprint
 
     images, labels = some(20)
     reference = fingerprint(images, labels, None)

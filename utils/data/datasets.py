@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -87,6 +88,7 @@ class Data:
     train: Images
     validation: Images
 
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over what was read: pixels in memory, or the files' names, with labels and classes."""
         digest = hashlib.sha256("\0".join(self.classes).encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -75,16 +76,20 @@ class BatchTransform:
         images = images.float()
         if images.shape[-2:] != (self.size, self.size):
             images = functional.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
-        mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
+        mean, std = _statistics(self.mean, self.std, images.device)
         images = (images - 255 * mean) / (255 * std)
         return images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
 
     def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Undo the normalisation: floats between 0 and 1, for pictures."""
-        mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
+        mean, std = _statistics(self.mean, self.std, images.device)
         return (images * std + mean).clamp(0, 1)
+
+
+@lru_cache(maxsize=4)
+def _statistics(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Mean and std as tensors (1, c, 1, 1), brought to the device once and not for every batch."""
+    return tuple(torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
 
 
 def resized_crop(images: torch.Tensor, uniforms: torch.Tensor, size: int) -> torch.Tensor:
