@@ -66,6 +66,7 @@ class TraVal:
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
         self.name = curr_scen_name
         self.progress = Progress()
+        self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
 
         if args.model.compile:
@@ -97,7 +98,8 @@ class TraVal:
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         with self.writer.bar(steps, self.progress.step_in_epoch, title, "step") as bar:
             batches = self._timed(self.train_loader.batches(epoch, self.progress.step_in_epoch))
-            if self.progress.step == 0:
+            if self._show_first_batch:
+                self._show_first_batch = False
                 first = next(batches)
                 self.writer.images("First_Training_Batch", self.train_loader.transform.to_pixels(first.images))
                 batches = itertools.chain([first], batches)
@@ -332,6 +334,7 @@ class TraVal:
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])
+        self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:
         """Save under ``names``; a failure on the main process ends all of them."""

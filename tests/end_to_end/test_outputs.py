@@ -41,7 +41,10 @@ FLAGS = (
 def run(tmp_path_factory):
     """The folder of a finished run, resumed once half-way, and its console output."""
     output = tmp_path_factory.mktemp("runs")
-    for extra in (("--max-steps", "30"), ("--resume", "auto")):
+    for extra in (("--max-steps", "30"), None):
+        if extra is None:  # continue from the first checkpoint: the steps up to 30 are logged again
+            (checkpoint,) = output.glob("digits/fc/*/checkpoints/initial.pt")
+            extra = ("--resume", str(checkpoint))
         process = subprocess.run(
             [sys.executable, "main.py", *FLAGS, "--output", str(output), *extra],
             cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=120,
@@ -133,12 +136,13 @@ def test_the_console_without_a_terminal_is_plain_lines_and_the_log_holds_them_wi
         assert line in log
 
 
-def test_a_tensorboard_server_answers_with_every_tag_each_step_once(run):
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_a_tensorboard_server_answers_with_every_tag_each_step_once(run, fast):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "tensorboard.main", "--logdir", str(run[0]), "--port", str(port), "--bind_all"],
+        [sys.executable, "-m", "tensorboard.main", "--logdir", str(run[0]), "--port", str(port), "--load_fast", fast],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 

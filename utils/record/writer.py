@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from utils.record.event_files import rewind
+
 CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
@@ -75,7 +77,9 @@ class RunWriter(NullWriter):
 
         self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
         epochs, steps = resumed or (0, 0)
-        self._board = SummaryWriter(str(folder), purge_step=steps + 1 if resumed else None)
+        if resumed:
+            rewind(folder, steps)
+        self._board = SummaryWriter(str(folder))
         self._rows = [row for row in _read_csv(folder / "metrics.csv") if int(row["epoch"]) <= epochs]
         self._curves = [row for row in _read_curves(folder / "metrics.npz") if row[0] <= steps]
 
