@@ -1,0 +1,268 @@
+"""The scripts that a person starts: each launcher's command for real, and which python the scripts choose."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.processes import FINAL_LINE, ROOT
+
+SCRIPTS = ROOT / "scripts"
+SHELL_SCRIPTS = [*sorted(SCRIPTS.glob("*.sh")), *sorted(SCRIPTS.glob("*.sbatch")), ROOT / ".ci" / "run"]
+LAUNCHERS = ["mnist_fc.sh", "cifar10_resnet18.sh", "imagenet_resnet18.sh", "imagenet_resnet50.sh"]
+SBATCH = "slurm_imagenet_resnet50.sbatch"
+SYNTHETIC = ["--dataname", "synthetic", "--image-size", "32", "--device", "cpu"]
+
+
+@pytest.fixture
+def environment():
+    """Variables under which the scripts find the python that runs the tests, and start one process."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "NNODES", "USAGE")}
+    return {**kept, "PATH": path, "NPROC": "1", "OMP_NUM_THREADS": "1"}
+
+
+def executable(path, text):
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def run(*command, env, cwd, code=0):
+    """The outcome of a command, whose exit code must be ``code``."""
+    done = subprocess.run(
+        [*map(str, command)], env=env, cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+# ------------------------------------------------------------------------------------- launchers
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_good_bash(script):
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.parametrize("script", [*LAUNCHERS, SBATCH, "launch.sh"])
+def test_a_launcher_without_arguments_says_how_it_is_used(script, environment, tmp_path):
+    done = run("bash", SCRIPTS / script, env=environment, cwd=tmp_path, code=2)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("usage: ")
+    assert script in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "figures"),
+    [
+        (
+            "imagenet_resnet18.sh",
+            ["resnet18", "x 90 epochs", "256 in total", "multistep  epoch 0: 0.1", "epoch 45: 0.01", "epoch 67.5: 0.001",
+             "momentum 0.9, weight decay 0.0001"],
+        ),
+        (
+            "imagenet_resnet50.sh",
+            ["resnet50", "x 90 epochs", "2048 in total", "cosine  epoch 0: 0.03657", "epoch 8: 2.048",
+             "momentum 0.875, weight decay 3.05e-05 (not on norms and biases)"],
+        ),
+        (
+            "cifar10_resnet18.sh",
+            ["resnet18", "x 200 epochs", "128 in total", "cosine  epoch 0: 0.1 ", "epoch 100: 0.05",
+             "momentum 0.9, weight decay 0.0005"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_plan_of_a_launcher_holds_the_figures_of_its_recipe(script, figures, environment, tmp_path):
+    plan = run("bash", SCRIPTS / script, "DATA", *SYNTHETIC, "--dry-run", env=environment, cwd=tmp_path).stdout
+    for figure in figures:
+        assert figure in plan, plan
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_trains_on_as_many_processes_as_asked_for(environment, tmp_path):
+    flags = [*SYNTHETIC, "--max-steps", "2", "--global-batch-size", "8", "--output", "here"]
+    done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env={**environment, "NPROC": "2"}, cwd=tmp_path)
+    final = FINAL_LINE.fullmatch(done.stdout.splitlines()[-1])
+    assert final["count"] == "1280"
+    assert "_procs2_batch8_sgd_lr0.1_cosine_epochs10" in final["run"]
+    assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
+
+
+# srun starts a task a node: here all "nodes" are this machine
+FAKE_SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+pids=
+for ((node = 0; node < SLURM_NNODES; node++)); do
+  "$@" & pids+=" $!"
+done
+code=0
+for pid in $pids; do wait "$pid" || code=$?; done
+exit "$code"
+"""
+FAKE_SCONTROL = """#!/usr/bin/env bash
+[[ $* == "show hostnames node[1-2]" ]] && echo localhost && echo elsewhere
+"""
+
+
+def test_a_slurm_job_trains_on_two_nodes_and_a_requeued_one_finds_its_run(environment, tmp_path):
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "srun", FAKE_SRUN)
+    executable(tmp_path / "bin" / "scontrol", FAKE_SCONTROL)
+    spooled = tmp_path / "slurm_script"  # SLURM runs a copy of the script
+    shutil.copy(SCRIPTS / SBATCH, spooled)
+    job = {
+        **environment,
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }
+    flags = ["--arch", "fc", "--epochs", "1", "--warmup-epochs", "0", "--lr", "0.01", "--output", tmp_path / "runs"]
+    first, again = (
+        run(
+            "bash", spooled, "DATA", *SYNTHETIC, *flags, env={**job, "SLURM_NNODES": n}, cwd=tmp_path
+        ).stdout.splitlines()
+        for n in "21"  # the second time one node has to do
+    )
+    assert "_procs2_batch2048_" in FINAL_LINE.fullmatch(first[-1])["run"]
+    assert again[-1] == first[-1]
+    assert "is finished" in again[-2]
+
+
+# ---------------------------------------------------------------- quickstart.sh, test.sh and their python
+
+# A python as the scripts see one. What it "has" is in a file beside it; it tells what it was asked to do.
+FAKE_PYTHON = """#!/usr/bin/env bash
+here=$(dirname "$0")
+case "$*" in
+  *"sys.version_info < "*) [[ ! -e $here/is_old ]] ;;
+  *"import ensurepip, venv"*) [[ ! -e $here/without_venv ]] ;;
+  --version) echo "Python 3.12.0" ;;
+  *missing_requirements.py*) [[ -e $here/has_all ]] || echo torch ;;
+  "-m venv --clear "*)
+    echo "venv" >> "$LOG"
+    mkdir -p "$4/bin" "$4/lib/python3.12/site-packages"
+    cp "$here/python3" "$4/bin/python" ;;
+  "-m pip --version") ;;
+  "-m pip install "*)
+    echo "install ${!#}" >> "$LOG"
+    [[ ! -e $FAIL ]] && touch "$here/has_all" ;;
+  "main.py"*) mkdir -p runs && echo "$*" && echo "val_top1=99.0000" ;;
+  *) echo "$*" ;;
+esac
+"""
+TOOLS = ("bash", "dirname", "mkdir", "cp", "rm", "touch")
+
+
+class Place:
+    """A copy of the scripts with one fake python on PATH, and nothing else that could be one."""
+
+    def __init__(self, folder):
+        self.root, self.bin, self.log, self.fail = folder / "repo", folder / "bin", folder / "log", folder / "fail"
+        shutil.copytree(SCRIPTS, self.root / "scripts")
+        self.bin.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        executable(self.bin / "python3", FAKE_PYTHON)
+        self.env = {"PATH": str(self.bin), "LOG": str(self.log), "FAIL": str(self.fail)}
+        self.venv = self.root / ".venv"
+
+    def run(self, script, *flags, code=0, **more):
+        return run("bash", f"scripts/{script}", *flags, env={**self.env, **more}, cwd=self.root, code=code)
+
+    def done(self):
+        """What was made and installed so far."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [line.replace(f"{self.root}/", "") for line in lines]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_quickstart_uses_a_python_that_has_everything(place):
+    (place.bin / "has_all").touch()
+    done = place.run("quickstart.sh", "--epochs", "3")
+    assert done.stdout.splitlines() == ["main.py --epochs 3", "val_top1=99.0000"]
+    assert done.stderr == "To see the curves: tensorboard --logdir runs, then open http://localhost:6006 in a browser\n"
+    assert place.done() == []
+    assert not place.venv.exists()
+
+
+def test_quickstart_makes_an_environment_once(place):
+    first = place.run("quickstart.sh")
+    assert "a few GB" in first.stdout
+    assert first.stdout.splitlines()[-1] == "val_top1=99.0000"
+    assert "To see the curves: .venv/bin/tensorboard --logdir runs," in first.stderr
+    again = place.run("quickstart.sh")
+    assert again.stdout.splitlines() == ["main.py", "val_top1=99.0000"]
+    assert place.done() == ["venv", "install requirements.txt"]
+
+
+def test_test_sh_lints_and_hands_its_flags_to_pytest(place):
+    done = place.run("test.sh", "tests/utils", "-x")
+    assert place.done() == ["venv", "install requirements-dev.txt"]
+    assert done.stdout.splitlines()[-3:] == ["-m ruff check", "-m ruff format --check", "-m pytest tests/utils -x"]
+
+
+def test_an_installation_that_was_cut_off_is_repaired(place):
+    place.fail.touch()
+    failed = place.run("quickstart.sh", code=1)
+    assert failed.stderr == "pip could not install everything; the same command tries again\n"
+    packages = place.venv / "lib" / "python3.12" / "site-packages"
+    for name in ("whole", "half"):
+        (packages / f"{name}.dist-info").mkdir()
+    (packages / "whole.dist-info" / "INSTALLER").touch()
+    (place.venv / "bin" / "has_all").touch()  # also the half package looks installed
+    place.fail.unlink()
+    place.run("quickstart.sh")
+    assert [path.name for path in packages.iterdir()] == ["whole.dist-info"]
+    assert place.done() == ["venv", "install requirements.txt", "install requirements.txt"]
+
+
+def test_the_active_environment_gets_what_it_lacks(place, tmp_path):
+    active = tmp_path / "active"
+    (active / "bin").mkdir(parents=True)
+    executable(active / "bin" / "python", FAKE_PYTHON)
+    (place.bin / "has_all").touch()  # the python on PATH does not matter then
+    place.run("quickstart.sh", VIRTUAL_ENV=str(active))
+    assert place.done() == ["install requirements.txt"]
+    assert not place.venv.exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("is_old", "No Python 3.10 or newer"), ("without_venv", "python3-venv")]
+)
+def test_a_python_that_cannot_do_is_one_clear_line(fault, message, place):
+    (place.bin / fault).touch()
+    done = place.run("quickstart.sh", code=1)
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+
+
+def test_a_launcher_says_how_to_install_and_installs_nothing(place):
+    done = place.run("mnist_fc.sh", "DATA", code=1)
+    assert "scripts/quickstart.sh" in done.stderr
+    assert place.done() == []
+
+
+def test_missing_requirements_names_what_is_absent_or_too_old(tmp_path):
+    (tmp_path / "more.txt").write_text("-r base.txt\nno-such-package>=1  # a comment\n")
+    (tmp_path / "base.txt").write_text("\npytest>=1\npytest>=999,<1000\nscikit-learn\n")
+    done = run(sys.executable, SCRIPTS / "missing_requirements.py", tmp_path / "more.txt", env=os.environ, cwd=tmp_path)
+    assert done.stdout.splitlines() == [f"pytest<1000,>=999 ({pytest.__version__} is installed)", "no-such-package"]
+
+
+def test_this_python_has_what_the_tests_need():
+    done = run(
+        sys.executable, SCRIPTS / "missing_requirements.py", ROOT / "requirements-dev.txt", env=os.environ, cwd=ROOT
+    )
+    assert done.stdout.strip() == ""
