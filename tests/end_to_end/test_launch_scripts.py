@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.end_to_end.processes import FINAL_LINE, ROOT
 
@@ -84,12 +85,14 @@ def test_the_plan_of_a_launcher_holds_the_figures_of_its_recipe(script, figures,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_launcher_trains_on_as_many_processes_as_asked_for(environment, tmp_path):
+def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_path):
+    del environment["NPROC"]  # then a process a GPU
+    processes = max(1, torch.cuda.device_count())
     flags = [*SYNTHETIC, "--max-steps", "2", "--global-batch-size", "8", "--output", "here"]
-    done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env={**environment, "NPROC": "2"}, cwd=tmp_path)
+    done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env=environment, cwd=tmp_path)
     final = FINAL_LINE.fullmatch(done.stdout.splitlines()[-1])
     assert final["count"] == "1280"
-    assert "_procs2_batch8_sgd_lr0.1_cosine_epochs10" in final["run"]
+    assert f"_procs{processes}_batch8_sgd_lr0.1_cosine_epochs10" in final["run"]
     assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
 
 
