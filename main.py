@@ -77,9 +77,15 @@ def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
         args = arguments.parse(argv, distributed.world_size, found.settings)
     if args.run.resume and not args.run.evaluate and found is not None:
         found.refuse_differences(args)
+        if found.state["settings"].get("deterministic") and not args.run.deterministic and distributed.is_main:
+            warn("the run was begun with --deterministic; without it the bits may differ from here on")
         if Progress.from_state(found.state["progress"]).is_finished(args) and not args.run.dry_run:
             return tell_finished(found, distributed)
 
+    if args.data.datapath is not None:  # a run's settings shall hold in any working directory
+        args = dataclasses.replace(
+            args, data=dataclasses.replace(args.data, datapath=os.path.abspath(args.data.datapath))
+        )
     parts = build(args, distributed, found)
     if args.run.dry_run:
         return tell_plan(args, parts, distributed, found)
@@ -158,7 +164,8 @@ def train(argv: list[str], args: Settings, parts: Parts, distributed: Distribute
     else:
         scenario = distributed.on_main(lambda: Scenario.create(args, distributed.world_size))
     position = found and (found.state["progress"]["epoch"], found.state["progress"]["step"])
-    writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
+    with distributed.together():
+        writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
     try:
         traval = TraVal(
             parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args,

@@ -52,6 +52,8 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
         raise
     except Exception as error:  # the libraries raise whatever comes to hand; a network we cannot build is bad input
         reason = " ".join(str(error).split())[:300]
+        if settings.pretrained and isinstance(error, OSError):  # also what the hub's and urllib's errors are
+            raise UserError(f"--pretrained: the weights of {settings.arch} could not be fetched ({reason})") from error
         raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
     initialise(model, settings.init)
     _check_forward(settings.arch, model, classes, channels, image_size)

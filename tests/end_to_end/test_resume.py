@@ -121,10 +121,31 @@ def test_other_settings_or_a_damaged_checkpoint_refuse_and_auto_takes_the_one_be
     assert f"run={run}" in output.out
 
 
+def test_a_run_of_another_name_is_another_run(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 2, "--resume", "auto")
+    assert in_process(capsys, *flags, "--name", "a")["run"] != in_process(capsys, *flags, "--name", "b")["run"]
+
+
+def test_a_second_process_is_kept_out_of_a_run_that_is_being_written(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 1000, "--output", tmp_path, "--resume", "auto")
+    process = start(*flags)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("digits/fc/*/checkpoints/last.pt")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert main(["--device", "cpu", *map(str, flags)]) == 2
+        assert "another process is writing this run" in capsys.readouterr().err
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+    assert len(list((tmp_path / "digits/fc").iterdir())) == 1
+
+
 def test_settings_that_do_not_shape_the_result_may_differ(tmp_path, capsys):
     run = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 5)["run"]
     again = in_process(
         capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--resume", "auto", "--workers", 1, "--print-freq", 7,
-        "--val-batch-size", 50, "--name", "other",
+        "--val-batch-size", 50,
     )  # fmt: skip
     assert again["run"] == run

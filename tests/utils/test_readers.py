@@ -124,6 +124,21 @@ def test_one_tree_is_split_by_share_the_same_way_each_time_and_per_class(tmp_pat
     assert torch.bincount(first.validation.labels).tolist() == [5, 5, 5]
 
 
+def test_val_split_takes_the_classes_below_train_where_there_is_no_validation_folder(tmp_path):
+    write_folders(tmp_path / "train", *some(30, 8, 3), ["a", "b", "c"])
+    data = read("--dataname", "folder", "--datapath", tmp_path, "--val-split", "0.2")
+    assert data.classes == ("a", "b", "c")
+    assert (len(data.train), len(data.validation)) == (24, 6)
+
+
+def test_idx_labels_that_do_not_belong_to_the_images_are_refused(tmp_path):
+    images, labels = some(30)
+    for number, wrong in enumerate((labels[:20], labels + 5)):
+        write_idx(tmp_path / str(number), (images, wrong), some(20))
+        with pytest.raises(UserError, match="do not belong together"):
+            read("--dataname", "mnist", "--datapath", tmp_path / str(number))
+
+
 def test_synthetic_images_have_the_asked_size_and_repeat():
     data = read("--dataname", "synthetic", "--image-size", "32")
     assert data.train.pixels.shape[1:] == (3, 32, 32)
@@ -150,6 +165,8 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
         (("--dataname", "cifar10", "--datapath", "{}/empty"), "holds no cifar10"),
         (("--dataname", "imagenet", "--datapath", "{}/empty"), "holds no imagenet.*image-net.org"),
         (("--dataname", "folder", "--datapath", "{}/empty"), "one folder a class"),
+        (("--dataname", "folder", "--datapath", "{}/only"), "no val/ or test/ beside train/.*--val-split"),
+        (("--dataname", "folder", "--datapath", "{}/single", "--val-split", "0.5"), "holds one class, a;"),
         (("--dataname", "folder", "--datapath", "{}/empty", "--val-split", "0.1"), "holds no class folders"),
         (("--dataname", "cifar10", "--datapath", "{}/three"), "3 classes where cifar10 has 10"),
         (("--dataname", "folder", "--datapath", "{}/three", "--val-split", "0.1"), "already has val/"),
@@ -162,6 +179,8 @@ def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags
     for name in ("three", "unknown", "hollow"):
         for split in ("train", "val"):
             write_folders(tmp_path / name / split, *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(tmp_path / "only/train", *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(tmp_path / "single", *some(4, 8, 1), ["a"])
     write_folders(tmp_path / "unknown/val", *some(1, 8, 1), ["d"])
     for path in (tmp_path / "hollow/train/b").iterdir():
         path.unlink()

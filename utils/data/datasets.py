@@ -120,6 +120,10 @@ def get_data(settings: DataSettings, device: torch.device) -> Data:
             f"--datapath {settings.datapath}: {len(classes)} classes where {settings.dataname} has {spec.classes}; "
             "use --dataname folder for another set"
         )
+    if len(classes) < 2:
+        raise UserError(
+            f"--datapath {settings.datapath}: holds one class, {classes[0]}; a classifier needs two or more"
+        )
     augment = spec.augment if settings.augment is None else settings.augment
     return Data(spec, image_size, tuple(name for name in augment if name != "none"), classes, train, validation)
 
@@ -142,7 +146,10 @@ def _read(settings: DataSettings, spec: DatasetSpec) -> Splits:
     reader = _reader(settings, spec)
     if reader is None:
         raise UserError(
-            f"--datapath {root}: holds no {settings.dataname}, neither torchvision's files nor "
+            f"--datapath {root}: holds no val/ or test/ beside train/; add one"
+            + (" or give --val-split 0.1" if settings.dataname == "folder" else "")
+            if (root / "train").is_dir()
+            else f"--datapath {root}: holds no {settings.dataname}, neither torchvision's files nor "
             f"class folders below train/ and val/ or test/; {spec.source}"
         )
     return reader()
@@ -157,7 +164,8 @@ def _reader(settings: DataSettings, spec: DatasetSpec) -> Callable[[], Splits] |
     if splits:
         return lambda: readers.read_class_folders(*splits, spec.colour)
     if name == "folder" and settings.val_split is not None:
-        return lambda: readers.split_class_folders(root, settings.val_split, spec.colour)
+        tree = root / "train" if (root / "train").is_dir() else root
+        return lambda: readers.split_class_folders(tree, settings.val_split, spec.colour)
     if name in ("mnist", "fashionmnist"):
         place = readers.find_idx(root, {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}[name])
         return place and (lambda: readers.read_idx(place, FASHION_CLASSES if name == "fashionmnist" else None))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import tarfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +96,9 @@ def _idx_file(place: Path, name: str) -> Path | None:
 def read_idx(place: Path, classes: tuple[str, ...] | None = None) -> Splits:
     """MNIST or FashionMNIST from idx files (LeCun's format: magic, sizes big-endian, then bytes)."""
     train_images, train_labels, test_images, test_labels = (_read_idx_file(_idx_file(place, n)) for n in _IDX_NAMES)
+    for images, labels in ((train_images, train_labels), (test_images, test_labels)):
+        if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
+            raise UserError(f"--datapath {place}: images and labels do not belong together; fetch them again")
     return (
         _in_memory(train_images[:, None], train_labels),
         _in_memory(test_images[:, None], test_labels),
@@ -102,7 +107,10 @@ def read_idx(place: Path, classes: tuple[str, ...] | None = None) -> Splits:
 
 
 def _read_idx_file(path: Path) -> np.ndarray:
-    data = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    try:
+        data = bytearray(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: is not a whole idx file ({error}); fetch it again") from error
     dimensions = data[3] if len(data) > 3 else 0
     start = 4 + 4 * dimensions
     shape = np.frombuffer(data[4:start], dtype=">i4")
@@ -131,8 +139,12 @@ def unpack_imagenet(root: Path) -> None:
     from torchvision import datasets
 
     if not (root / "train").is_dir() and (root / "ILSVRC2012_img_train.tar").is_file():
-        for split in ("train", "val"):
-            datasets.ImageNet(str(root), split=split)
+        try:
+            for split in ("train", "val"):
+                datasets.ImageNet(str(root), split=split)
+        except (RuntimeError, OSError, tarfile.TarError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"--datapath {root}: ImageNet's archives cannot be unpacked ({reason})") from error
 
 
 def fetch(name: str, root: Path) -> None:

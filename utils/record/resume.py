@@ -63,7 +63,7 @@ def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
     ``parent`` holds all runs of this data set and network. Raises ``UserError``.
     """
     if args.run.resume == "auto":
-        return newest_run(parent, args.result_values(), warn)
+        return newest_run(parent, {"name": args.run.name, **args.result_values()}, warn)
     if args.run.resume:
         return from_path(Path(args.run.resume), warn)
     if args.run.evaluate and args.model.weights:

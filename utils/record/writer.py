@@ -6,18 +6,20 @@ All ranks call the same methods; ranks other than the main one have ``NullWriter
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from utils.record.event_files import rewind
+from utils.settings import UserError
 
 CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
 GRID_IMAGES = 64
@@ -76,6 +78,7 @@ class RunWriter(NullWriter):
         from torch.utils.tensorboard import SummaryWriter
 
         self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        _lock(self._log, folder)
         epochs, steps = resumed or (0, 0)
         if resumed:
             rewind(folder, steps)
@@ -166,6 +169,20 @@ def build_writer(
 ) -> NullWriter:
     """The writer on the main process, its no-op twin on the others."""
     return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
+
+
+def _lock(log: TextIO, folder: Path) -> None:
+    """Keep a second process out of the run until ``log`` is closed, by whatever end, also kill -9.
+
+    A record lock, unlike flock's, is not inherited by data workers, which may outlive the process for seconds.
+    """
+    import fcntl
+
+    try:
+        fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):  # anything else: a file system that knows no locks
+            raise UserError(f"{folder}: another process is writing this run; wait for it or stop it") from error
 
 
 def _read_csv(path: Path) -> list[dict[str, str]]:
