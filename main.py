@@ -82,15 +82,15 @@ def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
         if Progress.from_state(found.state["progress"]).is_finished(args) and not args.run.dry_run:
             return tell_finished(found, distributed)
 
-    if args.data.datapath is not None:  # a run's settings shall hold in any working directory
-        args = dataclasses.replace(
-            args, data=dataclasses.replace(args.data, datapath=os.path.abspath(args.data.datapath))
-        )
     parts = build(args, distributed, found)
     if args.run.dry_run:
         return tell_plan(args, parts, distributed, found)
     if args.run.evaluate:
         return evaluate(args, parts, distributed)
+    if args.data.datapath is not None:  # a run's settings shall hold in any working directory
+        args = dataclasses.replace(
+            args, data=dataclasses.replace(args.data, datapath=os.path.abspath(args.data.datapath))
+        )
     return train(argv, args, parts, distributed, found)
 
 

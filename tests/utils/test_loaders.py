@@ -1,5 +1,7 @@
 """Resident and streaming loader give the same batches; odd images are read right; damaged ones are named."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,7 @@ def test_a_damaged_image_is_named_also_from_a_worker(tmp_path, content, workers)
         (tmp_path / split / "a").mkdir(parents=True)
         for number in range(4):
             Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / split / "a" / f"{number}.jpg")
+        shutil.copytree(tmp_path / split / "a", tmp_path / split / "b")
     bad = tmp_path / "train/a/2.jpg"
     bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2] if content == "half" else content)
     train, _, _ = make("--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--workers", workers)
