@@ -40,7 +40,7 @@ class Parts(NamedTuple):
     loader_choice: str
     model: torch.nn.Module
     ema: AveragedModel | None
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
     lr_policy: LRPolicy
     criterion: torch.nn.Module
     scaler: torch.amp.GradScaler
@@ -103,7 +103,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     from utils.optim.ema import build_ema
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer, unknown_optimizer
-    from utils.precision.amp import build_scaler
+    from utils.precision.amp import build_scaler, keep_in_fp32
 
     with distributed.together():
         mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
@@ -123,6 +123,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
             settings, classes=len(data.classes), channels=data.spec.channels, image_size=data.image_size
         ).to(distributed.device)
         load_weights(model, settings, args.run.evaluate, found)
+        keep_in_fp32(model, args.precision.fp32_layers or (), distributed.device)
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed.device, seed=args.run.seed, channels_last=args.model.channels_last,
             rank=distributed.rank, world_size=distributed.world_size,

@@ -20,6 +20,15 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
     # The smaller of two that disagree may come from a lower layer: then the higher layer simply wins.
     both = told("batch_size") and told("global_batch_size") and origins["batch_size"] == origins["global_batch_size"]
     checkpoint = v.evaluate and (v.resume or v.weights)
+    clips = [
+        flag
+        for flag, value in (
+            ("--clip-grad-norm", v.clip_grad_norm),
+            ("--clip-grad-value", v.clip_grad_value),
+            ("--clip-grad-agc", v.clip_grad_agc),
+        )
+        if value is not None
+    ]
     rules = [
         (
             both and v.global_batch_size and v.batch_size != math.ceil(v.global_batch_size / per_step),
@@ -55,6 +64,12 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
             v.warmup_epochs > v.epochs,
             f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}",
         ),
+        (len(clips) > 1, f"{' and '.join(clips)} are two ways to clip; give one"),
+        (
+            v.grad_penalty and v.compile,
+            "--grad-penalty needs second derivatives, which --compile cannot make; remove one",
+        ),
+        (v.fp32_layers and v.amp == "off", "--fp32-layers means nothing with --amp off; remove one"),
         (v.gpu_ids and v.device == "cpu", "--gpu-ids contradicts --device cpu"),
         (v.gpu_ids and len(set(v.gpu_ids)) != len(v.gpu_ids), "--gpu-ids names a GPU twice"),
         (

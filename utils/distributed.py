@@ -125,11 +125,18 @@ class Distributed:
             torch.distributed.broadcast_object_list(result, src=0, device=self.device)
         return result[0]
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
+        import torch
+
+        gathered: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(gathered, value)
+        return gathered
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """What raises ``UserError`` on any rank inside is raised on every rank, with all ranks' mistakes."""
-        import torch
-
         mistakes: list[str] = []
         try:
             yield
@@ -137,10 +144,7 @@ class Distributed:
             mistakes = error.mistakes
         except OSError as error:
             mistakes = [str(error)]
-        if self.world_size > 1:
-            gathered: list[Any] = [None] * self.world_size
-            torch.distributed.all_gather_object(gathered, mistakes)
-            mistakes = list(dict.fromkeys(line for lines in gathered for line in lines))
+        mistakes = list(dict.fromkeys(line for lines in self.gather(mistakes) for line in lines))
         if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)
 

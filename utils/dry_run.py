@@ -63,11 +63,13 @@ def _optimizer(args: Settings) -> str:
     settings = args.optimisation
     extra = f", momentum {settings.momentum:g}{' (Nesterov)' if settings.nesterov else ''}"
     average = f", weight average {settings.ema_decay:g}" if settings.ema_decay else ""
-    clip = f", gradient norm at most {settings.clip_grad_norm:g}" if settings.clip_grad_norm else ""
+    clips = {"norm": settings.clip_grad_norm, "value": settings.clip_grad_value, "AGC": settings.clip_grad_agc}
+    clip = "".join(f", clipped by {name} {size:g}" for name, size in clips.items() if size)
+    penalty = f", gradient penalty {settings.grad_penalty:g}" if settings.grad_penalty else ""
     decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
     return (
         f"{settings.optimizer}{extra if settings.optimizer == 'sgd' else ''}, "
-        f"weight decay {settings.weight_decay:g}{decay}{clip}{average}"
+        f"weight decay {settings.weight_decay:g}{decay}{clip}{penalty}{average}"
     )
 
 

@@ -209,8 +209,9 @@ class OptimisationSettings:
 
     epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
     optimizer: str = setting(
-        "sgd", "sgd, adam, adamw or any of timm's by name", short="-o", check=not_empty, metavar="NAME"
-    )
+        "sgd", "sgd, adam, adamw, muon (with adamw for what is no matrix) or any of timm's by name", short="-o",
+        check=not_empty, metavar="NAME",
+    )  # fmt: skip
     lr: float | None = setting(
         None, "highest learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive
     )
@@ -228,6 +229,16 @@ class OptimisationSettings:
     warmup_epochs: float = setting(0.0, "epochs of linear warm-up", check=not_negative)
     accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
     clip_grad_norm: float | None = setting(None, "clip the unscaled gradient to this norm", type=float, check=positive)
+    clip_grad_value: float | None = setting(
+        None, "clamp each number of the unscaled gradient to this size", type=float, check=positive
+    )
+    clip_grad_agc: float | None = setting(
+        None, "adaptive clipping: each unit's gradient to this share of its weights' norm, for example 0.01",
+        type=float, check=positive,
+    )  # fmt: skip
+    grad_penalty: float = setting(
+        0.0, "add this times the norm of the loss's gradient to the loss of each forward pass", check=not_negative
+    )
     ema_decay: float | None = setting(
         None, "keep a moving average of the weights, for example 0.999; its results are the reported ones",
         type=float, check=between(0, 1, open_low=True, open_high=True),
@@ -242,6 +253,18 @@ class PrecisionSettings:
         None, "automatic mixed precision [fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16")
     )
     init_scale: float = setting(65536.0, "first loss scale (fp16)", check=between(2.0**-24, 2.0**100))
+    max_skipped_steps: int = setting(
+        20, "stop after more than this many steps in a row without a finite gradient (fp16)",
+        check=between(0, LARGEST_INT), shapes_result=False,
+    )  # fmt: skip
+    fp32_layers: tuple[str, ...] | None = setting(
+        None, "layers to compute in float32, by their names in the network (amp_audit.py finds them)", type=str,
+        many=True, metavar="NAME", check=lambda names: next(filter(None, map(not_empty, names)), None),
+    )  # fmt: skip
+    dump_bad_batch: bool = setting(
+        False, "save the batch and weights of a step whose gradient is not finite, for scripts/amp_audit.py --batch",
+        shapes_result=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +14,19 @@ from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
-from utils.data.sample_plan import step_seed
 from utils.distributed import Distributed
+from utils.optim.clipping import GradientClipper
 from utils.optim.ema import ema_state, load_ema_state
+from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.record.checkpoint import Checkpointer
 from utils.record.metrics import COUNT, ClassificationMeter, Report
-from utils.record.progress import NOTHING, Progress
+from utils.record.progress import Progress
+from utils.record.reporter import Reporter, StepRecord
 from utils.record.writer import NullWriter
 from utils.settings import Settings
+from utils.step_watch import StepWatch
 
 
 class TrainingFailure(RuntimeError):
@@ -34,17 +36,19 @@ class TrainingFailure(RuntimeError):
 class TraVal:
     """Trains and validates ``model``.
 
-    ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``);
-    ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives their mean loss; ``scaler`` is
-    a ``torch.amp.GradScaler``, disabled where the precision needs none. ``description`` holds the parts of
-    a checkpoint that do not change. Without ``writer`` or ``checkpointer`` nothing is written.
+    ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``).
+    ``optimizer`` may be several, each for its own parameters: under one ``scaler`` each skips on its own.
+    ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives their mean loss, or a dict of
+    named ones, whose sum is minimised and which are logged each. ``scaler`` is a ``torch.amp.GradScaler``,
+    disabled where the precision needs none. ``description`` holds the parts of a checkpoint that do not
+    change. Without ``writer`` or ``checkpointer`` nothing is written.
     """
 
     def __init__(
         self,
         model: nn.Module,
         train_loader: TrainLoader | None,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         criterion: nn.Module,
         scaler: torch.amp.GradScaler,
         args: Settings,
@@ -60,24 +64,36 @@ class TraVal:
     ) -> None:
         self.model, self.ema = model, ema  # bare: its names are the checkpoint's
         self.train_loader, self.validation_loader = train_loader, validation_loader
-        self.optimizer, self.criterion, self.scaler = optimizer, criterion, scaler
+        self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
+        self.criterion, self.scaler = criterion, scaler
         self.args, self.distributed, self.device = args, distributed, distributed.device
         self.lr_policy = lr_policy
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
+        self.reporter = Reporter(self.writer, args)
         self.name = curr_scen_name
         self.progress = Progress()
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
-
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are
-        if optimizer is not None:
-            self.network = distributed.wrap(model, train_loader.image_shape)
-            # The scaler leaves the optimizer out when a gradient is not finite; the hook tells, without synchronising.
-            optimizer.register_step_post_hook(self._on_optimizer_step)
-            self.meter = ClassificationMeter(args.logging.print_freq, self.device)
-            self._one = torch.ones((), device=self.device)
-            self._pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
+        if self.optimizers:
+            self._prepare_training()
+
+    def _prepare_training(self) -> None:
+        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape)
+        self.clip = GradientClipper(self.args.optimisation, self.model)
+        folder = self.checkpointer.folder.parent if self.checkpointer is not None else None
+        self.watch = StepWatch(
+            self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
+        )
+        # The scaler leaves an optimizer out when its gradient is not finite; the hook tells, without synchronising.
+        self._moved: set[torch.optim.Optimizer] = set()
+        for optimizer in self.optimizers:
+            optimizer.register_step_post_hook(lambda moved, *_: self._moved.add(moved))
+        self.meter = ClassificationMeter(self.args.logging.print_freq, self.device)
+        self._loss_names: list[str] | None = None
+        self._one = torch.ones((), device=self.device)
+        self._pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
 
     # ---------------------------------------------------------------------------------- verbs
 
@@ -85,7 +101,7 @@ class TraVal:
         """Train from where ``progress`` stands to the end; gives the last validation's report."""
         while not self.progress.is_finished(self.args):
             epoch = self.progress.epoch
-            self._training_report = self.train(epoch)
+            self.train(epoch)
             self.validation(epoch, report=True)
         return Report(*self.progress.last_validation)
 
@@ -93,11 +109,10 @@ class TraVal:
         """Train the (rest of the) epoch; gives its report over all ranks."""
         steps = self.train_loader.steps_per_epoch
         self.network.train()
-        self._began = self._window_began = time.perf_counter()
-        self._data_seconds, self._count_before = 0.0, self.progress.epoch_sums[COUNT]
+        self.reporter.begin_epoch(self.progress, steps)
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         with self.writer.bar(steps, self.progress.step_in_epoch, title, "step") as bar:
-            batches = self._timed(self.train_loader.batches(epoch, self.progress.step_in_epoch))
+            batches = self.reporter.timed(self.train_loader.batches(epoch, self.progress.step_in_epoch))
             if self._show_first_batch:
                 self._show_first_batch = False
                 first = next(batches)
@@ -109,13 +124,13 @@ class TraVal:
                 self._after_step(epoch, bar)
                 if self.progress.is_finished(self.args):
                     break
-        self._collect(epoch)
+        self._collect()
         window = self.progress.window_sums
         if window[COUNT]:
-            self._report_window(epoch, None)
+            self.reporter.window(self.progress, None)
             if self.progress.step_in_epoch < steps:  # cut: a run that goes on reports the whole window in its turn
                 self.progress.window_sums = window
-        self._train_seconds = time.perf_counter() - self._began
+        self.reporter.end_training()
         return Report.from_sums(self.progress.epoch_sums)
 
     def training_step(self, batches: Iterable[Batch]) -> None:
@@ -123,25 +138,27 @@ class TraVal:
         lr = self._begin_step()
         for batch in batches:
             with self.distributed.accumulating(self.network, more_to_come=not batch.ends_step):
-                with self.autocast:
-                    output = self.network(batch.images)[: len(batch.targets)]
-                    loss = self.criterion(output, batch.targets) if len(batch.targets) else output.sum()
+                output, loss, named = self._forward(self.network, batch)  # autocast covers this and no more
                 self.scaler.scale(loss * batch.weight).backward()
-            self.meter.update(len(self._pending), loss.detach(), output.detach(), batch.targets)
+            self.meter.update(len(self._pending), loss.detach(), output.detach(), batch.targets, named)
 
         scale = self.scaler.scale(self._one)
-        self.scaler.unscale_(self.optimizer)  # clipping and the logged norm are of the true gradient
-        norm = self._clip_gradient()
-        self._stepped = False
-        self.scaler.step(self.optimizer)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = self.clip()  # clipping and the logged norm are of the true gradient
+        self._refuse_non_finite(norm)
+        self._moved.clear()
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+        if not self._moved:
+            bad = self.watch.undo_and_explain(self.progress, scale, self._forward)
+            self.writer.log(f"step {bad.step} skipped, {bad.summary()}")
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self._stepped and self.ema is not None:
+        self.model.zero_grad(set_to_none=True)
+        if self._moved and self.ema is not None:
             self.ema.update_parameters(self.model)
         self._pending.append((lr, norm, scale))
-        self.progress.skipped_steps += not self._stepped
-        self.progress.step += 1
-        self.progress.step_in_epoch += 1
+        self.progress.count_step(len(self._moved), len(self.optimizers))
 
     def validation(self, epoch: int, report: bool = True) -> Report:
         """Validate, exactly, on all ranks; with ``report`` also log, enter the epoch's row and save.
@@ -152,113 +169,108 @@ class TraVal:
         raw = self._validate(self.model)
         result = self._validate(self.ema.module) if self.ema is not None else raw
         if report:
-            self._report_epoch(epoch, result, raw)
+            self._end_epoch(epoch, result, raw if self.ema is not None else None)
         return result
 
     # ---------------------------------------------------------------------------- parts of a step
 
-    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, while the time spent waiting for them adds up."""
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            self._data_seconds += time.perf_counter() - began
-            if batch is None:
-                return
-            yield batch
-
     def _begin_step(self) -> float:
         """Set learning rate and random seed, both functions of the position alone; gives the rate."""
-        seed = step_seed(self.args.run.seed, self.progress.step, self.distributed.rank)
-        self.distributed.seed(seed)
+        self.watch.begin_step(self.progress)
         lr = self.lr_policy(self.progress.updates)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group.get("lr_scale", 1.0)
         return lr
 
-    def _clip_gradient(self) -> torch.Tensor:
-        """The norm of the whole unscaled gradient before clipping, a tensor () on the device."""
-        gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if self.args.optimisation.clip_grad_norm is not None:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grads_with_norm_(parameters, self.args.optimisation.clip_grad_norm, norm)
-        return norm
-
-    def _on_optimizer_step(self, *_: Any) -> None:
-        self._stepped = True
+    def _forward(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        """Logits (n, classes), the loss to minimise, and its parts by name where it has several."""
+        count, penalty = len(batch.targets), self.args.optimisation.grad_penalty
+        with twice_differentiable(bool(penalty)), self.autocast:
+            output = network(batch.images)[:count]
+            losses = self.criterion(output, batch.targets) if count else output.sum()
+        named = dict(losses) if isinstance(losses, dict) else {}
+        loss = sum(named.values()) if named else losses
+        if penalty and count:
+            named = named or {"criterion": loss}
+            named["grad_penalty"] = penalty * gradient_norm(loss, self.model.parameters(), self.scaler)
+            loss = loss + named["grad_penalty"]
+        return output, loss, named
 
     def _after_step(self, epoch: int, bar: tqdm) -> None:
-        """What is due between two steps: a log line, a checkpoint."""
-        logging, step = self.args.logging, self.progress.step
-        if step % logging.print_freq == 0 or len(self._pending) == logging.print_freq:
-            self._collect(epoch)
-        if step % logging.print_freq == 0:
-            self._report_window(epoch, bar)
-        within = self.progress.step_in_epoch < self.train_loader.steps_per_epoch
-        if within and logging.save_every_steps and step % logging.save_every_steps == 0:
-            self._collect(epoch)
+        """What is due between two steps: a log line, a checkpoint, the end after too many skipped steps."""
+        logging, progress = self.args.logging, self.progress
+        if progress.step % logging.print_freq == 0 or len(self._pending) == logging.print_freq:
+            self._collect()
+        if progress.step % logging.print_freq == 0:
+            self.reporter.window(progress, bar)
+        if progress.skipped_in_row > self.args.precision.max_skipped_steps:
+            self._stop(
+                f"{progress.skipped_in_row} steps in a row without a finite gradient, the last step {progress.step} "
+                f"(epoch {epoch + 1}); the loss scale is down to {self.scaler.get_scale():g}, and no scale will mend "
+                "that: the log names the layers, scripts/amp_audit.py says what to do; --amp bf16 or off avoids them"
+            )
+        within = progress.step_in_epoch < self.train_loader.steps_per_epoch
+        if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
+            self._collect()
             self.save("last")
+
+    def _refuse_non_finite(self, norm: torch.Tensor) -> None:
+        """Without a scaler, which would skip it, a step without a finite gradient ends the run before the update.
+
+        The host reads the norm here, as the scaler reads its own flag: a synchronisation point. All ranks have
+        the same gradient, so all of them end.
+        """
+        if self.scaler.is_enabled() or math.isfinite(norm.item()):
+            return
+        bad = self.watch.undo_and_explain(self.progress, self._one, self._forward)
+        self._stop(
+            f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; the weights are "
+            "those before this step; lower --lr, add --warmup-epochs, or see scripts/amp_audit.py"
+        )
+
+    def _stop(self, message: str) -> None:
+        """End the run with its state, which is sound, saved."""
+        self._collect()
+        self.save("last")
+        raise TrainingFailure(message)
 
     # ------------------------------------------------------------------- synchronisation points
 
-    def _collect(self, epoch: int) -> None:
+    def _collect(self) -> None:
         """Bring the pending steps' sums to the host, over all ranks. A synchronisation point."""
         steps = len(self._pending)
         if not steps:
             return
+        if self._loss_names is None:  # a rank whose first shares are empty has not met them
+            named = self.distributed.gather(list(self.meter.named))
+            self._loss_names = self.progress.loss_names = list(dict.fromkeys(itertools.chain(*named)))
         lrs, norms, scales = zip(*self._pending, strict=True)
-        sums = self.distributed.all_reduce_sum(self.meter.sums[:steps].clone())
-        rows = torch.cat([sums, torch.stack([torch.stack(norms), torch.stack(scales)], dim=1).double()], dim=1).tolist()
-        first = self.progress.step - steps + 1
-        curves = []
-        for number, (lr, (loss, top1, top5, count, norm, scale)) in enumerate(zip(lrs, rows, strict=True), first):
-            self.progress.add([loss, top1, top5, count])
-            self.progress.samples_seen += round(count)
-            curves.append((number, epoch + 1, loss / count, 100 * top1 / count, 100 * top5 / count, lr, norm, scale))
-        self.writer.curves(curves)
-        self._last = curves[-1]
+        columns = [self.meter.sums, *(self.meter.column(name)[:, None] for name in self._loss_names)]
+        sums = self.distributed.all_reduce_sum(torch.cat(columns, dim=1)[:steps])
+        rows = torch.cat([torch.stack([torch.stack(norms), torch.stack(scales)], dim=1).double(), sums], dim=1).tolist()
         self._pending.clear()
         self.meter.reset()
-        bad = next((row for row in curves if not math.isfinite(row[2])), None)
-        if bad and not self.scaler.is_enabled():
-            raise TrainingFailure(
-                f"the loss is {bad[2]} at step {bad[0]} (epoch {epoch + 1}); lower --lr, add --warmup-epochs or "
-                "--clip-grad-norm; checkpoints before this step are sound"
-            )
+        first = self.progress.step - steps + 1
+        records = [self._enter(step, lr, row) for step, lr, row in zip(itertools.count(first), lrs, rows, strict=False)]
+        self.writer.curves(records)
+        self.reporter.last = records[-1]
+        bad = next((r for r in records if not math.isfinite(r.loss) and math.isfinite(r.gradient_norm)), None)
+        if bad:
+            message = f"the loss is {bad.loss} at step {bad.step} (epoch {bad.epoch}) though its gradient is finite"
+            if not self.scaler.is_enabled():
+                raise TrainingFailure(f"{message}; see to the criterion; checkpoints before this step are sound")
+            self.writer.log(message)
 
-    def _report_window(self, epoch: int, bar: tqdm | None) -> None:
-        """A log line and TensorBoard points of the steps since the last ones."""
-        progress = self.progress
-        report = Report.from_sums(progress.window_sums)
-        seconds = time.perf_counter() - self._window_began
-        speed, wait = report.count / seconds, 100 * self._data_seconds / seconds
-        progress.window_sums = list(NOTHING)
-        self._window_began, self._data_seconds = time.perf_counter(), 0.0
-        *_, lr, norm, scale = self._last
-        self.writer.scalars(
-            {
-                "Loss/Training": report.loss,
-                "Top1/Training": report.top1,
-                "Top5/Training": report.top5,
-                "Optim/lr": lr,
-                "Optim/Gradient_Norm": norm,
-                "AMP/scale": scale,
-                "AMP/skipped_steps": progress.skipped_steps,
-                "Speed/images_per_second": speed,
-                "Speed/data_wait_percent": wait,
-            },
-            progress.step,
-        )
-        skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
-        self.writer.log(
-            f"epoch {epoch + 1}/{self.args.optimisation.epochs}  step {progress.step_in_epoch}/"
-            f"{self.train_loader.steps_per_epoch}  {report}  lr {lr:.4g}  gradient {norm:.3g}{skipped}  "
-            f"{speed:,.0f} images/s  data wait {wait:.0f} %",
-            to_console=bar is None or bar.disable,
-        )
-        if bar is not None:
-            bar.set_postfix_str(f"{report}  lr {lr:.4g}", refresh=False)
+    def _enter(self, step: int, lr: float, row: list[float]) -> StepRecord:
+        """Add one step's sums to the epoch's and the window's."""
+        norm, scale, *sums = row
+        loss, top1, top5, count = sums[: COUNT + 1]
+        self.progress.samples_seen += round(count)
+        if math.isfinite(loss):  # a skipped step's loss must not spoil the means
+            self.progress.add(sums)
+        epoch = self.progress.epoch + 1
+        return StepRecord(step, epoch, loss / count, 100 * top1 / count, 100 * top5 / count, lr, norm, scale)
 
     # ------------------------------------------------------------------------------- validation
 
@@ -279,30 +291,14 @@ class TraVal:
         model.train()
         return Report.from_sums(self.distributed.all_reduce_sum(meter.sums).sum(0).tolist())
 
-    def _report_epoch(self, epoch: int, result: Report, raw: Report) -> None:
+    def _end_epoch(self, epoch: int, result: Report, raw: Report | None) -> None:
         """The epoch's row, points, line and checkpoints."""
-        progress, training = self.progress, self._training_report
-        seconds = time.perf_counter() - self._began
-        images_per_second = (training.count - self._count_before) / self._train_seconds
-        points = {"Loss/Test": result.loss, "Top1/Test": result.top1, "Top5/Test": result.top5}
-        row = {
-            "epoch": epoch + 1, "step": progress.step, "lr": self._last[5],
-            "train_loss": training.loss, "train_top1": training.top1, "train_top5": training.top5,
-            "val_loss": result.loss, "val_top1": result.top1, "val_top5": result.top5, "val_count": result.count,
-            "images_per_second": round(images_per_second, 1), "seconds": round(seconds, 3),
-            "skipped_steps": progress.skipped_steps,
-        }  # fmt: skip
-        line = f"epoch {epoch + 1}/{self.args.optimisation.epochs}  validation {result}"
-        if self.ema is not None:
-            points |= {"Loss/Test_raw": raw.loss, "Top1/Test_raw": raw.top1, "Top5/Test_raw": raw.top5}
-            row |= {"raw_val_loss": raw.loss, "raw_val_top1": raw.top1, "raw_val_top5": raw.top5}
-            line += f"  (raw weights {raw})"
-        self.writer.scalars(points, progress.step)
+        progress = self.progress
         best = result.top1 > progress.best_top1
         whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
         if best and whole:  # an epoch cut by --max-steps must leave no trace in a run that goes on
             progress.best_top1, progress.best_epoch = result.top1, epoch + 1
-        self.writer.log(f"{line}  {seconds:.1f} s{'  best so far' if best else ''}")
+        row = self.reporter.epoch(progress, result, raw, best)
         progress.last_validation = [result.loss, result.top1, result.top5, result.count]
         if whole:
             progress.finish_epoch()
@@ -316,11 +312,12 @@ class TraVal:
     # ------------------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """What changes during training, at an optimizer-step boundary."""
+        """What changes during training, at an optimizer-step boundary. Several optimizers make a list."""
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "model": self.model.state_dict(),
             "ema": ema_state(self.ema) if self.ema is not None else None,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizers if len(optimizers) > 1 else optimizers[0],
             "scaler": self.scaler.state_dict(),
             "progress": self.progress.state(),
         }
@@ -330,7 +327,9 @@ class TraVal:
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             load_ema_state(self.ema, state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
+        for optimizer, its_state in zip(self.optimizers, stored, strict=True):
+            optimizer.load_state_dict(its_state)
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])

@@ -47,7 +47,7 @@ def step(traval, images):
         for name, parameter in traval.model.named_parameters()
     ]
     hooks.append(
-        traval.optimizer.register_step_pre_hook(
+        traval.optimizers[0].register_step_pre_hook(
             lambda *_: unscaled.update({name: p.grad.item() for name, p in traval.model.named_parameters()})
         )
     )

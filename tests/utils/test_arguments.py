@@ -217,7 +217,15 @@ def test_help_lists_every_flag_of_the_interface():
 
 
 def test_every_flag_is_listed_above_or_in_the_settings():
-    extra = {"--val-split", "--decay-norm-bias", "--lr-milestones", "--lr-gamma"}
+    extra = {
+        "--val-split",
+        "--decay-norm-bias",
+        "--lr-milestones",
+        "--lr-gamma",
+        "--clip-grad-value",
+        "--clip-grad-agc",
+    }
+    extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
     assert named - {"--progress"} == set(FLAGS.split()) | extra

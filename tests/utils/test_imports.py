@@ -56,7 +56,14 @@ def allowed_for(module):
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
         "utils.arguments": {"utils.settings", "utils.consistency"},
-        "utils.train_validation": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
+        "utils.tools": {"utils.settings", "utils.arguments"},
+        "utils.train_validation": {
+            "utils.settings",
+            "utils.distributed",
+            "utils.step_watch",
+            *(f"utils.{room}" for room in ROOMS),
+        },
+        "utils.step_watch": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
         "utils.dry_run": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
     }.get(module, {"utils.settings", "utils.distributed"})
 

@@ -1,5 +1,7 @@
 """Top-1, top-5 and sums against numpy, torch and scikit-learn."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -135,5 +137,6 @@ def test_report_divides_once_and_gives_percent():
     assert str(report) == "top1 75.00  top5 97.50  loss 0.2500"
 
 
-def test_report_of_nothing_is_zero_not_an_error():
-    assert Report.from_sums([0.0, 0.0, 0.0, 0.0]) == Report(0.0, 0.0, 0.0, 0)
+def test_report_of_nothing_is_not_a_number_nor_an_error():
+    report = Report.from_sums([0.0, 0.0, 0.0, 0.0])
+    assert report.count == 0 and all(math.isnan(value) for value in (report.loss, report.top1, report.top5))

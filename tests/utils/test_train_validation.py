@@ -191,13 +191,9 @@ def test_validation_batches_are_the_same_bits_whichever_rank_computes_them():
 
 def test_the_average_is_what_counts_and_the_raw_weights_stand_beside_it():
     traval = make("--ema-decay", "0.5", "--arch", "fc")
-    steps(traval, 5)
     rows = []
     traval.writer.epoch = rows.append
-    traval._training_report, traval._began, traval._train_seconds, traval._count_before = (
-        traval.validation(0, report=False), 0.0, 1.0, 0,
-    )  # fmt: skip
-    traval._collect(0)
+    traval.train(0)
     result = traval.validation(0, report=True)
     assert rows[0]["val_loss"] == result.loss
     assert rows[0]["raw_val_loss"] == traval._validate(traval.model).loss != result.loss

@@ -54,6 +54,10 @@ class Source(Protocol):
         """For each share its uint8 images and int64 labels, on the device."""
         ...
 
+    def read(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
+        """One share's uint8 images and int64 labels, on the device, read in this process."""
+        ...
+
 
 class ResidentSource:
     """All images in the device's memory as one uint8 tensor; a batch is an index."""
@@ -67,8 +71,11 @@ class ResidentSource:
 
     def batches(self, shares: Iterable[Share]) -> Iterator[tuple[Share, torch.Tensor, torch.Tensor]]:
         for share in shares:
-            rows = torch.from_numpy(share.indices).to(self.device, non_blocking=True)
-            yield share, self.pixels[rows % len(self.pixels)], self.labels[rows]
+            yield share, *self.read(share)
+
+    def read(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.from_numpy(share.indices).to(self.device, non_blocking=True)
+        return self.pixels[rows % len(self.pixels)], self.labels[rows]
 
 
 class StreamSource:
@@ -103,6 +110,10 @@ class StreamSource:
         while copied is not None:
             current, copied = copied, self._copy(next(ready, None))
             yield current
+
+    def read(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
+        _, pixels, labels = self._copy((share, self._loader.dataset[share]))
+        return pixels, labels
 
     def _copy(self, item: Any) -> tuple[Share, torch.Tensor, torch.Tensor] | None:
         """Start the copy to the device; on a GPU it runs while the batch before it trains."""
@@ -164,9 +175,15 @@ class TrainLoader:
         steps = range(first_step, self.steps_per_epoch)
         shares = (share for step in steps for share in self.plan.shares(epoch, step))
         for share, pixels, labels in self.source.batches(shares):
-            images = self.transform.training(pixels, share.indices, epoch)
-            count = share.count
-            yield Batch(images, labels[:count], share.indices[:count], share.step, share.weight, share.ends_step)
+            yield self._batch(share, pixels, labels)
+
+    def step_again(self, epoch: int, step: int) -> list[Batch]:
+        """The same forward passes of one step once more, without the worker processes."""
+        return [self._batch(share, *self.source.read(share)) for share in self.plan.shares(epoch, step)]
+
+    def _batch(self, share: Share, pixels: torch.Tensor, labels: torch.Tensor) -> Batch:
+        images, count = self.transform.training(pixels, share.indices, share.epoch), share.count
+        return Batch(images, labels[:count], share.indices[:count], share.step, share.weight, share.ends_step)
 
 
 class ValidationLoader:

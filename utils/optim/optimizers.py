@@ -1,8 +1,9 @@
-"""Optimizers by name: torch's sgd, adam and adamw, and all of timm's."""
+"""Optimizers by name: torch's sgd, adam and adamw, Muon beside AdamW, and all of timm's."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,15 +14,19 @@ from utils.settings import OptimisationSettings, UserError
 _TORCH = ("sgd", "adam", "adamw")
 
 
-def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that ``settings`` name over the trainable parameters of ``model``.
+def build_optimizer(
+    settings: OptimisationSettings, model: nn.Module
+) -> torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]:
+    """The optimizer, or for ``muon`` the two, that ``settings`` name over the trainable parameters of ``model``.
 
     Raises ``UserError`` for an unknown name, or one that needs a package that is not installed.
     """
     mistake = unknown_optimizer(settings.optimizer)
     if mistake:
         raise UserError(mistake)
-    groups = parameter_groups(model, settings.weight_decay, settings.decay_norm_bias)
+    if settings.optimizer == "muon":
+        return _muon(settings, model)
+    groups = parameter_groups(model.parameters(), settings.weight_decay, settings.decay_norm_bias)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
     if settings.optimizer in _TORCH:
@@ -39,12 +44,41 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> torch.o
         raise UserError(f"--optimizer {settings.optimizer}: cannot be made ({reason})") from error
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, decay_norm_bias: bool) -> list[dict[str, Any]]:
-    """All trainable parameters in one group, or in two: with decay, and norms and biases without.
+def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for hidden matrices and convolution filters, AdamW for the last layer, norms, biases and embeddings.
+
+    Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are taken as matrices
+    (out, in x height x width). Updates are scaled to the size of AdamW's (Liu et al., Muon is scalable for LLM
+    training, 2025), so one learning rate and one weight decay serve both.
+    """
+    import timm.optim
+
+    matrices = _hidden_matrices(model)
+    if not matrices:
+        raise UserError(f"--optimizer muon: {type(model).__name__} has no hidden matrix or filter; use adamw")
+    taken = {id(parameter) for parameter in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    groups = parameter_groups(others, settings.weight_decay, settings.decay_norm_bias)
+    return (
+        timm.optim.Muon(matrices, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95)),
+    )
+
+
+def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The trainable weights of all linear layers and convolutions but the last of them, which makes the logits."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
+    return [layer.weight for layer in layers[:-1] if layer.weight.requires_grad]
+
+
+def parameter_groups(
+    parameters: Iterable[nn.Parameter], weight_decay: float, decay_norm_bias: bool
+) -> list[dict[str, Any]]:
+    """The trainable ones of ``parameters`` in one group, or in two: with decay, and norms and biases without.
 
     A norm's or bias's parameter is one of at most one dimension, the convention of timm and big_vision.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_norm_bias or weight_decay == 0:
         return [{"params": parameters, "weight_decay": weight_decay}]
     parts = [

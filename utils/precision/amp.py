@@ -7,7 +7,12 @@ disabled where it is not needed, so that there is one training step and no secon
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import nn
 
 from utils.settings import PrecisionSettings, UserError
 
@@ -31,3 +36,36 @@ def autocast(settings: PrecisionSettings, device: torch.device) -> torch.autocas
     """The context for forward pass and loss, reusable; it does nothing when mixed precision is off."""
     amp = resolve_amp(settings, device)
     return torch.autocast(device.type, dtype=DTYPES.get(amp), enabled=amp != "off")
+
+
+def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -> None:
+    """Make the modules ``names`` of ``model`` compute in float32 under autocast; names as in ``named_modules``.
+
+    Their floating-point inputs are cast to float32 and autocast is off inside; the next layer casts their
+    float32 output as it needs. Parameter names stay as they are. Raises ``UserError`` for an unknown name.
+    """
+    modules = dict(model.named_modules())
+    unknown = [name for name in names if not name or name not in modules]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], modules, n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise UserError(f"--fp32-layers {' '.join(unknown)}: the network has no such layer{hint}")
+    for name in names:
+        module = modules[name]
+        # A class of its own, not a wrapped method: that would stay bound to this module in a deep copy.
+        module.__class__ = type(type(module).__name__, (_InFloat32, type(module)), {})
+        module.autocast_device = device.type
+
+
+class _InFloat32:
+    """Mixed into a module's class: ``forward`` without autocast, on float32 inputs."""
+
+    autocast_device: str
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.autocast_device, enabled=False):
+            return super().forward(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
+
+
+def _full(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +22,10 @@ class Report:
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
         """From summed loss, top-1 and top-5 hits, and count."""
-        loss, top1, top5, count = sums
-        divisor = max(count, 1)
-        return cls(loss / divisor, 100 * top1 / divisor, 100 * top5 / divisor, round(count))
+        loss, top1, top5, count = sums[: COUNT + 1]
+        if not count:
+            return cls(math.nan, math.nan, math.nan, 0)
+        return cls(loss / count, 100 * top1 / count, 100 * top5 / count, round(count))
 
     def __str__(self) -> str:
         return f"top1 {self.top1:.2f}  top5 {self.top5:.2f}  loss {self.loss:.4f}"
@@ -45,15 +47,24 @@ def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class ClassificationMeter:
     """Rows of sums, one a step or a batch, float64 on the device; reading them is the only synchronisation.
 
-    A validation batch is computed by exactly one rank, so adding up ranks only adds zeros to its row, and
-    the rows are then summed in one order: the result has the same bits on any number of ranks.
+    ``named`` holds further losses by name, a row a step like ``sums``. A validation batch is computed by
+    exactly one rank, so adding up ranks only adds zeros to its row, and the rows are then summed in one
+    order: the result has the same bits on any number of ranks.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.sums = torch.zeros(rows, 4, dtype=torch.float64, device=device)
+        self.named: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
-    def update(self, row: int, loss: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    def update(
+        self,
+        row: int,
+        loss: torch.Tensor,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        named: dict[str, torch.Tensor] | None = None,
+    ) -> None:
         """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,)."""
         count = len(targets)
         rank = target_rank(logits, targets)  # the number of classes when the target's logit is NaN
@@ -62,7 +73,16 @@ class ClassificationMeter:
         )
         self.sums[row, :COUNT] += hits
         self.sums[row, COUNT] += count
+        for name, value in (named or {}).items():
+            self.column(name)[row] += value.double() * count
+
+    def column(self, name: str) -> torch.Tensor:
+        """The sums of the loss ``name``, a row a step."""
+        if name not in self.named:
+            self.named[name] = torch.zeros_like(self.sums[:, 0])
+        return self.named[name]
 
     def reset(self) -> None:
         """Back to zero."""
-        self.sums.zero_()
+        for sums in (self.sums, *self.named.values()):
+            sums.zero_()

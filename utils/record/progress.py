@@ -17,9 +17,11 @@ class Progress:
     """Position and running sums; every field is a plain number, exact in a checkpoint.
 
     ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the next one. ``step``:
-    optimizer steps in all, those skipped by the scaler among them (``skipped_steps``). ``epoch_sums`` and
-    ``window_sums``: summed loss, top-1 and top-5 hits and count since the epoch's begin and since the last
-    log line. ``best_top1``: percent. ``last_validation``: loss, top-1, top-5 (percent) and count.
+    optimizer steps in all, those skipped by the scaler among them: ``skipped_steps`` moved nothing,
+    ``skipped_in_row`` of them are the latest, ``partly_skipped_steps`` moved some optimizers' weights only.
+    ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses named in
+    ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
+    ``last_validation``: loss, top-1, top-5 (percent) and count.
     """
 
     epoch: int = 0
@@ -27,11 +29,14 @@ class Progress:
     step: int = 0
     samples_seen: int = 0
     skipped_steps: int = 0
+    skipped_in_row: int = 0
+    partly_skipped_steps: int = 0
     best_top1: float = -1.0
     best_epoch: int = 0
     epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
+    loss_names: list[str] = field(default_factory=list)
 
     @property
     def updates(self) -> int:
@@ -45,8 +50,22 @@ class Progress:
     def add(self, row: list[float]) -> None:
         """Add one step's sums. In step order and one by one, so that the bits never depend on grouping."""
         for sums in (self.epoch_sums, self.window_sums):
+            sums += [0.0] * (len(row) - len(sums))
             for place, value in enumerate(row):
                 sums[place] += value
+
+    def count_step(self, moved: int, optimizers: int) -> None:
+        """Count an optimizer step in which ``moved`` of ``optimizers`` moved their weights."""
+        self.step += 1
+        self.step_in_epoch += 1
+        self.skipped_steps += moved == 0
+        self.skipped_in_row = 0 if moved else self.skipped_in_row + 1
+        self.partly_skipped_steps += 0 < moved < optimizers
+
+    def named_losses(self, sums: list[float]) -> dict[str, float]:
+        """The means of the named losses among ``sums``."""
+        count = max(sums[3], 1)
+        return {name: value / count for name, value in zip(self.loss_names, sums[len(NOTHING) :], strict=False)}
 
     def finish_epoch(self) -> None:
         """Count the epoch as done."""
@@ -56,8 +75,10 @@ class Progress:
         self.window_sums = list(NOTHING)
 
     def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls)})
+        """From a checkpoint's; what an older version did not count yet begins at its default."""
+        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls) if item.name in state})

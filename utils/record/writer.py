@@ -32,7 +32,7 @@ class NullWriter:
     def log(self, text: str, to_console: bool = True) -> None:
         """A line on the console and in log.txt."""
 
-    def text(self, tag: str, text: str) -> None:
+    def text(self, tag: str, text: str, step: int = 0) -> None:
         """Preformatted text in TensorBoard."""
 
     def images(self, tag: str, images: torch.Tensor) -> None:
@@ -105,9 +105,9 @@ class RunWriter(NullWriter):
 
     # ------------------------------------------------------------------------- TensorBoard
 
-    def text(self, tag: str, text: str) -> None:
+    def text(self, tag: str, text: str, step: int = 0) -> None:
         if self._board:
-            self._board.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), 0)
+            self._board.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), step)
 
     def images(self, tag: str, images: torch.Tensor) -> None:
         if self._board:

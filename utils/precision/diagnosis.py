@@ -1,0 +1,118 @@
+"""What is told of a step whose gradient was not finite: where it began, and with which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.precision.probe import NonFinite, find_non_finite
+
+SHOWN_LAYERS, SHOWN_SAMPLES = 3, 16  # in the short form, for the console
+UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
+
+
+class Pass(Protocol):
+    """What a forward pass needs here; ``utils/data/loaders.py``'s ``Batch`` has it."""
+
+    targets: torch.Tensor
+    indices: np.ndarray
+    weight: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rank's part: the non-finite layers, and the samples whose logits are not finite."""
+
+    rank: int
+    layers: NonFinite
+    samples: list[int]
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """A step without a finite gradient. ``step`` and ``epoch`` count from one; ``samples`` are data set indices."""
+
+    step: int
+    epoch: int
+    scale: float
+    origin: str
+    rank: int | None
+    layers: list[str] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    bad_logits: bool = False
+
+    @classmethod
+    def from_findings(
+        cls, step: int, epoch: int, scale: float, findings: list[Finding], all_samples: list[int]
+    ) -> BadStep:
+        """From what every rank found; ``all_samples`` are those of the whole step."""
+        samples = [sample for finding in findings for sample in finding.samples]
+        position = {"step": step, "epoch": epoch, "scale": scale}
+        seen = next((finding for finding in findings if finding.layers), None)
+        if seen is None:
+            return cls(**position, origin=UNSEEN, rank=None, samples=all_samples)
+        return cls(
+            **position,
+            origin=seen.layers.origin,
+            rank=seen.rank if len(findings) > 1 else None,
+            layers=[name or "the network" for name in seen.layers.outputs or seen.layers.gradients],
+            parameters=seen.layers.parameters,
+            samples=samples or all_samples,
+            bad_logits=bool(samples),
+        )
+
+    def summary(self) -> str:
+        """One line: where it began, the first layers, the scale and some samples."""
+        where = f" on rank {self.rank}" if self.rank is not None else ""
+        layers = f"; first layers: {', '.join(self.layers[:SHOWN_LAYERS])}" if self.layers else ""
+        shown = " ".join(map(str, self.samples[:SHOWN_SAMPLES]))
+        more = f" and {len(self.samples) - SHOWN_SAMPLES} more" if len(self.samples) > SHOWN_SAMPLES else ""
+        kind = "samples with such logits" if self.bad_logits else "samples"
+        return f"not finite: {self.origin}{where}{layers}; loss scale {self.scale:g}; {kind} {shown}{more}"
+
+    def details(self) -> str:
+        """All of it, some lines, for the log file and TensorBoard."""
+        lines = [
+            f"step {self.step}, epoch {self.epoch}, loss scale {self.scale:g}",
+            f"not finite: {self.origin}" + (f" on rank {self.rank}" if self.rank is not None else ""),
+            f"layers, first ones first: {', '.join(self.layers) or 'none'}",
+            f"parameters with such a gradient: {', '.join(self.parameters) or 'none'}",
+            f"samples{' with such logits' if self.bad_logits else ''}: {' '.join(map(str, self.samples))}",
+        ]
+        return "\n".join(lines)
+
+
+def examine(
+    model: nn.Module,
+    passes: Iterable[Pass],
+    forward: Callable[[Pass], tuple[torch.Tensor, torch.Tensor]],
+    backward: Callable[[Pass, torch.Tensor], None],
+    rank: int,
+) -> Finding:
+    """Repeat a step's ``passes`` until one gives something that is not finite.
+
+    ``forward`` gives a pass's logits (n, classes) and loss, ``backward`` takes the loss. Gradients are
+    left as they come; buffers and random state are the caller's. A compiled network runs uncompiled.
+    """
+    found, samples = NonFinite(), []
+    for part in passes:
+        logits: list[torch.Tensor] = []
+
+        def run(part: Pass = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
+            output, loss = forward(part)
+            logits.append(output.detach())
+            return loss
+
+        with torch.compiler.set_stance("force_eager"):
+            found = find_non_finite(model, run, lambda loss, part=part: backward(part, loss))
+        if found:
+            bad = ~torch.isfinite(logits[0]).all(dim=1)
+            samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
+            break
+    return Finding(rank, found, samples)

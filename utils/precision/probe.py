@@ -1,0 +1,143 @@
+"""Where in a network numbers stop being finite: hooks for one forward and backward pass.
+
+Autocast rounds to half precision layer by layer, so the first layer, in the order of computation, that gives a
+non-finite value from finite ones is where the trouble begins; everything after it only passes it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+Seen = Callable[[str, nn.Module, torch.Tensor], None]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The floating-point tensors in nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+
+
+@contextmanager
+def watching(
+    model: nn.Module, *, inputs: Seen | None = None, outputs: Seen | None = None, gradients: Seen | None = None
+) -> Iterator[None]:
+    """Within it every module of ``model`` reports, in the order of computation.
+
+    Each callback takes (name, module, tensor): ``inputs`` before the module runs, ``outputs`` after, and
+    ``gradients`` the gradient of the loss (scaled, if the loss was) with respect to an output. A module
+    that holds others reports after them. The network itself has the name ''.
+    """
+
+    def before(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        for tensor in tensors_in(arguments):
+            inputs(name, module, tensor.detach())
+
+    def after(name: str, module: nn.Module, output: Any) -> None:
+        for tensor in tensors_in(output):
+            if outputs is not None:
+                outputs(name, module, tensor.detach())
+            if gradients is not None and tensor.requires_grad:
+                # A hook on the tensor, unlike one on the module, also bears the in-place operations that may follow.
+                tensor.register_hook(lambda gradient: gradients(name, module, gradient.detach()))
+
+    handles = []
+    for name, module in model.named_modules():
+        if inputs is not None:
+            handles.append(module.register_forward_pre_hook(lambda m, args, name=name: before(name, m, args)))
+        handles.append(module.register_forward_hook(lambda m, args, output, name=name: after(name, m, output)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass
+class NonFinite:
+    """Which layers give values that are not finite, first ones first; empty lists when all is well.
+
+    ``outputs``: modules whose output is not finite. ``gradients``: modules whose output's gradient is not
+    finite, in the order of the backward pass, so the network's end comes first. ``parameters``: those with
+    such a gradient. ``origin``: where it began, in words.
+    """
+
+    outputs: list[str] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    loss: bool = False
+    origin: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.outputs or self.gradients or self.parameters or self.loss)
+
+
+def find_non_finite(
+    model: nn.Module, forward: Callable[[], torch.Tensor], backward: Callable[[torch.Tensor], None]
+) -> NonFinite:
+    """Run ``backward(forward())`` and see which layers of ``model`` give non-finite values.
+
+    ``forward`` gives the loss; what it does is not undone, so the caller keeps buffers and gradients.
+    All is compared on the device and read once at the end.
+    """
+    records: list[tuple[str, str, nn.Module, torch.Tensor]] = []
+
+    def keep(kind: str) -> Seen:
+        def seen(name: str, module: nn.Module, tensor: torch.Tensor) -> None:
+            records.append((kind, name, module, torch.isfinite(tensor).all()))
+
+        return seen
+
+    with watching(model, inputs=keep("inputs"), outputs=keep("outputs"), gradients=keep("gradients")):
+        loss = forward()
+        backward(loss)
+    found = NonFinite(loss=not bool(torch.isfinite(loss.detach()).all()))
+    found.parameters = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+    ]
+    if not records:
+        return found
+    finite = torch.stack([flag for *_, flag in records]).tolist()
+    bad = {kind: [] for kind in ("inputs", "outputs", "gradients")}
+    fed: dict[str, bool] = {}  # whether the running call of a module got finite inputs
+    for (kind, name, _, _), is_finite in zip(records, finite, strict=True):
+        if kind == "inputs":
+            fed[name] = fed.get(name, True) and is_finite
+        if not is_finite and not bad["outputs"] and kind == "outputs":
+            found.origin = _forward_origin(name, fed.get(name, True), not fed.get("", True))
+        if kind == "outputs":
+            fed.pop(name, None)
+        if not is_finite and name not in bad[kind]:
+            bad[kind].append(name)
+    found.outputs, found.gradients = bad["outputs"], bad["gradients"]
+    found.origin = found.origin or _backward_origin(found)
+    return found
+
+
+def _forward_origin(first: str, inputs_finite: bool, images_bad: bool) -> str:
+    if inputs_finite:
+        return f"output of {first or 'the network'}"
+    if images_bad:
+        return "the images themselves"
+    return f"computation in {first.rpartition('.')[0] or 'the network'} just before {first}"
+
+
+def _backward_origin(found: NonFinite) -> str:
+    if found.loss:
+        return "the loss"
+    if found.gradients:
+        return f"gradient of the output of {found.gradients[0] or 'the network'}"
+    return f"gradient of {found.parameters[-1]}" if found.parameters else ""

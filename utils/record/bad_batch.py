@@ -1,0 +1,30 @@
+"""Batches of steps without a finite gradient, saved so that ``scripts/amp_audit.py --batch`` can repeat them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+MOST = 10  # files in a run; each holds the network's weights
+
+
+def save_bad_batch(folder: Path, content: dict[str, Any]) -> Path | None:
+    """Write ``content`` into ``folder``, named by its step and rank; gives the path.
+
+    None when there are ``MOST`` already, or the disk refuses: a run does not end for it.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+        if len(list(folder.glob("*.pt"))) >= MOST:
+            return None
+        path = folder / f"step{content['step']:08d}_rank{content['rank']}.pt"
+        temporary = path.with_suffix(".tmp")
+        torch.save({"format": FORMAT, **content}, temporary)
+        os.replace(temporary, path)
+        return path
+    except (OSError, RuntimeError):  # torch reports a full disk as RuntimeError
+        return None

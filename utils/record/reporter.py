@@ -1,0 +1,121 @@
+"""What is said of training: log lines, TensorBoard points and the epoch's row, made from sums."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+from utils.record.metrics import COUNT, Report
+from utils.record.progress import NOTHING, Progress
+from utils.record.writer import NullWriter
+from utils.settings import Settings
+
+T = TypeVar("T")
+
+
+class StepRecord(NamedTuple):
+    """One optimizer step in numbers, in the order of ``writer.CURVES``; accuracies in percent."""
+
+    step: int
+    epoch: int
+    loss: float
+    top1: float
+    top5: float
+    lr: float
+    gradient_norm: float
+    loss_scale: float
+
+
+class Reporter:
+    """Turns ``Progress`` and reports into text and points, and keeps the clocks that speeds need."""
+
+    def __init__(self, writer: NullWriter, args: Settings) -> None:
+        self.writer, self.epochs = writer, args.optimisation.epochs
+        self.steps_per_epoch = 0
+        self.last: StepRecord | None = None
+
+    def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
+        """Start the clocks of an epoch, or of the rest of one."""
+        self.steps_per_epoch = steps_per_epoch
+        self._began = self._window_began = time.perf_counter()
+        self._data_seconds, self._count_before = 0.0, progress.epoch_sums[COUNT]
+
+    def end_training(self) -> None:
+        """Stop the clock of the epoch's training part."""
+        self._train_seconds = time.perf_counter() - self._began
+
+    def timed(self, batches: Iterator[T]) -> Iterator[T]:
+        """The same batches, while the time spent waiting for them adds up."""
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self._data_seconds += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    def window(self, progress: Progress, bar: tqdm | None) -> None:
+        """A log line and TensorBoard points of the steps since the last ones."""
+        report = Report.from_sums(progress.window_sums)
+        named = progress.named_losses(progress.window_sums)
+        seconds = time.perf_counter() - self._window_began
+        speed, wait = report.count / seconds, 100 * self._data_seconds / seconds
+        progress.window_sums = list(NOTHING)
+        self._window_began, self._data_seconds = time.perf_counter(), 0.0
+        last = self.last
+        points = {
+            "Loss/Training": report.loss,
+            **{f"Loss/Training_{name}": loss for name, loss in named.items()},
+            "Top1/Training": report.top1,
+            "Top5/Training": report.top5,
+            "Optim/lr": last.lr,
+            "Optim/Gradient_Norm": last.gradient_norm,
+            "AMP/scale": last.loss_scale,
+            "AMP/skipped_steps": progress.skipped_steps,
+            "Speed/images_per_second": speed,
+            "Speed/data_wait_percent": wait,
+        }
+        if progress.partly_skipped_steps:
+            points["AMP/partly_skipped_steps"] = progress.partly_skipped_steps
+        self.writer.scalars(points, progress.step)
+        parts = "".join(f"  {name} {loss:.4f}" for name, loss in named.items())
+        skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
+        skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""
+        self.writer.log(
+            f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  {report}{parts}  "
+            f"lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  {speed:,.0f} images/s  "
+            f"data wait {wait:.0f} %",
+            to_console=bar is None or bar.disable,
+        )
+        if bar is not None:
+            bar.set_postfix_str(f"{report}  lr {last.lr:.4g}", refresh=False)
+
+    def epoch(self, progress: Progress, result: Report, raw: Report | None, best: bool) -> dict[str, Any]:
+        """Points and log line of a finished epoch's validation; gives the epoch's row.
+
+        ``raw`` is the raw weights' result where ``result`` is that of their moving average. To be called
+        before the epoch's sums are dropped.
+        """
+        training, last = Report.from_sums(progress.epoch_sums), self.last
+        seconds = time.perf_counter() - self._began
+        images_per_second = (training.count - self._count_before) / self._train_seconds
+        points = {"Loss/Test": result.loss, "Top1/Test": result.top1, "Top5/Test": result.top5}
+        row = {
+            "epoch": last.epoch, "step": progress.step, "lr": last.lr,
+            "train_loss": training.loss, "train_top1": training.top1, "train_top5": training.top5,
+            "val_loss": result.loss, "val_top1": result.top1, "val_top5": result.top5, "val_count": result.count,
+            "images_per_second": round(images_per_second, 1), "seconds": round(seconds, 3),
+            "skipped_steps": progress.skipped_steps, "partly_skipped_steps": progress.partly_skipped_steps,
+        }  # fmt: skip
+        row |= {f"train_{name}": loss for name, loss in progress.named_losses(progress.epoch_sums).items()}
+        line = f"epoch {last.epoch}/{self.epochs}  validation {result}"
+        if raw is not None:
+            points |= {"Loss/Test_raw": raw.loss, "Top1/Test_raw": raw.top1, "Top5/Test_raw": raw.top5}
+            row |= {"raw_val_loss": raw.loss, "raw_val_top1": raw.top1, "raw_val_top5": raw.top5}
+            line += f"  (raw weights {raw})"
+        self.writer.scalars(points, progress.step)
+        self.writer.log(f"{line}  {seconds:.1f} s{'  best so far' if best else ''}")
+        return row

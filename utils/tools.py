@@ -1,0 +1,64 @@
+"""What the command-line tools under ``scripts/`` share: their flags beside the training flags, mistakes, tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from utils import arguments
+from utils.settings import Settings, UserError
+
+
+class ToolParser(argparse.ArgumentParser):
+    """A tool's own flags; every other flag is one of main.py's training flags.
+
+    A mistake raises ``UserError`` instead of printing usage and exiting.
+    """
+
+    def __init__(self, name: str, description: str, *, training_flags: bool) -> None:
+        more = " [training flag ...]" if training_flags else ""
+        super().__init__(
+            prog=name,
+            usage=f"python scripts/{name} [flag ...]{more}",
+            description=description,
+            epilog="Training flags (--arch, --dataname, --resume ...): see main.py --help." if training_flags else None,
+            allow_abbrev=False,
+        )
+        self.training_flags = training_flags
+
+    def error(self, message: str) -> None:
+        raise UserError(message)
+
+    def split(self, argv: Sequence[str], checkpoint: dict[str, Any] | None = None) -> tuple[Any, Settings]:
+        """The tool's own flags as a namespace, and all others as checked training settings.
+
+        ``checkpoint``: see ``arguments.parse``.
+        """
+        own, others = self.parse_known_args(argv)
+        return own, arguments.parse(others, checkpoint=checkpoint)
+
+
+def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
+    """Run ``tool`` on the command line; gives its exit code, 2 and a line each for the user's mistakes."""
+    try:
+        return tool(sys.argv[1:])
+    except UserError as error:
+        print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text columns, the first aligned left and the others right, two spaces between them."""
+    cells = [list(headers), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [
+        [text.rjust(width) if n else text.ljust(width) for n, (text, width) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in lines)
