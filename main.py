@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import arguments
-from utils.distributed import Distributed, Ranks
+from utils.distributed import Distributed, Ranks, end_process
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError
 
@@ -313,4 +313,4 @@ def warn(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:]))
