@@ -54,9 +54,8 @@ class StepWatch:
 
         ``scale`` is the loss scale, a tensor (). The samples are read again, so that no step has to keep them.
         """
-        epoch, step = progress.epoch, progress.step_in_epoch
         self._go_back()
-        batches = self.train_loader.step_again(epoch, step)
+        batches = self.train_loader.step_again(progress.epoch, progress.step_in_epoch)
         if self.args.precision.dump_bad_batch and self.folder is not None:
             self._dump(batches, progress, scale)
         self.distributed.seed(self._seed(progress))
@@ -68,12 +67,28 @@ class StepWatch:
             rank=self.distributed.rank,
         )
         self._go_back()
-        samples = self.train_loader.plan.step_indices(epoch, step).tolist()
         findings = self.distributed.gather(finding)
-        bad = BadStep.from_findings(progress.step + 1, epoch + 1, float(scale), findings, samples)
+        position = progress.step + 1, progress.epoch + 1, float(scale)
+        return self._write_down(BadStep.from_findings(*position, findings, self._samples(progress)))
+
+    def explain_part(self, progress: Progress, scale: torch.Tensor) -> BadStep:
+        """Name the parameters for which some optimizers, not all, were skipped; their gradients must still be there."""
+        names = [
+            name
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
+        ]
+        position = progress.step + 1, progress.epoch + 1, float(scale)
+        origin, samples = f"gradient of {', '.join(names)}", self._samples(progress)
+        return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
+
+    def _write_down(self, bad: BadStep) -> BadStep:
         self.writer.log(bad.details(), to_console=False)
         self.writer.text("AMP/non_finite", bad.details(), bad.step)
         return bad
+
+    def _samples(self, progress: Progress) -> list[int]:
+        return self.train_loader.plan.step_indices(progress.epoch, progress.step_in_epoch).tolist()
 
     def _seed(self, progress: Progress) -> int:
         return step_seed(self.args.run.seed, progress.step, self.distributed.rank)

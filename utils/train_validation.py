@@ -151,9 +151,8 @@ class TraVal:
         self._moved.clear()
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
-        if not self._moved:
-            bad = self.watch.undo_and_explain(self.progress, scale, self._forward)
-            self.writer.log(f"step {bad.step} skipped, {bad.summary()}")
+        if len(self._moved) < len(self.optimizers):
+            self._explain_skip(scale)
         self.scaler.update()
         self.model.zero_grad(set_to_none=True)
         if self._moved and self.ema is not None:
@@ -229,6 +228,15 @@ class TraVal:
             f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; the weights are "
             "those before this step; lower --lr, add --warmup-epochs, or see scripts/amp_audit.py"
         )
+
+    def _explain_skip(self, scale: torch.Tensor) -> None:
+        """Say what was not finite in a step that the scaler kept from all or some of the optimizers."""
+        if not self._moved:
+            bad, by = self.watch.undo_and_explain(self.progress, scale, self._forward), ""
+        else:
+            bad = self.watch.explain_part(self.progress, scale)
+            by = " by " + ", ".join(type(skipped).__name__ for skipped in self.optimizers if skipped not in self._moved)
+        self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
     def _stop(self, message: str) -> None:
         """End the run with its state, which is sound, saved."""

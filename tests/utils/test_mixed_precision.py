@@ -226,6 +226,7 @@ def test_two_optimizers_under_one_scaler_follow_the_documented_loop():
 def test_each_optimizer_skips_on_its_own_and_the_step_counts_as_partly_skipped():
     traval = muon("--ema-decay", "0.9")
     plain = copy.deepcopy(traval.model)
+    lines, texts = logged(traval)
     last = list(traval.model.parameters())[-1]
     batches = [*steps(traval, 1)[0]]
     before = parameters(traval.model)
@@ -237,6 +238,10 @@ def test_each_optimizer_skips_on_its_own_and_the_step_counts_as_partly_skipped()
     assert moved == [id(p) in inner for p in traval.model.parameters()]
     progress = traval.progress
     assert (progress.step, progress.skipped_steps, progress.partly_skipped_steps) == (2, 0, 1)
+    assert lines[-1][0].startswith(
+        "step 2 skipped by AdamW, not finite: gradient of classifier.5.bias; loss scale 1024"
+    )
+    assert list(texts) == [("AMP/non_finite", 2)]
     batches += steps(traval, 1)[0]
     scaler = muon_loop(plain, batches, traval, broken=1)
     assert_same(traval.model, plain, rtol=1e-4, atol=1e-6)
