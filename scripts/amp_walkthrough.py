@@ -1,0 +1,242 @@
+"""A mixed-precision training step, stage by stage: fp32 beside fp16 and bf16, with a verdict.
+
+    python scripts/amp_walkthrough.py                             # one layer, small enough to follow by hand
+    python scripts/amp_walkthrough.py --init-scale 65536          # the same with a loss scale that is too large
+    python scripts/amp_walkthrough.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
+    python scripts/amp_walkthrough.py --resume runs/digits/conv2/TIME_SETTINGS
+
+Ends with 0 when the updates agree, 1 when one does not, 2 after a mistake on the command line. Heavy imports
+stand inside the functions: --help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.consistency import FLAG, RECIPE
+from utils.distributed import Distributed, Ranks
+from utils.scenario import Scenario
+from utils.settings import Settings, UserError, all_settings
+from utils.tools import ToolParser, run_tool, table
+
+if TYPE_CHECKING:
+    import torch
+
+    from utils.precision.walkthrough import Agreement, Step
+    from utils.record.resume import Found
+
+NAME = "amp_walkthrough.py"
+DESCRIPTION = (
+    "A mixed-precision training step of a single layer, stage by stage, in fp32, fp16 and bf16, on the --device. "
+    "With --arch, --dataname, --resume or any other training flag about data, network or optimisation: a real "
+    "network on its first training batch. --init-scale is fp16's loss scale: 4096 for the single layer, otherwise "
+    "training's, halved as in training while steps are skipped unless the flag is given."
+)
+LAYER_LEGEND = """
+2  autocast rounds input, weight and bias to half precision to compute; parameters stay float32
+3  numbers below 3e-8 are zero in fp16, so gradients are lifted; bf16 reaches as far as float32
+4  computed in half precision, then kept in the parameters' dtype
+5  divided by the scale in float32: what clips, measures or uses the gradient gets the true one
+6  the scaler leaves the step out when a gradient value is infinite or nan"""
+NETWORK_LEGEND = """
+Nudged fp32: every weight and pixel is off by up to twice the format's roundoff, all else is exact.
+It tells how much rounding moves this network on this batch, and so how far off sound half precision
+may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), at most 50 %."""
+
+
+def walk_through(argv: list[str]) -> int:
+    """The tool; gives its exit code."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in main.py
+    parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
+    _, args = parser.split(argv)
+    found = None
+    if args.run.resume:
+        from utils.record.resume import find
+
+        found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+        if found is None:
+            raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
+        _, args = parser.split(argv, found.settings)
+    with Distributed(Ranks(), args.run) as distributed:
+        if found is not None or is_about_network(args):
+            return of_network(args, distributed, found)
+        return of_layer(args, distributed)
+
+
+def is_about_network(args: Settings) -> bool:
+    """Whether a flag or recipe says something that the single layer does not have."""
+    told = {name for name, origin in args.origins.items() if origin in (FLAG, RECIPE)}
+    groups = {group for group, option in all_settings() if option.name in told}
+    return bool(groups & {"data", "model", "optimisation"}) or "fp32_layers" in told
+
+
+# --------------------------------------------------------------------------------- the single layer
+
+
+def of_layer(args: Settings, distributed: Distributed) -> int:
+    """The single layer, with every number."""
+    from utils.precision import walkthrough
+
+    scale = args.precision.init_scale if args.origins["init_scale"] == FLAG else walkthrough.LAYER_SCALE
+    images, first, steps = walkthrough.single_layer(distributed.device, scale)
+    print(f"One layer, Linear(1, 1), on {distributed.device.type}. SGD with learning rate 1; the output is the loss.")
+    print(f"Weight, bias and input are random, seed 47. The input is {walkthrough.number(images)} in both steps.")
+    print(f"\nStep 1, in float32\n\n{table(['', first.name], layer_rows([first]))}")
+    titles = [f"{step.name} (scale {step.scale:g})" if step.scale != 1 else step.name for step in steps]
+    print(f"\nStep 2, from these parameters in each precision\n\n{table(['', *titles], layer_rows(steps))}")
+    print(LAYER_LEGEND)
+    return judge([walkthrough.agreement(step, steps[0]) for step in steps[1:]], distributed)
+
+
+def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
+    """The stages of the layer's step, a column for each of ``steps``, of which the first is the one in float32."""
+    from utils.precision.walkthrough import number, percent, relative_error
+
+    def row(stage: str, what: str, value: Callable[[Step], str]) -> list[str]:
+        return [f"{stage:22} {what}", *map(value, steps)]
+
+    rows = [
+        row("1 parameters before", "weight", lambda s: number(s.before["weight"])),
+        row("", "bias", lambda s: number(s.before["bias"])),
+        row("", "dtype", lambda s: dtypes(s.before.values())),
+        row("2 forward, autocast", "output = loss", lambda s: number(s.output)),
+        row("", "dtype", lambda s: dtypes([s.output])),
+        row("3 loss times scale", "scaled loss", lambda s: number(s.scaled_loss)),
+        row("4 backward", "scaled gradient of weight", lambda s: number(s.scaled["weight"])),
+        row("", "scaled gradient of bias", lambda s: number(s.scaled["bias"])),
+        row("", "dtype", lambda s: dtypes(s.scaled.values())),
+        row("5 unscale", "gradient of weight", lambda s: number(s.unscaled["weight"])),
+        row("", "gradient of bias", lambda s: number(s.unscaled["bias"])),
+        row("6 optimizer step", "", lambda s: "skipped" if s.skipped else "taken"),
+        row("7 parameters after", "weight", lambda s: number(s.after["weight"])),
+        row("", "bias", lambda s: number(s.after["bias"])),
+    ]
+    if len(steps) > 1:
+        rows.append(row("", "update off from fp32", lambda s: percent(relative_error(s.update, steps[0].update))))
+    return rows
+
+
+# ----------------------------------------------------------------------------------- a real network
+
+
+def of_network(args: Settings, distributed: Distributed, found: Found | None) -> int:
+    """A real network on the first batch of its training."""
+    from main import build
+    from utils.precision import walkthrough
+    from utils.record import checkpoint
+
+    parts = build(args, distributed, found)
+    weights = f"weights from --seed {args.run.seed}"
+    if found is not None:
+        checkpoint.load_weights(parts.model, found.state["model"], str(found.path))
+        weights = f"weights of {found.path}"
+    elif args.model.weights or args.model.pretrained:
+        weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
+    dropped = without_dropout(parts.model)
+    batch = next(parts.train_loader.batches(0))
+
+    def forward(model: torch.nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distributed.seed(args.run.seed)
+        output = model(images)[: len(batch.targets)]
+        return output, parts.criterion(output, batch.targets) * batch.weight
+
+    start = walkthrough.Start(parts.model, batch.images, forward, args.optimisation.lr, distributed.device)
+    with walkthrough.true_float32():
+        reference, agreements = walkthrough.network(start, args.precision, halve=args.origins["init_scale"] != FLAG)
+    shape = "x".join(map(str, batch.images.shape))
+    print(f"{args.model.arch} on {args.data.dataname}, on {distributed.device.type}; {weights}")
+    print(f"One step on the first training batch ({shape}), from the same weights in each precision.")
+    print(f"Plain SGD, learning rate {start.lr:g}, no momentum, decay or clipping: an update is -rate x gradient.")
+    if dropped:
+        print("Dropout is off: on a GPU a seed's masks depend on the dtype.")
+    titles = ["", reference.name, *(a.step.name for a in agreements)]
+    print(f"\n{table(titles, network_rows(reference, agreements))}")
+    titles = ["parameters off most", "shape", *(a.step.name for a in agreements), "share of update"]
+    print(f"\n{table(titles, parameter_rows(reference, agreements))}")
+    print(NETWORK_LEGEND)
+    return judge(agreements, distributed)
+
+
+def without_dropout(model: torch.nn.Module) -> int:
+    """Switch off torch's, timm's and torchvision's dropout and stochastic depth; gives how many were on."""
+    on = [
+        (module, name)
+        for module in model.modules()
+        for name in ("p", "prob", "drop_prob")
+        if ("Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth") and getattr(module, name, 0)
+    ]
+    for module, name in on:
+        setattr(module, name, 0.0)
+    return len(on)
+
+
+def network_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[str]]:
+    """The stages of a network's step, a column each."""
+    from utils.precision.walkthrough import norm, number, percent, underflow
+
+    values = sum(gradient.numel() for gradient in reference.scaled.values())
+
+    def row(stage: str, what: str, value: Callable[[Step], str]) -> list[str]:
+        return [f"{stage:20} {what}", value(reference), *(value(a.step) for a in agreements)]
+
+    def against(what: str, value: Callable[[Agreement], str]) -> list[str]:
+        return [f"{'':20} {what}", "", *map(value, agreements)]
+
+    return [
+        row("1 parameters before", "dtype", lambda s: dtypes(s.before.values())),
+        row("2 forward, autocast", "layers in half precision", lambda s: str(s.half_layers)),
+        row("", "dtype of the output", lambda s: dtypes([s.output])),
+        row("", "loss", lambda s: number(s.loss)),
+        row("", "dtype of the loss", lambda s: dtypes([s.loss])),
+        row("3 loss times scale", "scale", lambda s: number(s.scale)),
+        row("", "skipped, so halved", lambda s: f"{len(s.too_large)} times" if s.too_large else "-"),
+        row("4 backward", "norm of the scaled gradient", lambda s: number(norm(s.scaled))),
+        row("", f"not finite of {values:,} values", lambda s: f"{s.non_finite:,}"),
+        row("5 unscale", "norm of the gradient", lambda s: number(norm(s.unscaled))),
+        against("zero where fp32's is not", lambda a: percent(underflow(a.step, reference))),
+        row("6 optimizer step", "", lambda s: "skipped" if s.skipped else "taken"),
+        row("", "norm of the update", lambda s: number(norm(s.update))),
+        against("update off from fp32", lambda a: percent(a.error)),
+        against("update of nudged fp32 off", lambda a: percent(a.nudged)),
+    ]
+
+
+def parameter_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[str]]:
+    """The parameters whose updates are off most."""
+    from utils.precision.walkthrough import percent, worst_parameters
+
+    rows = []
+    for name, shape, errors, share in worst_parameters(reference, agreements):
+        shown = name if len(name) <= 48 else f"...{name[-45:]}"
+        rows.append([shown, "x".join(map(str, shape)), *map(percent, errors), percent(share)])
+    return rows
+
+
+# ---------------------------------------------------------------------------------------- the verdict
+
+
+def dtypes(tensors: Sequence[torch.Tensor]) -> str:
+    """The tensors' different dtypes."""
+    return ", ".join(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+
+
+def judge(agreements: Sequence[Agreement], distributed: Distributed) -> int:
+    """Print a line for each precision and the verdict; gives the exit code."""
+    from utils.precision.walkthrough import formats
+
+    print("", *(a.line() for a in agreements), *formats(distributed.device)[1], sep="\n")
+    wrong = [a.step.name for a in agreements if not a.agrees]
+    names = wrong or [a.step.name for a in agreements]
+    verb = ("disagree" if wrong else "agree") + ("s" if len(names) == 1 else "")
+    print(f"verdict: {' and '.join(names)} {verb} with fp32")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, walk_through))
