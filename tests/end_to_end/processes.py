@@ -1,7 +1,6 @@
 """Starting the program as a user does, and reading what it leaves."""
 
 import csv
-import os
 import re
 import subprocess
 import sys
@@ -25,12 +24,12 @@ def command(*flags, processes=1):
 
 
 def start(*flags, processes=1, **options):
-    """The running program; its output is text in pipes."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.Popen(
-        command(*flags, processes=processes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment, **options,
-    )  # fmt: skip
+    """The running program; its output is text in pipes.
+
+    It has as many threads as a run in this process (see conftest.py), for the bits depend on their number.
+    """
+    line = command(*flags, processes=processes)
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def train(*flags, processes=1):

@@ -1,0 +1,349 @@
+"""What mixed precision gains on this device: time and memory of a training step in each number format.
+
+    python scripts/benchmark_amp.py                          # the MLP of PyTorch's recipe
+    python scripts/benchmark_amp.py --arch resnet50 --channels-last --compile
+    python scripts/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
+
+Prints a table and leaves it as amp.csv and amp.png (accounting.csv) in --output. Heavy imports stand inside
+the functions: --help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.distributed import Distributed, Ranks
+from utils.settings import RunSettings, Settings, UserError, between, flag_of
+from utils.tools import ToolParser, run_tool, table
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from utils.precision.benchmark import Result, Workload
+
+NAME = "benchmark_amp.py"
+FORMATS = ("fp32", "tf32", "fp16", "bf16")
+# What each kind of benchmark takes, and its defaults. Another kind's flag is a mistake.
+KINDS = {
+    "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3},
+    "--arch": {"image_size": 224, "classes": 1000, "batch_size": 128, "steps": 20, "rounds": 3},
+    "--accounting": {"image_size": 32, "classes": 10, "batch_size": 128, "steps": 50, "rounds": 6, "amp": None},
+}
+
+
+def main(argv: list[str]) -> int:
+    """The tool; gives its exit code."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does: measured is what training gets
+    own = read_flags(argv)
+    with Distributed(Ranks(), RunSettings(device=own.device)) as distributed:
+        return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    number = {"type": _whole_number, "metavar": "N"}
+    parser.add_argument("--arch", "-a", metavar="NAME", help="a network, named as for main.py [an MLP; resnet18]")
+    parser.add_argument("--width", **number, help="inputs and outputs of each layer of the MLP [4096]")
+    parser.add_argument("--layers", **number, help="linear layers of the MLP [3]")
+    parser.add_argument("--image-size", **number, help="pixels, with --arch [224; with --accounting 32]")
+    parser.add_argument("--classes", **number, help="outputs, with --arch [1000; with --accounting 10]")
+    parser.add_argument("--batch-size", "-b", **number, help="samples a step [512; networks 128]")
+    parser.add_argument("--steps", **number, help="timed steps a round [50; with --arch 20]")
+    parser.add_argument("--rounds", **number, help="rounds of each row, interleaved [3; with --accounting 6]")
+    parser.add_argument("--only", nargs="+", choices=FORMATS, metavar="FORMAT", help=f"of {', '.join(FORMATS)} [all]")
+    parser.add_argument("--channels-last", action="store_true", help="each format again in this memory format")
+    parser.add_argument("--compile", action="store_true", help="each format again with torch.compile")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
+    parser.add_argument("--accounting", action="store_true", help="compare main.py's training step with a bare loop")
+    parser.add_argument(
+        "--amp", choices=("off", "fp16", "bf16"), help="with --accounting [fp16 on a GPU, off on a CPU]"
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto]")
+    parser.add_argument(
+        "--output", default="benchmarks/amp", metavar="DIR", help="folder of the files [benchmarks/amp]"
+    )
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)  # for measure_memory: a row's number
+    return parser
+
+
+def _whole_number(text: str) -> int:
+    try:
+        problem = between(1, 2**24)(int(text))
+    except ValueError:
+        problem = "must be a whole number"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return int(text)
+
+
+def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags with their kind's defaults. Raises ``UserError`` with all that does not go together."""
+    own = build_parser().parse_args(argv)
+    kind = "--accounting" if own.accounting else "--arch" if own.arch else "the MLP"
+    mistakes = []
+    for name in dict.fromkeys(name for defaults in KINDS.values() for name in defaults):
+        if name in KINDS[kind]:
+            setattr(own, name, KINDS[kind][name] if getattr(own, name) is None else getattr(own, name))
+        elif getattr(own, name) is not None:
+            goes_with = " or ".join(other for other, defaults in KINDS.items() if name in defaults)
+            mistakes.append(
+                f"{flag_of(name)} goes with {goes_with}, and this measures {kind.replace('--arch', own.arch or '')}"
+            )
+    if kind == "the MLP" and own.channels_last:
+        mistakes.append("--channels-last: the MLP's inputs have no channels; add --arch NAME")
+    if own.accounting:
+        own.arch = own.arch or "resnet18"
+        given = {"--only": own.only, "--channels-last": own.channels_last, "--compile": own.compile}
+        mistakes += [f"{flag} chooses rows, and --accounting has none; leave one out" for flag in given if given[flag]]
+    if not own.output.strip() or "\0" in own.output:
+        mistakes.append("--output must not be empty or hold a NUL character")
+    if mistakes:
+        raise UserError(*mistakes)
+    return own
+
+
+# ---------------------------------------------------------------------------------------- benchmark
+
+
+def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distributed) -> int:
+    """Measure all rows, print the table, leave it and its picture in the output folder."""
+    import torch
+
+    from utils.precision.benchmark import Result, cpu_memory, make_rows, run_rounds, unsupported
+    from utils.precision.benchmark_report import (
+        cells,
+        csv_rows,
+        device_name,
+        draw,
+        figures,
+        make_folder,
+        notes,
+        write_csv,
+    )
+
+    device = distributed.device
+    workload = make_workload(own)
+    formats = [name for name in FORMATS if not own.only or name in own.only]
+    skipped = {name: reason for name in formats if (reason := unsupported(name, device))}
+    rows = make_rows([n for n in formats if n not in skipped], channels_last=own.channels_last, compiled=own.compile)
+    if not rows:
+        raise UserError(*(f"--only {name}: {reason}" for name, reason in skipped.items()))
+    if own.memory_of is not None:
+        print(cpu_memory(workload, rows[own.memory_of], device))
+        return 0
+
+    folder = make_folder(own.output)
+    place, what = device_name(device), f"{workload.text}, {own.rounds} rounds of {own.steps} steps"
+    header = f"{place}, torch {torch.__version__}: {what}"
+    print(header, flush=True)
+    results = [Result(row) for row in rows]
+    in_processes = own.memory and device.type == "cpu"
+    with Progress(len(rows) * (own.rounds + in_processes)) as progress:
+        if in_processes:  # first, see measure_memory
+            measure_memory(argv, results, progress)
+
+        def measured(number: int, result: Result) -> None:
+            progress.advance(f"round {number}/{own.rounds}")
+            if result is results[-1]:
+                progress.line(f"round {number}/{own.rounds}: " + "; ".join(map(latest, results)))
+
+        run_rounds(results, workload, device, own.rounds, measured)
+
+    shown = [figures(result, results[0], workload.batch_size) for result in results]
+    print(table(*cells(results, shown, own.memory)))
+    print("\n".join(notes(results, shown, workload, device, skipped, memory=own.memory)))
+    about = {"device": place, "torch": torch.__version__, "workload": workload.text, "steps": own.steps}
+    write_csv(folder / "amp.csv", csv_rows(about, results, shown))
+    draw(folder / "amp.png", header.replace(": ", "\n", 1), results, shown, own.memory)
+    print(f"Files: {folder / 'amp.csv'}, {folder / 'amp.png'}")
+    return 0 if any(not result.failure for result in results) else 1
+
+
+def make_workload(own: argparse.Namespace) -> Workload:
+    """What the flags ask for. Raises ``UserError`` for an unknown network."""
+    from utils.precision.benchmark import classification, mlp
+
+    if not own.arch:
+        return mlp(own.width, own.layers, own.batch_size, own.steps)
+    from models import build_model, unknown_arch
+    from utils.settings import ModelSettings
+
+    if mistake := unknown_arch(own.arch):
+        raise UserError(mistake)
+
+    def build() -> nn.Module:
+        settings = ModelSettings(arch=own.arch)
+        return build_model(settings, classes=own.classes, channels=3, image_size=own.image_size)
+
+    return classification(
+        own.arch, build, image_size=own.image_size, classes=own.classes, batch_size=own.batch_size, steps=own.steps
+    )
+
+
+def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: Progress) -> None:
+    """The peak memory of each row on a CPU, each in a process of its own.
+
+    Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
+    """
+    from utils.precision.benchmark import OUT_OF_MEMORY
+
+    for index, result in enumerate(results):
+        command = [sys.executable, str(Path(__file__).resolve()), *argv, "--memory-of", str(index)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            result.peak_bytes = int(done.stdout.split()[-1])
+        elif done.returncode == 2:
+            raise UserError(*(line.removeprefix(f"{NAME}: ") for line in done.stderr.strip().splitlines()[-1:]))
+        elif done.returncode == -9 or "can't allocate memory" in done.stderr:  # -9: the system's own way to say it
+            result.failure = OUT_OF_MEMORY
+        elif not result.row.compiled:  # what does not compile is said in its first round
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        progress.advance("memory")
+    progress.line("memory: each row was measured in a process of its own")
+
+
+def latest(result: Result) -> str:
+    """A row's last round, in words."""
+    return f"{result.row.label} {result.failure or f'{1000 * result.seconds[-1]:,.2f} ms'}"
+
+
+class Progress:
+    """A bar on a terminal, plain lines elsewhere, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def advance(self, text: str) -> None:
+        self.bar.set_description_str(text, refresh=False)
+        self.bar.update()
+
+    def line(self, text: str) -> None:
+        if self.bar.disable:
+            print(text, file=sys.stderr, flush=True)
+
+
+# --------------------------------------------------------------------------------------- accounting
+
+
+def account(own: argparse.Namespace, distributed: Distributed) -> int:
+    """Compare main.py's training step with a bare loop: same weights, same batch, rounds in pairs."""
+    import torch
+
+    from utils.precision.benchmark import WARM_UP_STEPS, Training, paired_rounds
+    from utils.precision.benchmark_report import Spread, device_name, make_folder, ratios, write_csv
+
+    device = distributed.device
+    args = accounting_settings(own, device)
+    workload = make_workload(own)
+    folder = make_folder(own.output)
+    place, what = device_name(device), f"{workload.text}, mixed precision {args.precision.amp}"
+    print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} pairs of rounds of {own.steps} steps", flush=True)
+    torch.manual_seed(0)
+    batches, network = workload.make_batches(device), workload.build().to(device)
+    ours = accounted(args, copy.deepcopy(network), *batches[0], distributed)
+    bare = Training(network, batches, workload.criterion, args.precision, device, momentum=workload.momentum)
+    with Progress(own.rounds) as progress:
+        bare.run(WARM_UP_STEPS)
+        ours(WARM_UP_STEPS)
+
+        def measured(number: int) -> None:
+            progress.advance("pairs of rounds")
+            progress.line(f"pair {number}/{own.rounds}")
+
+        sides = paired_rounds(lambda: bare.run(own.steps), lambda: ours(own.steps), own.rounds, device, measured)
+
+    ms = [[1000 * seconds / own.steps for seconds in side] for side in sides]
+    ratio = ratios(ms[1], ms[0])
+    names = ("bare loop", "TraVal.training_step")
+    rows = [
+        [name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"]
+        for name, s in zip(names, map(Spread.of, ms), strict=True)
+    ]
+    print(table(["step", "ms a step", "min - max"], rows))
+    print(
+        f"Accounting costs {100 * (ratio.median - 1):+.2f} % (median of {own.rounds} paired ratios; they lie between "
+        f"{100 * (ratio.low - 1):+.2f} % and {100 * (ratio.high - 1):+.2f} %), its sums read every {own.steps} steps."
+        + " Rounds disagree on the sign: more of them, or an idle machine, will tell."
+        * (ratio.low < 1 < ratio.high)
+    )
+    about = {"device": place, "torch": torch.__version__, "workload": what, "steps": own.steps}
+    pairs = [
+        {"round": n, "bare_ms": a, "training_step_ms": b, "ratio": b / a}
+        for n, (a, b) in enumerate(zip(*ms, strict=True), 1)
+    ]
+    write_csv(folder / "accounting.csv", [pair | about for pair in pairs])
+    print(f"File: {folder / 'accounting.csv'}")
+    return 0
+
+
+def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
+    """Training settings for both sides; the loss scale is one at which no healthy network skips a step."""
+    from utils import arguments
+    from utils.precision.amp import resolve_amp
+    from utils.precision.benchmark import WARM_UP_STEPS
+    from utils.settings import PrecisionSettings
+
+    return arguments.parse([
+        "--amp", resolve_amp(PrecisionSettings(amp=own.amp), device), "--init-scale", "1024", "--device", device.type,
+        "--print-freq", str(max(own.steps, WARM_UP_STEPS)), "--batch-size", str(own.batch_size),
+    ])  # fmt: skip
+
+
+def accounted(
+    args: Settings, network: nn.Module, images: torch.Tensor, targets: torch.Tensor, distributed: Distributed
+) -> Callable[[int], None]:
+    """A function that runs that many of main.py's training steps on the one batch, then reads their sums."""
+    import numpy as np
+    import torch
+
+    from utils.data.loaders import Batch
+    from utils.optim.lr_policy import LRPolicy
+    from utils.precision.amp import build_scaler
+    from utils.precision.benchmark import LR
+    from utils.train_validation import TraVal
+
+    batch = Batch(images, targets, np.arange(len(images)), 0)
+    loader = SimpleNamespace(
+        image_shape=tuple(images.shape[1:]),
+        step_again=lambda *_: [batch],  # this and the plan: for a step that is skipped after all
+        plan=SimpleNamespace(step_indices=lambda *_: batch.indices),
+    )
+    traval = TraVal(
+        network, loader, torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9), torch.nn.CrossEntropyLoss(),
+        build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
+        lr_policy=LRPolicy("constant", LR, 1),
+    )  # fmt: skip
+
+    def run(steps: int) -> None:
+        for number in range(steps):
+            traval.training_step([dataclasses.replace(batch, number=number)])
+        traval._collect()  # as train() does every --print-freq steps: a synchronisation point
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))
