@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -78,14 +80,16 @@ class BadStep:
 
     def details(self) -> str:
         """All of it, some lines, for the log file and TensorBoard."""
+        where = f" on rank {self.rank}" if self.rank is not None else ""
         lines = [
             f"step {self.step}, epoch {self.epoch}, loss scale {self.scale:g}",
-            f"not finite: {self.origin}" + (f" on rank {self.rank}" if self.rank is not None else ""),
-            f"layers, first ones first: {', '.join(self.layers) or 'none'}",
-            f"parameters with such a gradient: {', '.join(self.parameters) or 'none'}",
+            f"not finite: {self.origin}{where}",
+            f"layers, first ones first: {', '.join(self.layers)}" if self.layers else "",
+            f"parameters with such a gradient: {', '.join(self.parameters)}" if self.parameters else "",
             f"samples{' with such logits' if self.bad_logits else ''}: {' '.join(map(str, self.samples))}",
         ]
-        return "\n".join(lines)
+        wrap = partial(textwrap.fill, width=100, subsequent_indent="    ", break_long_words=False)
+        return "\n".join(wrap(line) for line in lines if line)
 
 
 def examine(
