@@ -1,0 +1,337 @@
+"""Is a network safe in fp16 and bf16? Layer by layer, over a few of its training batches.
+
+    python scripts/amp_audit.py                                             # the digits' network
+    python scripts/amp_audit.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
+    python scripts/amp_audit.py --resume runs/digits/conv2/TIME_SETTINGS --float64
+    python scripts/amp_audit.py --batch RUN/bad_batches/step00000012_rank0.pt   # saved by main.py --dump-bad-batch
+
+Prints the worst layers, findings and a recommendation that it has tried, and leaves amp_audit.json and
+amp_audit.png in --output. Heavy imports stand inside the functions: --help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import arguments
+from utils.consistency import FLAG, RECIPE
+from utils.distributed import Distributed, Ranks
+from utils.scenario import Scenario
+from utils.settings import Settings, UserError, between
+from utils.tools import ToolParser, run_tool, table
+
+if TYPE_CHECKING:
+    import torch
+
+    from utils.precision.audit_measure import Pass
+    from utils.precision.audit_results import Audit
+    from utils.record.resume import Found
+
+NAME = "amp_audit.py"
+BATCHES, TOP = 3, 10
+DUMP_KEYS = (
+    "format", "arch", "settings", "classes", "image_shape", "model", "passes", "step", "epoch", "rank", "seed",
+    "scale", "amp",
+)  # fmt: skip
+DUMP_FORMAT = 1
+
+
+@dataclass
+class Subject:
+    """What is audited. ``scale``: the loss scale in use. ``lines``: what was found before the audit."""
+
+    model: torch.nn.Module
+    criterion: torch.nn.Module
+    passes: list[Pass]
+    scale: float
+    seed: int
+    weights: str
+    lines: list[str] = field(default_factory=list)
+
+
+def main(argv: list[str]) -> int:
+    """The tool; gives its exit code."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does
+    own, args, source = read_flags(argv)
+    with Distributed(Ranks(), args.run) as distributed:
+        import torch
+
+        from utils.precision.audit import audit
+
+        make = from_dump if own.batch else from_training
+        try:
+            subject = make(own, args, source, distributed)
+            folder = make_folder(own.output or f"audits/{args.data.dataname}_{args.model.arch.replace('/', '_')}")
+            print("\n".join(header(args, subject, distributed)), flush=True)
+            result = audit(
+                subject.model, subject.passes, subject.criterion, distributed.device,
+                scale=subject.scale, float64=own.float64, seed=subject.seed,
+            )  # fmt: skip
+        except torch.OutOfMemoryError as error:
+            raise UserError("--batch-size: the audit does not fit into the device's memory; lower it") from error
+    tell(own, args, subject, result)
+    save(argv, args, subject, result, folder, distributed.describe_device())
+    return 1 if own.fail_on_findings and result.faults else 0
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument("--batches", type=_whole(1), metavar="N", help=f"forward passes to audit [{BATCHES}]")
+    parser.add_argument("--float64", action="store_true", help="compare with float64 instead of float32")
+    parser.add_argument("--batch", metavar="FILE", help="repeat and audit a step that main.py --dump-bad-batch saved")
+    parser.add_argument("--top", type=_whole(0), default=TOP, metavar="N", help=f"layers in the table [{TOP}]")
+    parser.add_argument("--output", metavar="DIR", help="folder of the files [audits/DATANAME_ARCH]")
+    parser.add_argument(
+        "--fail-on-findings", action="store_true",
+        help="exit code 1 when there is a finding that ordinary loss scaling does not mend",
+    )  # fmt: skip
+    return parser
+
+
+def _whole(low: int) -> Any:
+    def convert(text: str) -> int:
+        try:
+            problem = between(low, 10**6)(int(text))
+        except ValueError:
+            problem = "must be a whole number"
+        if problem:
+            raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+        return int(text)
+
+    return convert
+
+
+def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found | dict[str, Any] | None]:
+    """The tool's flags, the training settings, and the checkpoint or saved batch that they rest on."""
+    parser = build_parser()
+    own, others = parser.parse_known_args(argv)
+    if own.batch is not None:
+        dump = load_dump(Path(own.batch))
+        args = arguments.parse(others, checkpoint=settings_of(dump))
+        given = {"--batches": own.batches, "--resume": args.run.resume, "--weights": told(args, "weights")}
+        if clash := [flag for flag, value in given.items() if value]:
+            raise UserError(*(f"{flag}: --batch brings its own batches and weights; remove it" for flag in clash))
+        return own, args, dump
+    args = arguments.parse(others)
+    if not args.run.resume:
+        return own, args, None
+    from utils.record.resume import find
+
+    found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+    if found is None:
+        raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
+    return own, arguments.parse(others, checkpoint=found.settings), found
+
+
+def told(args: Settings, name: str) -> bool:
+    """Whether a flag or a recipe says what the setting ``name`` is."""
+    return args.origins[name] in (FLAG, RECIPE)
+
+
+def make_folder(output: str) -> Path:
+    """The output folder; made before the audit, so that a mistake shows at once."""
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--output {output}: cannot be made ({error}); choose another folder") from error
+    return folder
+
+
+# ----------------------------------------------------------------------------------------- training
+
+
+def from_training(own: argparse.Namespace, args: Settings, found: Found | None, distributed: Distributed) -> Subject:
+    """The network and the first batches of the training that the settings mean."""
+    import itertools
+
+    from main import build
+    from utils.precision.audit_measure import Pass
+    from utils.record import checkpoint
+
+    parts = build(without_decoding_all(args), distributed, found)
+    scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
+    if found is not None:
+        checkpoint.load_weights(parts.model, found.state["model"], str(found.path))
+        scale, weights = found.state["scaler"].get("scale", scale), f"weights of {found.path}"
+    elif args.model.weights or args.model.pretrained:
+        weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
+    batches = itertools.islice(parts.train_loader.batches(0), own.batches or BATCHES)
+    passes = [Pass(batch.images, batch.targets, batch.weight) for batch in batches]
+    return Subject(parts.model, parts.criterion, passes, scale, args.run.seed, weights)
+
+
+def without_decoding_all(args: Settings) -> Settings:
+    """The same settings with files read as they are needed: for a few batches, decoding all of them would take long."""
+    if args.data.dataname in ("digits", "synthetic") or told(args, "loader"):
+        return args
+    return dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
+
+
+# -------------------------------------------------------------------------------------- saved batch
+
+
+def load_dump(path: Path) -> dict[str, Any]:
+    """What ``--dump-bad-batch`` saved. Raises ``UserError``."""
+    from utils.record import checkpoint
+
+    try:
+        dump = checkpoint.load(path)
+    except UserError as error:
+        raise UserError(*(f"--batch {line}" for line in error.mistakes)) from error
+    missing = [key for key in DUMP_KEYS if key not in dump]
+    if missing:
+        raise UserError(f"--batch {path}: was not saved by main.py --dump-bad-batch (it lacks {', '.join(missing)})")
+    if dump["format"] != DUMP_FORMAT:
+        raise UserError(f"--batch {path}: has format {dump['format']}, this version reads {DUMP_FORMAT}")
+    return dump
+
+
+def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the run that saved the batch, without those that are a machine's affair."""
+    from utils.record.resume import Found
+
+    return Found(Path(), dump).settings
+
+
+def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Subject:
+    """The network and batches of the saved step; first the step is repeated as it was."""
+    import torch
+
+    from models import build_model
+    from utils.optim.criterion import build_criterion
+    from utils.precision.amp import keep_in_fp32
+    from utils.precision.audit_measure import Pass
+    from utils.record import checkpoint
+
+    device, (channels, size, _) = distributed.device, dump["image_shape"]
+    settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
+    torch.manual_seed(0)
+    model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size).to(device)
+    checkpoint.load_weights(model, dump["model"], own.batch)
+    keep_in_fp32(model, args.precision.fp32_layers or (), device)
+    criterion = build_criterion(args.optimisation).to(device)
+    passes = [Pass(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
+    scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
+    lines = reproduce(dump, model, criterion, passes, device)
+    weights = f"weights as they were before step {dump['step']} (epoch {dump['epoch']}, rank {dump['rank']})"
+    return Subject(model, criterion, passes, scale, dump["seed"], weights, lines)
+
+
+def reproduce(
+    dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[Pass], device: torch.device
+) -> list[str]:
+    """Repeat the step in its own format and scale, and say where it is not finite."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from utils.precision.amp import DTYPES
+    from utils.precision.audit_measure import total_loss, undisturbed
+    from utils.precision.diagnosis import SHOWN_LAYERS, examine
+
+    losses: list[float] = []
+
+    def forward(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(device.type, dtype=DTYPES.get(dump["amp"]), enabled=dump["amp"] != "off"):
+            output = model(batch.images)[: len(batch.targets)]
+            loss = total_loss(criterion, output, batch.targets) if len(batch.targets) else output.sum()
+        losses.append(float(loss.detach()))
+        return output, loss
+
+    parts = [
+        SimpleNamespace(images=p.images, targets=p.targets, weight=p.weight, indices=saved["indices"].cpu().numpy())
+        for p, saved in zip(passes, dump["passes"], strict=True)
+    ]
+    with undisturbed(model):
+        torch.manual_seed(dump["seed"])
+        found = examine(
+            model, parts, forward, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
+        )
+    ran = f"loss {losses[-1]:.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
+    if not found.layers:
+        return [f"could not be reproduced: all values are finite here ({ran}); another process or device may differ"]
+    lines = [f"reproduced: {found.layers.origin}, {ran}"]
+    first = found.layers.outputs or found.layers.gradients
+    if first:
+        lines.append(f"first layers: {', '.join(name or 'the network itself' for name in first[:SHOWN_LAYERS])}")
+    if found.samples:
+        lines.append(f"samples with such logits: {' '.join(map(str, found.samples))}")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------- output
+
+
+def header(args: Settings, subject: Subject, distributed: Distributed) -> list[str]:
+    """What is audited, and where."""
+    import torch
+
+    images = subject.passes[0].images
+    sizes = sorted({len(batch.images) for batch in subject.passes})
+    lines = [
+        f"{args.model.arch} on {args.data.dataname}, on {distributed.describe_device()}, torch {torch.__version__}",
+        f"{len(subject.passes)} batch(es) of {' and '.join(map(str, sizes))} images "
+        f"{'x'.join(map(str, images.shape[1:]))}; {subject.weights}",
+        *subject.lines,
+    ]
+    if args.optimisation.grad_penalty:
+        lines.append("The gradient penalty is left out: audited is the loss itself.")
+    return lines
+
+
+def tell(own: argparse.Namespace, args: Settings, subject: Subject, result: Audit) -> None:
+    """Print table, findings, notes and recommendation."""
+    from utils.precision import audit_report as report
+
+    print("\n" + "\n".join(report.summary_lines(result)))
+    if own.top:
+        print(f"\nWorst layers\n\n{table(report.HEADERS, report.rows(result, own.top))}")
+        print(report.LEGEND.format(scale=f"{result.scale:.12g}"))
+    findings = list(report.finding_lines(result))
+    print("\nFindings" if findings else "\nFindings: none")
+    for line in findings:
+        print(f"- {line}")
+    for note in result.notes:
+        print(f"Note: {note}")
+    print("\n" + "\n".join(report.recommendation_lines(result, args.precision.fp32_layers or ())))
+
+
+def save(argv: Sequence[str], args: Settings, subject: Subject, result: Audit, folder: Path, device: str) -> None:
+    """Write ``amp_audit.json`` and ``amp_audit.png``."""
+    import json
+
+    from main import versions
+    from utils.precision.audit_picture import draw
+    from utils.precision.audit_report import as_json
+
+    about = {
+        "command": [NAME, *argv],
+        "network": args.model.arch, "data": args.data.dataname, "weights": subject.weights, "device": device,
+        "batches": [{"images": list(batch.images.shape), "weight": batch.weight} for batch in subject.passes],
+        "saved_step": subject.lines, "versions": versions(), "settings": args.values(),
+    }  # fmt: skip
+    title = f"{args.model.arch} on {args.data.dataname}, {device}: {len(subject.passes)} batch(es), {subject.weights}"
+    try:
+        text = json.dumps(as_json(result, about, args.precision.fp32_layers or ()), indent=1, allow_nan=False)
+        (folder / "amp_audit.json").write_text(text, encoding="utf-8")
+        draw(folder / "amp_audit.png", title, result)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
+    print(f"Files: {folder / 'amp_audit.json'}, {folder / 'amp_audit.png'}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

@@ -1,0 +1,88 @@
+"""scripts/amp_audit.py as a real process: answers to mistakes, and a bad step from training to its audit."""
+
+import json
+import os
+import subprocess
+import sys
+
+import torch
+
+from models import build_model
+from tests.end_to_end.processes import ROOT, command
+from utils.settings import ModelSettings
+
+HELP_AND_WHAT_IT_IMPORTED = """
+import sys
+sys.path.insert(0, "scripts")
+import amp_audit
+try:
+    amp_audit.main(["--help"])
+except SystemExit as end:
+    print("exit", end.code)
+print("heavy", sorted({"torch", "torchvision", "timm", "numpy", "sklearn", "matplotlib"} & set(sys.modules)))
+"""
+
+
+def start(*flags, cwd):
+    line = [sys.executable, str(ROOT / "scripts" / "amp_audit.py"), *map(str, flags)]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment)
+
+
+# Each: the arguments, and the words that the one line must hold.
+MISTAKES = [
+    ("--batch missing.pt", ("--batch missing.pt", "no such")),
+    ("--batch weights.pt", ("--batch weights.pt", "--dump-bad-batch", "passes")),
+    ("--batch text.pt", ("--batch text.pt", "safely")),
+    ("--bogus", ("'--bogus' is not a flag",)),
+    ("--batches none", ("--batches", "'none'", "whole number")),
+    ("--arch resnet19", ("resnet19", "resnet18")),
+]
+
+
+def test_mistakes_are_answered_with_2_and_one_line_and_leave_nothing(tmp_path):
+    torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    before = sorted(tmp_path.iterdir())
+    started = [start(*line.split(), cwd=tmp_path) for line, _ in MISTAKES]  # side by side: each imports for seconds
+    for process, (line, words) in zip(started, MISTAKES, strict=True):
+        out, err = process.communicate(timeout=300)
+        assert (process.returncode, out) == (2, ""), (line, err)
+        assert err.startswith("amp_audit.py: ") and err.count("\n") == 1
+        assert all(word in err for word in words), err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_help_imports_nothing_heavy():
+    line = [sys.executable, "-c", HELP_AND_WHAT_IT_IMPORTED]
+    done = subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert "--fail-on-findings" in done.stdout and done.stdout.splitlines()[-2:] == ["exit 0", "heavy []"]
+
+
+def test_a_step_that_training_saved_is_reproduced_and_the_advice_mends_training(tmp_path):
+    torch.manual_seed(0)
+    network = build_model(ModelSettings(arch="conv2"), classes=10, channels=1, image_size=8)
+    with torch.no_grad():
+        network.features[2].weight.mul_(1e6)
+    torch.save(network.state_dict(), tmp_path / "planted.pt")
+    flags = ["--weights", tmp_path / "planted.pt", "--output", tmp_path / "runs", "--max-steps", "3", "--lr", "1e-12"]
+    flags += ["--no-progress", "--epochs", "1"]
+    naive = subprocess.run(
+        command(*flags, "--amp", "fp16", "--dump-bad-batch"), check=True, capture_output=True, text=True
+    )
+    assert "step 1 skipped, not finite: output of features.2" in naive.stdout
+    (saved,) = (tmp_path / "runs").rglob("bad_batches/step00000001_rank0.pt")
+
+    audit = start(
+        "--batch", saved, "--output", tmp_path / "audit", "--device", "cpu", "--fail-on-findings", cwd=tmp_path
+    )
+    out, err = audit.communicate(timeout=300)
+    assert audit.returncode == 1, err
+    assert "reproduced: output of features.2, loss nan, scale 65536, fp16" in out
+    advice = json.loads((tmp_path / "audit" / "amp_audit.json").read_text())
+    assert [finding["layer"] for finding in advice["findings"]] == ["features.2"]
+
+    mended = subprocess.run(
+        command(*flags, *advice["recommendation"]["flags"].split()), check=True, capture_output=True, text=True
+    )
+    assert "skipped" not in mended.stdout and "skipped" not in mended.stderr
