@@ -13,19 +13,15 @@ from utils.precision.audit_runs import BF16, SCALED, UNSCALED, Verification
 
 FORMAT = 1  # of the JSON file
 GROUPED = 3  # more findings than this of one kind, for information only, share a line
-LONGEST_NAME = 44
+LONGEST_NAME = 32
 
-HEADERS = (
-    "layer", "type", "output", "computes", "largest", "room", "not finite", "d output lost", "subnormal",
-    "d weight lost", "subnormal", "fp16 error", "bf16 error",
-)  # fmt: skip
+HEADERS = ("layer", "type", "dtype", "largest", "room", "lost", "subnormal", "fp16 error", "bf16 error")
 LEGEND = """
-output, computes  dtype of the layer's output under fp16 autocast, and the one that it computes in
-largest, room     largest true activation, and powers of two from there to fp16's limit of 65504
-not finite        outputs that were not finite, in fp16 / in bf16
-d output          gradient of the layer's output: % of its values lost or subnormal in fp16: at scale 1, to {scale}
-d weight          the same of its parameters' gradients; lost: % of the norm
-error             ||gradient / scale - reference|| / ||reference|| of its parameters; fp16: at {scale}, else at 1"""
+dtype          of the output under fp16 autocast; and in brackets, where it is another, the one it computes in
+largest, room  largest true activation, and powers of two from there to fp16's limit of 65504
+lost           % of the output's gradient values that fp16 makes zero: without loss scaling, with a scale of {scale}
+subnormal      % of them that fp16 stores with fewer bits, the same two
+error          of its parameters' gradient: ||half precision / scale - reference|| / ||reference||"""
 
 
 def severity(layer: LayerReport, findings: Sequence[Finding]) -> tuple[float, ...]:
@@ -64,17 +60,13 @@ def rows(audit: Audit, count: int) -> list[list[str]]:
 
 def _row(layer: LayerReport) -> list[str]:
     def pair(shares: dict[str, float]) -> str:
-        return " to ".join(percent(share) for share in shares.values()) if shares else "-"
+        return ", ".join(percent(share) for share in shares.values()) if shares else "-"
 
-    weighted = bool(layer.tensors)
+    output, inner = (short(dtypes.get(UNSCALED, "-")) for dtypes in (layer.dtype, layer.computes_in))
     return [
-        shorten(shown(layer.name)), layer.kind, short(layer.dtype.get(UNSCALED, "-")),
-        short(layer.computes_in.get(UNSCALED, "-")), f"{layer.largest:.3g}",
-        f"{layer.headroom:.1f}" if math.isfinite(layer.headroom) else "-",
-        " / ".join(f"{count:,}" for count in layer.non_finite.values()),
+        shorten(shown(layer.name)), layer.kind, output if inner in ("-", output) else f"{output} ({inner})",
+        f"{layer.largest:.3g}", f"{layer.headroom:.1f}" if math.isfinite(layer.headroom) else "-",
         pair(layer.output_gradient_lost), pair(layer.output_gradient_subnormal),
-        pair(layer.parameter_gradient_lost_norm) if weighted else "-",
-        pair(layer.parameter_gradient_subnormal) if weighted else "-",
         number(fp16_error(layer)), number(layer.error.get(BF16)),
     ]  # fmt: skip
 
