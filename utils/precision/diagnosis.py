@@ -37,7 +37,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class BadStep:
-    """A step without a finite gradient. ``step`` and ``epoch`` count from one; ``samples`` are data set indices."""
+    """A step without a finite gradient. ``step`` and ``epoch`` count from one; ``samples`` are data set indices.
+
+    ``rank``: the first that saw it, None when all did.
+    """
 
     step: int
     epoch: int
@@ -62,7 +65,7 @@ class BadStep:
         return cls(
             **position,
             origin=seen.layers.origin,
-            rank=seen.rank if len(findings) > 1 else None,
+            rank=None if all(finding.layers for finding in findings) else seen.rank,
             layers=[name or "the network" for name in seen.layers.outputs or seen.layers.gradients],
             parameters=seen.layers.parameters,
             samples=samples or all_samples,
