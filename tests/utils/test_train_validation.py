@@ -24,18 +24,19 @@ from utils.train_validation import TrainingFailure, TraVal
 CPU = torch.device("cpu")
 
 
-def make(*flags, model=None, criterion=None):
+def make(*flags, model=None, criterion=None, device="cpu"):
     """A TraVal on the embedded digits, built as main.py builds it."""
-    args = parse(["--device", "cpu", "--augment", "none", "--lr-policy", "constant", *flags])
-    data = get_data(args.data, CPU)
+    args = parse(["--device", device, "--augment", "none", "--lr-policy", "constant", *flags])
+    device = torch.device(device)
+    data = get_data(args.data, device)
     train_loader, validation_loader, _ = loaders(
-        data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False
+        data, args.data, device, seed=0, channels_last=False, rank=0, world_size=1, progress=False
     )
     torch.manual_seed(0)
-    model = model or build_model(args.model, classes=10, channels=1, image_size=8)
+    model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)
     return TraVal(
         model, train_loader, build_optimizer(args.optimisation, model),
-        criterion or build_criterion(args.optimisation), build_scaler(args.precision, CPU), args, validation_loader,
+        criterion or build_criterion(args.optimisation), build_scaler(args.precision, device), args, validation_loader,
         distributed=Distributed(Ranks(), args.run), ema=build_ema(model, args.optimisation.ema_decay),
         lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
     )  # fmt: skip
