@@ -8,6 +8,7 @@ not: whatever needs them is imported inside the functions here.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import shlex
@@ -101,6 +102,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     from utils.data.loaders import loaders
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
+    from utils.optim.gradient_penalty import refuse_without_second_derivative
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer, unknown_optimizer
     from utils.precision.amp import build_scaler, keep_in_fp32
@@ -124,6 +126,9 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         ).to(distributed.device)
         load_weights(model, settings, args.run.evaluate, found)
         keep_in_fp32(model, args.precision.fp32_layers or (), distributed.device)
+        if args.optimisation.grad_penalty and not args.run.evaluate:
+            shape = (data.spec.channels, data.image_size, data.image_size)
+            refuse_without_second_derivative(model, shape, distributed.device)
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed.device, seed=args.run.seed, channels_last=args.model.channels_last,
             rank=distributed.rank, world_size=distributed.world_size,
@@ -184,8 +189,13 @@ def train(argv: list[str], args: Settings, parts: Parts, distributed: Distribute
             writer.weights(parts.model)
             traval.save("initial")
         report = traval.fit()
-        if traval.progress.best_epoch:
-            writer.log(f"Best top1 {traval.progress.best_top1:.2f} in epoch {traval.progress.best_epoch}")
+        progress = traval.progress
+        if (
+            math.isfinite(report.loss) and report.top1 > progress.best_top1
+        ):  # only an epoch that --max-steps cut is better than the best whole one
+            writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the epoch")
+        elif progress.best_epoch:
+            writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
         writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
         writer.log(final_line(report, scenario.folder))
         return 0

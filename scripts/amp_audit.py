@@ -2,11 +2,10 @@
 
     python scripts/amp_audit.py                                             # the digits' network
     python scripts/amp_audit.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
-    python scripts/amp_audit.py --resume runs/digits/conv2/TIME_SETTINGS --float64
     python scripts/amp_audit.py --batch RUN/bad_batches/step00000012_rank0.pt   # saved by main.py --dump-bad-batch
 
-Prints the worst layers, findings and a recommendation that it has tried, and leaves amp_audit.json and
-amp_audit.png in --output. Heavy imports stand inside the functions: --help and mistakes answer at once.
+Prints the worst layers, findings and a recommendation that it has tried; leaves amp_audit.json and amp_audit.png in
+--output. Heavy imports stand inside the functions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from utils import arguments
 from utils.consistency import FLAG, RECIPE
 from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
-from utils.settings import Settings, UserError, between
+from utils.settings import Settings, UserError, between, flag_of
 from utils.tools import ToolParser, run_tool, table
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
 
 NAME = "amp_audit.py"
 BATCHES, TOP = 3, 10
-DUMP_KEYS = (
-    "format", "arch", "settings", "classes", "image_shape", "model", "passes", "step", "epoch", "rank", "seed",
-    "scale", "amp",
-)  # fmt: skip
-DUMP_FORMAT = 1
 
 
 @dataclass
@@ -70,7 +64,7 @@ def main(argv: list[str]) -> int:
         make = from_dump if own.batch else from_training
         try:
             subject = make(own, args, source, distributed)
-            folder = make_folder(own.output or f"audits/{args.data.dataname}_{args.model.arch.replace('/', '_')}")
+            folder = make_folder(own.output or default_folder(own, args, source))
             print("\n".join(header(args, subject, distributed)), flush=True)
             result = audit(
                 subject.model, subject.passes, subject.criterion, distributed.device,
@@ -120,9 +114,11 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found
     if own.batch is not None:
         dump = load_dump(Path(own.batch))
         args = arguments.parse(others, checkpoint=settings_of(dump))
-        given = {"--batches": own.batches, "--resume": args.run.resume, "--weights": told(args, "weights")}
-        if clash := [flag for flag, value in given.items() if value]:
-            raise UserError(*(f"{flag}: --batch brings its own batches and weights; remove it" for flag in clash))
+        given = {flag_of(name): told(args, name) for name in ("resume", "weights", "arch", "dataname")}
+        if clash := [flag for flag, value in (given | {"--batches": own.batches}).items() if value]:
+            raise UserError(
+                *(f"{flag}: --batch brings its own network, weights and images; remove it" for flag in clash)
+            )
         return own, args, dump
     args = arguments.parse(others)
     if not args.run.resume:
@@ -138,6 +134,16 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found
 def told(args: Settings, name: str) -> bool:
     """Whether a flag or a recipe says what the setting ``name`` is."""
     return args.origins[name] in (FLAG, RECIPE)
+
+
+def default_folder(own: argparse.Namespace, args: Settings, source: Found | dict[str, Any] | None) -> str:
+    """A folder of its own for fresh weights, for each run and for each saved batch."""
+    parts = [args.data.dataname, args.model.arch.replace("/", "_")]
+    if own.batch is not None:
+        parts.append(Path(own.batch).stem)
+    elif source is not None:
+        parts.append(source.folder.name if source.folder is not None else source.path.stem)
+    return f"audits/{'_'.join(parts)}"
 
 
 def make_folder(output: str) -> Path:
@@ -185,17 +191,17 @@ def without_decoding_all(args: Settings) -> Settings:
 
 def load_dump(path: Path) -> dict[str, Any]:
     """What ``--dump-bad-batch`` saved. Raises ``UserError``."""
-    from utils.record import checkpoint
+    from utils.record import bad_batch, checkpoint
 
     try:
         dump = checkpoint.load(path)
     except UserError as error:
         raise UserError(*(f"--batch {line}" for line in error.mistakes)) from error
-    missing = [key for key in DUMP_KEYS if key not in dump]
+    missing = [key for key in bad_batch.KEYS if key not in dump]
     if missing:
         raise UserError(f"--batch {path}: was not saved by main.py --dump-bad-batch (it lacks {', '.join(missing)})")
-    if dump["format"] != DUMP_FORMAT:
-        raise UserError(f"--batch {path}: has format {dump['format']}, this version reads {DUMP_FORMAT}")
+    if dump["format"] != bad_batch.FORMAT:
+        raise UserError(f"--batch {path}: has format {dump['format']}, this version reads {bad_batch.FORMAT}")
     return dump
 
 
@@ -208,8 +214,6 @@ def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
 
 def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Subject:
     """The network and batches of the saved step; first the step is repeated as it was."""
-    import torch
-
     from models import build_model
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
@@ -218,36 +222,41 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
 
     device, (channels, size, _) = distributed.device, dump["image_shape"]
     settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
-    torch.manual_seed(0)
     model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     criterion = build_criterion(args.optimisation).to(device)
     passes = [Pass(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
-    lines = reproduce(dump, model, criterion, passes, device)
+    lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
     weights = f"weights as they were before step {dump['step']} (epoch {dump['epoch']}, rank {dump['rank']})"
     return Subject(model, criterion, passes, scale, dump["seed"], weights, lines)
 
 
 def reproduce(
-    dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[Pass], device: torch.device
-) -> list[str]:
+    dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[Pass], penalty: float,
+    device: torch.device,
+) -> list[str]:  # fmt: skip
     """Repeat the step in its own format and scale, and say where it is not finite."""
     from types import SimpleNamespace
 
     import torch
 
+    from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
     from utils.precision.amp import DTYPES
     from utils.precision.audit_measure import total_loss, undisturbed
     from utils.precision.diagnosis import SHOWN_LAYERS, examine
 
     losses: list[float] = []
+    scaler = torch.amp.GradScaler(device.type, init_scale=dump["scale"], enabled=dump["amp"] == "fp16")
 
     def forward(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(device.type, dtype=DTYPES.get(dump["amp"]), enabled=dump["amp"] != "off"):
+        autocast = torch.autocast(device.type, dtype=DTYPES.get(dump["amp"]), enabled=dump["amp"] != "off")
+        with twice_differentiable(bool(penalty)), autocast:
             output = model(batch.images)[: len(batch.targets)]
             loss = total_loss(criterion, output, batch.targets) if len(batch.targets) else output.sum()
+        if penalty and len(batch.targets):
+            loss = loss + penalty * gradient_norm(loss, model.parameters(), scaler)
         losses.append(float(loss.detach()))
         return output, loss
 
@@ -288,7 +297,7 @@ def header(args: Settings, subject: Subject, distributed: Distributed) -> list[s
         *subject.lines,
     ]
     if args.optimisation.grad_penalty:
-        lines.append("The gradient penalty is left out: audited is the loss itself.")
+        lines.append("The gradient penalty is left out from here on: audited is the loss itself.")
     return lines
 
 

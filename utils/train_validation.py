@@ -20,6 +20,7 @@ from utils.optim.ema import ema_state, load_ema_state
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
+from utils.precision.diagnosis import too_many_skips
 from utils.record.checkpoint import Checkpointer
 from utils.record.metrics import COUNT, ClassificationMeter, Report
 from utils.record.progress import Progress
@@ -126,7 +127,7 @@ class TraVal:
                     break
         self._collect()
         window = self.progress.window_sums
-        if window[COUNT]:
+        if self.progress.step % self.args.logging.print_freq:  # else it has just been reported
             self.reporter.window(self.progress, None)
             if self.progress.step_in_epoch < steps:  # cut: a run that goes on reports the whole window in its turn
                 self.progress.window_sums = window
@@ -205,11 +206,7 @@ class TraVal:
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
         if progress.skipped_in_row > self.args.precision.max_skipped_steps:
-            self._stop(
-                f"{progress.skipped_in_row} steps in a row without a finite gradient, the last step {progress.step} "
-                f"(epoch {epoch + 1}); the loss scale is down to {self.scaler.get_scale():g}, and no scale will mend "
-                "that: the log names the layers, scripts/amp_audit.py says what to do; --amp bf16 or off avoids them"
-            )
+            self._stop(too_many_skips(progress.skipped_in_row, progress.step, epoch + 1, self.scaler.get_scale()))
         within = progress.step_in_epoch < self.train_loader.steps_per_epoch
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
             self._collect()
@@ -225,8 +222,8 @@ class TraVal:
             return
         bad = self.watch.undo_and_explain(self.progress, self._one, self._forward)
         self._stop(
-            f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; the weights are "
-            "those before this step; lower --lr, add --warmup-epochs, or see scripts/amp_audit.py"
+            f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
+            "--warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
         )
 
     def _explain_skip(self, scale: torch.Tensor) -> None:
@@ -297,7 +294,7 @@ class TraVal:
     def _end_epoch(self, epoch: int, result: Report, raw: Report | None) -> None:
         """The epoch's row, points, line and checkpoints."""
         progress = self.progress
-        best = result.top1 > progress.best_top1
+        best = result.top1 > progress.best_top1 and math.isfinite(result.loss)
         whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
         if best and whole:  # an epoch cut by --max-steps must leave no trace in a run that goes on
             progress.best_top1, progress.best_epoch = result.top1, epoch + 1
@@ -336,6 +333,7 @@ class TraVal:
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])
+        self.reporter.stand_in(self.progress, self.lr_policy(self.progress.updates), self.scaler.get_scale())
         self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:

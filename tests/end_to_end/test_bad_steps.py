@@ -39,7 +39,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_a_message_and_an_untou
     assert err.splitlines()[-1].startswith(
         "main.py: 4 steps in a row without a finite gradient, the last step 4 (epoch 1)"
     )
-    assert "amp_audit.py" in err and "Traceback" not in err
+    assert "lower --init-scale" in err and "Traceback" not in err
     for step in range(1, 5):
         assert f"step {step} skipped, not finite: gradient of the output of layers.5; first layers: layers.5" in out
     saved, initial = load(run, "last.pt"), load(run, "initial.pt")
@@ -51,6 +51,36 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_a_message_and_an_untou
     )
     assert saved["scaler"]["scale"] == pytest.approx(1e30 / 16)
     assert sorted(texts(run)) == [1, 2, 3, 4] and "layers.5" in texts(run)[1]
+
+
+def test_a_run_stopped_at_the_last_step_of_an_epoch_can_be_resumed(tmp_path):
+    flags = (*FLAGS, "--epochs", "2", "--amp", "fp16", "--init-scale", "1e30", "--output", tmp_path)
+    fail(*flags, "--max-skipped-steps", "22")  # 23 steps an epoch
+    out, err, run = fail(*flags, "--max-skipped-steps", "22", "--resume", "auto")
+    assert "step 23/23" in out and "the last step 24 (epoch 2)" in err and "Traceback" not in err
+    assert load(run, "last.pt")["progress"]["skipped_steps"] == 24
+
+
+def test_a_network_whose_outputs_are_no_numbers_is_said_to_be_and_never_the_best(tmp_path):
+    run = start(*FLAGS, "--amp", "fp16", "--lr", "1e20", "--max-steps", "3", "--output", tmp_path)
+    out, _ = run.communicate(timeout=200)
+    assert "warning: the validation loss is nan" in out and "best" not in out.lower()
+    (folder,) = (tmp_path / "digits" / "fc").iterdir()
+    assert not (folder / "checkpoints" / "best.pt").exists()
+
+
+def test_a_gradient_that_underflows_to_zero_is_told(tmp_path):
+    run = start(*FLAGS, "--amp", "fp16", "--init-scale", "1e-7", "--output", tmp_path)
+    out, _ = run.communicate(timeout=200)
+    assert "warning: the gradient is all zero at step 23, loss scale 1e-07" in out and "raise --init-scale" in out
+
+
+def test_a_network_without_second_derivatives_is_refused_before_anything_is_made(tmp_path):
+    flags = ("--arch", "timm/mobilenetv3_small_050", "--image-size", "32", "--grad-penalty", "0.1")
+    process = start(*flags, "--output", tmp_path / "runs")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 2 and "Traceback" not in err and not (tmp_path / "runs").exists()
+    assert "--grad-penalty: the network has an operation without a second derivative (aten::hardsigmoid" in err
 
 
 def test_a_few_skipped_steps_are_told_and_the_run_goes_on(tmp_path):

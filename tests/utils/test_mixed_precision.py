@@ -15,6 +15,7 @@ from utils.optim.clipping import last_layer
 from utils.optim.ema import build_ema
 from utils.optim.gradient_penalty import gradient_norm
 from utils.precision.amp import keep_in_fp32
+from utils.precision.diagnosis import too_many_skips
 from utils.settings import UserError
 
 HALF = torch.float16
@@ -375,3 +376,10 @@ def test_without_a_bad_step_no_layer_is_watched(monkeypatch):
     steps(traval, 3)
     assert traval.progress.skipped_steps == 0
     assert all(not module._forward_hooks for module in traval.model.modules())
+
+
+@pytest.mark.parametrize(("count", "scale", "words"), [(1, 5e29, "1 step in a row"), (21, 0.03, "21 steps in a row")])
+def test_the_advice_after_too_many_skips_depends_on_where_the_scale_has_come_to(count, scale, words):
+    line = too_many_skips(count, 30, 2, scale)
+    assert line.startswith(words) and "the last step 30 (epoch 2)" in line and "last.pt" in line
+    assert ("lower --init-scale" in line) == (scale > 1) and ("lower --lr" in line) == (scale < 1)

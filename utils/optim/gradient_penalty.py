@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -10,10 +12,28 @@ from torch import nn
 from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from utils.settings import UserError
+
 
 def twice_differentiable(needed: bool) -> AbstractContextManager:
     """Around a forward pass whose gradient will be differentiated: fused attention has no second derivative."""
     return sdpa_kernel(SDPBackend.MATH) if needed else nullcontext()
+
+
+def refuse_without_second_derivative(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> None:
+    """Raise ``UserError`` when the gradient of ``model``'s outputs cannot be differentiated; tried on a copy."""
+    model = copy.deepcopy(model)
+    try:
+        with twice_differentiable(True):
+            output = model(torch.zeros(2, *image_shape, device=device))
+        gradient_norm(output.sum(), model.parameters(), torch.amp.GradScaler(device.type, enabled=False)).backward()
+    except RuntimeError as error:
+        operation = re.search(r"aten::\w+", str(error))
+        reason = operation.group() if operation else " ".join(str(error).split())[:120]
+        raise UserError(
+            f"--grad-penalty: the network has an operation without a second derivative ({reason}); remove the flag or "
+            "choose another --arch"
+        ) from error
 
 
 def gradient_norm(loss: torch.Tensor, parameters: Iterable[nn.Parameter], scaler: torch.amp.GradScaler) -> torch.Tensor:

@@ -95,6 +95,22 @@ class BadStep:
         return "\n".join(wrap(line) for line in lines if line)
 
 
+def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
+    """Why a run ends after ``count`` skipped steps in a row, and what to do; ``scale`` is what the next would have."""
+    steps = f"{count} steps" if count > 1 else "1 step"
+    if scale > 1:
+        advice = "begin with a lower --init-scale (65536 is usual), or allow more with --max-skipped-steps"
+    else:
+        advice = (
+            "no scale will mend that: lower --lr, add --warmup-epochs, ask scripts/amp_audit.py about the layers that "
+            "the log names, or try --amp bf16"
+        )
+    return (
+        f"{steps} in a row without a finite gradient, the last step {step} (epoch {epoch}), and the loss scale is down "
+        f"to {scale:g}; {advice}; last.pt holds the state, which the skipped steps left as it was"
+    )
+
+
 def examine(
     model: nn.Module,
     passes: Iterable[Pass],

@@ -9,14 +9,19 @@ from typing import Any
 import torch
 
 FORMAT = 1
+KEYS = (
+    "format", "arch", "settings", "classes", "image_shape", "model", "passes", "step", "epoch", "rank", "seed",
+    "scale", "amp",
+)  # fmt: skip
 MOST = 10  # files in a run; each holds the network's weights
 
 
 def save_bad_batch(folder: Path, content: dict[str, Any]) -> Path | None:
-    """Write ``content`` into ``folder``, named by its step and rank; gives the path.
+    """Write ``content``, all of ``KEYS`` but the format, into ``folder``, named by its step and rank; gives the path.
 
     None when there are ``MOST`` already, or the disk refuses: a run does not end for it.
     """
+    assert {"format", *content} == set(KEYS), set(content) ^ set(KEYS)
     try:
         folder.mkdir(exist_ok=True)
         if len(list(folder.glob("*.pt"))) >= MOST:

@@ -82,6 +82,8 @@ class Checkpointer:
 
 def load(path: Path) -> dict[str, Any]:
     """A verified checkpoint, on the CPU. Raises ``UserError`` that names the file and what is wrong."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give a file in it")
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
@@ -93,8 +95,8 @@ def load(path: Path) -> dict[str, Any]:
         if isinstance(error, UserError):
             raise
         refused = re.search(r"(?:GLOBAL|class|type) [\w.]+", str(error))
-        reason = refused.group() if refused else " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: is not a checkpoint that can be loaded safely ({reason})") from error
+        reason = f"it holds {refused.group()}" if refused else "it is damaged, or no file of torch.save's"
+        raise UserError(f"{path}: is not a checkpoint that can be loaded safely: {reason}; give another") from error
     if not isinstance(state, dict):
         raise UserError(f"{path}: is not a checkpoint (it holds a {type(state).__name__})")
     return state

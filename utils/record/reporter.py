@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -42,6 +43,11 @@ class Reporter:
         self.steps_per_epoch = steps_per_epoch
         self._began = self._window_began = time.perf_counter()
         self._data_seconds, self._count_before = 0.0, progress.epoch_sums[COUNT]
+
+    def stand_in(self, progress: Progress, lr: float, scale: float) -> None:
+        """After a resume, in place of the last step, should the epoch have none left."""
+        unknown = math.nan
+        self.last = StepRecord(progress.step, progress.epoch + 1, unknown, unknown, unknown, lr, unknown, scale)
 
     def end_training(self) -> None:
         """Stop the clock of the epoch's training part."""
@@ -90,8 +96,13 @@ class Reporter:
             f"data wait {wait:.0f} %",
             to_console=bar is None or bar.disable,
         )
+        if last.gradient_norm == 0:
+            self.writer.log(
+                f"warning: the gradient is all zero at step {last.step}, loss scale {last.loss_scale:g}: nothing is "
+                "learned; if it underflows, raise --init-scale (scripts/amp_audit.py tells)"
+            )
         if bar is not None:
-            bar.set_postfix_str(f"{report}  lr {last.lr:.4g}", refresh=False)
+            bar.set_postfix_str(f"{report}  lr {last.lr:.4g}{skipped}", refresh=False)
 
     def epoch(self, progress: Progress, result: Report, raw: Report | None, best: bool) -> dict[str, Any]:
         """Points and log line of a finished epoch's validation; gives the epoch's row.
@@ -118,4 +129,9 @@ class Reporter:
             line += f"  (raw weights {raw})"
         self.writer.scalars(points, progress.step)
         self.writer.log(f"{line}  {seconds:.1f} s{'  best so far' if best else ''}")
+        if not math.isfinite(result.loss):
+            self.writer.log(
+                f"warning: the validation loss is {result.loss}: the network's outputs are no numbers any more; resume "
+                "from a checkpoint before, with a lower --lr, or see scripts/amp_audit.py"
+            )
         return row
