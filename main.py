@@ -190,9 +190,8 @@ def train(argv: list[str], args: Settings, parts: Parts, distributed: Distribute
             traval.save("initial")
         report = traval.fit()
         progress = traval.progress
-        if (
-            math.isfinite(report.loss) and report.top1 > progress.best_top1
-        ):  # only an epoch that --max-steps cut is better than the best whole one
+        # Only an epoch that --max-steps cut can be better than the best whole one.
+        if math.isfinite(report.loss) and report.top1 > progress.best_top1:
             writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the epoch")
         elif progress.best_epoch:
             writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")

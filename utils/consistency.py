@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
 
+Rule = tuple[object, str]  # what is wrong when it is true, and the line that says so
+
+
 def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: int) -> list[str]:
     """Pairs of settings that cannot both hold, a line each."""
+    v = SimpleNamespace(**values)
 
     def told(name: str) -> bool:
         return origins[name] in (RECIPE, FLAG)
 
-    v = SimpleNamespace(**values)
+    rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v)]
+    return [line for wrong, line in rules if wrong]
+
+
+def _optimisation_rules(
+    v: SimpleNamespace, told: Callable[[str], bool], origins: dict[str, str], world_size: int
+) -> list[Rule]:
+    """Batches, optimizer, learning rate, precision."""
     per_step = world_size * v.accumulate
     # The smaller of two that disagree may come from a lower layer: then the higher layer simply wins.
     both = told("batch_size") and told("global_batch_size") and origins["batch_size"] == origins["global_batch_size"]
-    checkpoint = v.evaluate and (v.resume or v.weights)
-    clips = [
-        flag
-        for flag, value in (
-            ("--clip-grad-norm", v.clip_grad_norm),
-            ("--clip-grad-value", v.clip_grad_value),
-            ("--clip-grad-agc", v.clip_grad_agc),
-        )
-        if value is not None
-    ]
-    rules = [
+    sizes = {"norm": v.clip_grad_norm, "value": v.clip_grad_value, "agc": v.clip_grad_agc}
+    clips = [f"--clip-grad-{way}" for way, size in sizes.items() if size is not None]
+    return [
         (
             both and v.global_batch_size and v.batch_size != math.ceil(v.global_batch_size / per_step),
             f"--batch-size {v.batch_size} x {world_size} processes x --accumulate {v.accumulate} is not "
@@ -43,14 +47,6 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
         (
             origins["momentum"] == FLAG and v.optimizer in ("adam", "adamw"),
             f"--momentum means nothing to --optimizer {v.optimizer}; remove one",
-        ),
-        (
-            told("pretrained") and v.pretrained and told("weights"),
-            "--pretrained and --weights both say where to begin; give one",
-        ),
-        (
-            told("init") and v.init != "default" and (v.pretrained or v.weights),
-            f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights",
         ),
         (
             v.lr_policy != "multistep" and told("lr_milestones") and v.lr_milestones is not None,
@@ -70,8 +66,35 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
             "--grad-penalty needs second derivatives, which --compile cannot make; remove one",
         ),
         (v.fp32_layers and v.amp == "off", "--fp32-layers means nothing with --amp off; remove one"),
+    ]
+
+
+def _start_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
+    """Where a run begins, and on which devices."""
+    checkpoint = v.evaluate and (v.resume or v.weights)
+    return [
+        (
+            told("pretrained") and v.pretrained and told("weights"),
+            "--pretrained and --weights both say where to begin; give one",
+        ),
+        (
+            told("init") and v.init != "default" and (v.pretrained or v.weights),
+            f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights",
+        ),
         (v.gpu_ids and v.device == "cpu", "--gpu-ids contradicts --device cpu"),
         (v.gpu_ids and len(set(v.gpu_ids)) != len(v.gpu_ids), "--gpu-ids names a GPU twice"),
+        (
+            v.evaluate and not (checkpoint or v.pretrained),
+            "--evaluate needs weights: --resume PATH, --weights PATH or --pretrained",
+        ),
+        (v.evaluate and v.resume == "auto", "--evaluate needs a path: --resume auto continues training"),
+        (v.resume and told("weights"), "--resume brings its own weights; remove --weights"),
+    ]
+
+
+def _data_rules(v: SimpleNamespace) -> list[Rule]:
+    """Data set and augmentation."""
+    return [
         (
             v.augment is not None and "none" in v.augment and len(v.augment) > 1,
             "--augment none contradicts the other names after --augment",
@@ -86,14 +109,7 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
             + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
         ),
         (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
-        (
-            v.evaluate and not (checkpoint or v.pretrained),
-            "--evaluate needs weights: --resume PATH, --weights PATH or --pretrained",
-        ),
-        (v.evaluate and v.resume == "auto", "--evaluate needs a path: --resume auto continues training"),
-        (v.resume and told("weights"), "--resume brings its own weights; remove --weights"),
     ]
-    return [line for wrong, line in rules if wrong]
 
 
 def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> None:

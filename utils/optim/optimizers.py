@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.optim.clipping import last_layer
 from utils.settings import OptimisationSettings, UserError
 
 _TORCH = ("sgd", "adam", "adamw")
@@ -66,9 +67,11 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable weights of all linear layers and convolutions but the last of them, which makes the logits."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
-    return [layer.weight for layer in layers[:-1] if layer.weight.requires_grad]
+    """The trainable weights of all linear layers and convolutions but the one that makes the logits."""
+    last = last_layer(model)
+    kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    layers = [module for module in model.modules() if isinstance(module, kinds) and module is not last]
+    return [layer.weight for layer in layers if layer.weight.requires_grad]
 
 
 def parameter_groups(
