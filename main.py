@@ -124,13 +124,14 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         model = build_model(
             settings, classes=len(data.classes), channels=data.spec.channels, image_size=data.image_size
         ).to(distributed.device)
+        channels_last = place_channels(args, model, distributed.device)
         load_weights(model, settings, args.run.evaluate, found)
         keep_in_fp32(model, args.precision.fp32_layers or (), distributed.device)
         if args.optimisation.grad_penalty and not args.run.evaluate:
             shape = (data.spec.channels, data.image_size, data.image_size)
             refuse_without_second_derivative(model, shape, distributed.device)
         train_loader, validation_loader, loader_choice = loaders(
-            data, args.data, distributed.device, seed=args.run.seed, channels_last=args.model.channels_last,
+            data, args.data, distributed.device, seed=args.run.seed, channels_last=channels_last,
             rank=distributed.rank, world_size=distributed.world_size,
             progress=args.logging.progress and distributed.is_main,
         )  # fmt: skip
@@ -146,6 +147,20 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
             criterion=build_criterion(args.optimisation),
             scaler=build_scaler(args.precision, distributed.device),
         )
+
+
+def place_channels(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
+    """Bring ``model`` into the memory format that ``--channels-last`` asks for; whether that is channels-last."""
+    import torch
+
+    from models.memory_format import channels_last_is_faster
+    from utils.precision.amp import resolve_amp
+
+    wish = args.model.channels_last
+    faster = wish == "auto" and channels_last_is_faster(model, device, resolve_amp(args.precision, device))
+    if wish == "on" or faster:
+        model.to(memory_format=torch.channels_last)  # in place
+    return wish == "on" or faster
 
 
 def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found: Found | None) -> None:

@@ -57,7 +57,7 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
         raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
     initialise(model, settings.init)
     _check_forward(settings.arch, model, classes, channels, image_size)
-    return model.to(memory_format=torch.channels_last) if settings.channels_last else model
+    return model
 
 
 def unknown_arch(arch: str) -> str | None:

@@ -25,7 +25,8 @@ from utils import arguments
 from utils.consistency import FLAG, RECIPE
 from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
-from utils.settings import Settings, UserError, between, flag_of
+from utils.setting import between
+from utils.settings import Settings, UserError, flag_of
 from utils.tools import ToolParser, run_tool, table
 
 if TYPE_CHECKING:

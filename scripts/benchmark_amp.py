@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.distributed import Distributed, Ranks
-from utils.settings import RunSettings, Settings, UserError, between, flag_of
+from utils.setting import between
+from utils.settings import RunSettings, Settings, UserError, flag_of
 from utils.tools import ToolParser, run_tool, table
 
 if TYPE_CHECKING:

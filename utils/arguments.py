@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.consistency import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive
-from utils.settings import Settings, UserError, all_settings, flag_of, groups, not_empty
+from utils.setting import not_empty
+from utils.settings import Settings, UserError, all_settings, flag_of, groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 OPTIONS = {option.name: option for _, option in all_settings()}
@@ -105,8 +106,13 @@ def build_parser() -> argparse.ArgumentParser:
             text += f" [{option.default}]"
         metavar = meta["metavar"] or ("{" + ",".join(meta["choices"]) + "}" if meta["choices"] else None)
         metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "TEXT")
-        arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": _NO_VALUE}
+        arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
         sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
+        if meta["bare"]:
+            no = f"--no-{option.name.replace('_', '-')}"
+            sections[group].add_argument(
+                no, action="store_const", const="off", dest=option.name, help=f"{names[-1]} off"
+            )
     return parser
 
 
@@ -211,7 +217,7 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
         value = tuple(item for item, _ in pairs)
     else:
         value, mistake = _scalar(meta, raw)
-    if mistake is None and meta["check"]:
+    if mistake is None and meta["check"] and value not in meta["words"]:
         problem = meta["check"](value)
         mistake = problem and f"{_shown(raw)}: {problem}"
     return (None, mistake) if mistake else (value, None)
@@ -219,14 +225,19 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
 
 def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
     kind = meta["type"]
+    kinds = " or ".join((_KINDS[kind], *meta["words"]))
     if kind is bool:
         return (raw, None) if isinstance(raw, bool) else (None, f"{_shown(raw)}: must be true or false")
+    if isinstance(raw, str) and raw in meta["words"]:
+        return raw, None
     if raw is False and "off" in (meta["choices"] or ()):
         raw = "off"  # YAML 1.1 reads a bare `off` as false
+    if raw is True and meta["bare"]:
+        raw = meta["bare"]  # `channels-last: true`, and YAML 1.1's bare `on`
     if meta["choices"] and isinstance(raw, bool | int | float):
         raw = str(raw)  # the answer is then the list of choices
     if isinstance(raw, bool | dict | list | tuple) or not isinstance(raw, str | int | float):
-        return None, f"{_shown(raw)}: must be {_KINDS[kind]}"
+        return None, f"{_shown(raw)}: must be {kinds}"
     if kind is str:
         value = str(raw)
         if meta["choices"] and value not in meta["choices"]:
@@ -239,7 +250,7 @@ def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
             return int(raw), None
         value = float(raw)
     except (ValueError, OverflowError):
-        return None, f"{_shown(raw)}: must be {_KINDS[kind]}"
+        return None, f"{_shown(raw)}: must be {kinds}"
     return (value, None) if math.isfinite(value) else (None, f"{_shown(raw)}: must be a finite number")
 
 

@@ -8,17 +8,15 @@ nothing heavy: ``--help`` and every mistake on the command line answer at once.
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from utils.setting import LARGEST_INT, between, not_empty, not_negative, positive, positive_int, safe_name, setting
+
 DATASETS = ("digits", "mnist", "fashionmnist", "cifar10", "cifar100", "imagenet", "folder", "synthetic")
-AUGMENTATIONS = ("shift", "flip", "resized-crop")
+AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
 INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
 LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
-LARGEST_INT = 2**31 - 1
 
 
 class UserError(ValueError):
@@ -31,80 +29,6 @@ class UserError(ValueError):
         self.mistakes = list(mistakes)
         self.on_all_ranks = on_all_ranks  # then one process is enough to print it
         super().__init__("\n".join(mistakes))
-
-
-# Checks: each takes a converted value and returns what it must be, or None when it is fine.
-Check = Callable[[Any], str | None]
-
-
-def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
-    """A check that a number (or each number of a list) lies between ``low`` and ``high``."""
-
-    def check(value: Any) -> str | None:
-        for number in value if isinstance(value, tuple) else (value,):
-            if number <= low if open_low else number < low:
-                return f"must be {'more than' if open_low else 'at least'} {low:g}"
-            if number >= high if open_high else number > high:
-                return f"must be {'less than' if open_high else 'at most'} {high:g}"
-        return None
-
-    return check
-
-
-def safe_name(value: str) -> str | None:
-    """A check for text that becomes part of a folder's name."""
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,79}", value):
-        return None
-    return "must be 1 to 80 letters, digits, '_', '-', '+' or '.', and not begin with '.' or '-'"
-
-
-def not_empty(value: str) -> str | None:
-    """A check for text that must say something and can be a path."""
-    if not value.strip() or "\0" in value:
-        return "must not be empty or hold a NUL character"
-    return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
-
-
-positive_int = between(1, LARGEST_INT)
-positive = between(0, 1e30, open_low=True)
-not_negative = between(0, 1e30)
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    type: type | None = None,
-    check: Check | None = None,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-    short: str | None = None,
-    many: bool = False,
-    shapes_result: bool = True,
-    in_recipe: bool = True,
-) -> Any:
-    """One setting.
-
-    ``type`` is taken from the default where there is one. ``many`` makes a tuple of values.
-    ``shapes_result`` says that two runs that differ here are different experiments: such settings
-    must agree for a resume and travel with a checkpoint. ``in_recipe`` False keeps a flag that
-    says what to do now (rather than how) out of recipes and of the saved configuration.
-    """
-    kind = type or default.__class__
-    return field(
-        default=default,
-        metadata={
-            "help": help,
-            "type": kind,
-            "check": check,
-            "choices": choices,
-            "metavar": metavar,
-            "short": short,
-            "many": many,
-            "shapes_result": shapes_result,
-            "in_recipe": in_recipe,
-        },
-    )
 
 
 @dataclass(frozen=True)
@@ -161,9 +85,17 @@ class DataSettings:
     image_size: int | None = setting(
         None, "height and width that the network sees, in pixels [the data set's own]", type=int, check=between(1, 8192)
     )
-    workers: int = setting(
-        2, "processes that read images, per training process; 0 reads in place", short="-w",
-        check=between(0, 1024), shapes_result=False,
+    workers: int | str = setting(
+        "auto", "processes that read images, per training process; 0 reads in place, auto measures how many pay",
+        type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", shapes_result=False,
+    )  # fmt: skip
+    decode: str = setting(
+        "cpu", "where JPEG files are decoded, cropped and resized when images stream; gpu needs a GPU",
+        choices=("cpu", "gpu"), shapes_result=False,
+    )  # fmt: skip
+    cache_dir: str | None = setting(
+        None, "folder for the decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
+        metavar="DIR", shapes_result=False,
     )  # fmt: skip
     batch_size: int = setting(
         64, "images per process in one forward pass", short="-b", check=between(1, 2**20), shapes_result=False
@@ -184,6 +116,15 @@ class DataSettings:
         None, "training augmentation, or none [the data set's own]", type=str, many=True,
         choices=("none", *AUGMENTATIONS), metavar="NAME",
     )  # fmt: skip
+    max_shift: int | None = setting(
+        None, "farthest shift in pixels of the stored image [the data set's own]", type=int, check=between(1, 8192)
+    )
+    shift_padding: str = setting("zero", "what a shift uncovers", choices=("zero", "reflect"))
+    cutout: int = setting(0, "side in pixels of a square blanked in each image", check=between(0, 8192))
+    mixup: float = setting(
+        0.0, "blend pairs of images; alpha of the beta distribution, for example 0.2", check=not_negative
+    )
+    cutmix: float = setting(0.0, "paste a box of one image into another; alpha, for example 1", check=not_negative)
 
 
 @dataclass(frozen=True)
@@ -198,8 +139,12 @@ class ModelSettings:
     weights: str | None = setting(
         None, "begin with the weights of this checkpoint", type=str, check=not_empty, metavar="PATH"
     )
-    channels_last: bool = setting(False, "channels-last memory format, faster for convolutions")
+    channels_last: str = setting(
+        "auto", "channels-last memory format: auto takes it where it was measured to be faster",
+        choices=("auto", "on", "off"), bare="on", shapes_result=False,
+    )  # fmt: skip
     compile: bool = setting(False, "compile the network with torch.compile")
+    compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
     init: str = setting("default", "initialisation of convolution and linear weights", choices=INITIALISATIONS)
 
 
@@ -252,6 +197,10 @@ class PrecisionSettings:
     amp: str | None = setting(
         None, "automatic mixed precision [fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16")
     )
+    tf32: bool | None = setting(
+        None, "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
+        type=bool,
+    )  # fmt: skip
     init_scale: float = setting(65536.0, "first loss scale (fp16)", check=between(2.0**-24, 2.0**100))
     max_skipped_steps: int = setting(
         20, "stop after more than this many steps in a row without a finite gradient (fp16)",

@@ -163,14 +163,6 @@ def test_model_is_handed_over_in_training_mode():
     assert all(module.training for module in build("resnet18").modules())
 
 
-def test_channels_last_changes_the_memory_format_and_not_the_answer():
-    model, reference = build("resnet18", channels_last=True), build("resnet18")
-    for network, wanted in ((model, True), (reference, False)):
-        assert network.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last) is wanted
-    images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(model.eval()(images), reference.eval()(images), rtol=1e-4, atol=1e-5)
-
-
 # ------------------------------------------------------------------------------------------ names
 
 

@@ -61,7 +61,7 @@ def test_the_last_of_a_repeated_flag_wins():
 def test_no_flag_switches_off_what_the_recipe_switched_on(recipe):
     path = recipe("nesterov: true\nchannels-last: true")
     args = arguments.parse(["--config", path, "--no-nesterov"])
-    assert (args.optimisation.nesterov, args.model.channels_last) == (False, True)
+    assert (args.optimisation.nesterov, args.model.channels_last) == (False, "on")
 
 
 def test_without_arguments_every_setting_has_its_default_or_follows_from_one():
@@ -226,6 +226,8 @@ def test_every_flag_is_listed_above_or_in_the_settings():
         "--clip-grad-agc",
     }
     extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
+    extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
+    extra |= {"--compile-augment", "--tf32"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
     assert named - {"--progress"} == set(FLAGS.split()) | extra

@@ -51,11 +51,12 @@ def allowed_for(module):
     if module.count(".") == 2:
         return {module.rpartition(".")[0], "utils.settings", "utils.distributed"}
     return {
-        "utils.settings": set(),
+        "utils.setting": set(),
+        "utils.settings": {"utils.setting"},
         "utils.distributed": {"utils.settings"},
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
-        "utils.arguments": {"utils.settings", "utils.consistency"},
+        "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency"},
         "utils.tools": {"utils.settings", "utils.arguments"},
         "utils.train_validation": {
             "utils.settings",
@@ -102,7 +103,14 @@ def test_there_is_no_import_cycle():
 
 
 def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
-    for module in ("utils.settings", "utils.distributed", "utils.arguments", "utils.scenario", "utils.consistency"):
+    for module in (
+        "utils.setting",
+        "utils.settings",
+        "utils.distributed",
+        "utils.arguments",
+        "utils.scenario",
+        "utils.consistency",
+    ):
         at_once = [node for node in TREES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
         roots = {alias.name.split(".")[0] for node in at_once if isinstance(node, ast.Import) for alias in node.names}
         roots |= {node.module.split(".")[0] for node in at_once if isinstance(node, ast.ImportFrom)}

@@ -231,7 +231,7 @@ def loaders(
             return ResidentSource(in_memory(images, size, data.spec.fixed_size, progress), device)
         return StreamSource(
             images, device, size=size, crop=crop and training, fixed_size=data.spec.fixed_size, seed=seed,
-            workers=settings.workers,
+            workers=2 if settings.workers == "auto" else settings.workers,
         )  # fmt: skip
 
     whole = resident or data.spec.fixed_size or isinstance(data.train, MemoryImages)
