@@ -142,7 +142,7 @@ class TraVal:
                 output, loss, named = self._forward(self.network, batch)  # autocast covers this and no more
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(loss * (batch.weight + 0 * loss.detach())).backward()
-            self.meter.update(len(self._pending), loss.detach(), output.detach(), batch.targets, named)
+            self.meter.update(len(self._pending), loss, output, batch.targets, named)
 
         scale = self.scaler.scale(self._one)
         for optimizer in self.optimizers:
@@ -155,7 +155,8 @@ class TraVal:
         if len(self._moved) < len(self.optimizers):
             self._explain_skip(scale)
         self.scaler.update()
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
+            parameter.grad = None
         if self._moved and self.ema is not None:
             self.ema.update_parameters(self.model)
         self._pending.append((lr, norm, scale))

@@ -32,7 +32,7 @@ def assert_same(ours, theirs, **tolerance):
 def recipe_loop(model, batches, *, clip=None, penalty=0.0, autocast=True, scale=1024.0, lr=0.1):
     """PyTorch's documented loop: autocast, scaled backward, unscale, clip, step, update."""
     kind = next(model.parameters()).device.type
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     scaler = torch.amp.GradScaler(kind, init_scale=scale, enabled=scale is not None)
     for batch in batches:
         optimizer.zero_grad()
@@ -191,7 +191,7 @@ def muon_loop(model, batches, traval, broken=None):
     others = [p for p, taken in zip(model.parameters(), places, strict=True) if not taken]
     optimizers = [
         timm.optim.Muon(matrices, lr=1e-3, weight_decay=5e-4),
-        torch.optim.AdamW(others, lr=1e-3, weight_decay=5e-4, betas=(0.9, 0.95)),
+        torch.optim.AdamW(others, lr=1e-3, weight_decay=5e-4, betas=(0.9, 0.95), fused=True),
     ]
     kind = next(model.parameters()).device.type
     scaler = torch.amp.GradScaler(kind, init_scale=1024.0)

@@ -45,29 +45,52 @@ def assert_same_steps(settings, make_reference):
     [
         (
             {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01},
-            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=0.01),
+            lambda p, **way: torch.optim.SGD(p, **way, lr=0.1, momentum=0.8, weight_decay=0.01),
         ),
         (
             {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01, "nesterov": True},
-            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=0.01, nesterov=True),
+            lambda p, **way: torch.optim.SGD(p, **way, lr=0.1, momentum=0.8, weight_decay=0.01, nesterov=True),
         ),
         (
             {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
-            lambda p: torch.optim.SGD(p, lr=0.1),
+            lambda p, **way: torch.optim.SGD(p, **way, lr=0.1),
         ),
         (
             {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
-            lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+            lambda p, **way: torch.optim.Adam(p, **way, lr=0.01, weight_decay=0.1),
         ),
         (
             {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
-            lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+            lambda p, **way: torch.optim.AdamW(p, **way, lr=0.01, weight_decay=0.1),
         ),
     ],
     ids=["sgd", "nesterov", "plain sgd", "adam", "adamw"],
 )
 def test_steps_equal_those_of_torchs_optimizer(settings, make):
-    assert_same_steps(OptimisationSettings(**settings), lambda model: make(model.parameters()))
+    """To the bit those of its fused kernel, and those of its plain loop but for the last digits."""
+    settings = OptimisationSettings(**settings)
+    assert_same_steps(settings, lambda model: make(model.parameters(), fused=True))
+    ours, plain = network(), network()
+    found = weights_after_steps(ours, build_optimizer(settings, ours))
+    torch.testing.assert_close(found, weights_after_steps(plain, make(plain.parameters())), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("finite", [True, False])
+def test_the_scaler_leaves_a_fused_step_out_where_the_host_sees_it(name, finite):
+    model = network()
+    optimizer, scaler = (
+        build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), model),
+        torch.amp.GradScaler("cpu"),
+    )
+    assert optimizer.param_groups[0]["fused"]
+    moved = []
+    optimizer.register_step_post_hook(lambda *_: moved.append(True))
+    scaler.scale(model(torch.ones(2, 1, 8, 8)).sum() * (1 if finite else math.inf)).backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    scaler.step(optimizer)
+    assert bool(moved) is finite
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) is not finite
 
 
 @pytest.mark.parametrize("name", ["lamb", "lion", "nadamw", "rmsproptf", "adafactor", "sgdw", "laprop"])

@@ -63,7 +63,7 @@ def parameters(model):
 
 def plain_loop(model, batches, lr=0.1, clip=None):
     """The loop that every tutorial has: no autocast, no scaler."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     norms = []
     for batch in batches:
         optimizer.zero_grad()

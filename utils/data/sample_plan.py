@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,15 @@ class SamplePlan:
         """This rank's forward passes of one step, the last of which ends it."""
         samples = self.step_indices(epoch, step)
         passes = -(-len(samples) // (self.world_size * self.batch_size))
-        parts = np.array_split(samples, passes * self.world_size)[self.rank :: self.world_size]
+        size, larger = divmod(len(samples), passes * self.world_size)  # the first parts are larger by one
         shares = []
-        for number, part in enumerate(parts, start=1):
-            filled = part.copy() if len(part) >= 2 else np.resize(np.concatenate([part, samples]), 2)
-            weight = len(part) * self.world_size / len(samples)
-            shares.append(Share(epoch, step, filled, len(part), weight, ends_step=number == len(parts)))
+        for number in range(passes):
+            part = number * self.world_size + self.rank
+            start = part * size + min(part, larger)
+            own = samples[start : start + size + (part < larger)]
+            filled = own.copy() if len(own) >= 2 else np.resize(np.concatenate([own, samples]), 2)
+            weight = len(own) * self.world_size / len(samples)
+            shares.append(Share(epoch, step, filled, len(own), weight, ends_step=number == passes - 1))
         return shares
 
 
@@ -102,23 +106,27 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
     Each row depends on (seed, epoch, index, stream) alone. SplitMix64 (Steele, Lea, Flood: Fast
     splittable pseudorandom number generators, OOPSLA 2014) as a hash, vectorised over rows.
     """
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
-        key = np.uint64(0)
-        for part in (seed, epoch, stream):
-            key = _mix(np.asarray(key ^ np.uint64(part)))
-        rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
-        counters = (np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)[None, :]
-        bits = _mix(rows[:, None] + counters)
-    return ((bits >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
+    key = np.uint64(_key(seed, epoch, stream))
+    rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
+    counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN  # modulo 2^64, as numpy's arrays do without a word
+    bits = _mix(rows[:, None] + counters[None, :])
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of one step's randomness on one rank (dropout): a non-negative 63-bit number."""
-    with np.errstate(over="ignore"):
-        key = np.uint64(0)
-        for part in (seed, step, rank):
-            key = _mix(np.asarray(key ^ np.uint64(part)))
-    return int(key >> np.uint64(1))
+    return _key(seed, step, rank) >> 1
+
+
+def _key(*parts: int) -> int:
+    """The parts hashed into 64 bits, one after the other; ``_mix`` in Python's integers, quick for a single number."""
+    key = 0
+    for part in parts:
+        key = ((key ^ part) + 0x9E3779B97F4A7C15) & _BITS
+        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _BITS
+        key ^= key >> 31
+    return key
 
 
 def _mix(value: np.ndarray) -> np.ndarray:

@@ -29,9 +29,11 @@ def build_optimizer(
         return _muon(settings, model)
     groups = parameter_groups(model.parameters(), settings.weight_decay, settings.decay_norm_bias)
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+        return _fused(torch.optim.SGD, groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
     if settings.optimizer in _TORCH:
-        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer](groups, lr=settings.lr)
+        return _fused(
+            {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer], groups, lr=settings.lr
+        )
     import timm.optim
 
     if timm.optim.get_optimizer_info(settings.optimizer).second_order:
@@ -62,8 +64,17 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
     groups = parameter_groups(others, settings.weight_decay, settings.decay_norm_bias)
     return (
         timm.optim.Muon(matrices, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95)),
+        _fused(torch.optim.AdamW, groups, lr=settings.lr, betas=(0.9, 0.95)),
     )
+
+
+def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    """The optimizer as one kernel over all parameters: of torch's three ways the fastest on CPU and GPU."""
+    optimizer = kind(groups, fused=True, **options)
+    # Fused optimizers let the scaler's flag skip the step inside the kernel, unknown to the host. Each skipped step
+    # is told here, so the scaler shall read its flag and leave the step out itself, as with any other optimizer.
+    optimizer._step_supports_amp_scaling = False
+    return optimizer
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -44,19 +44,24 @@ def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return before.sum(1)
 
 
+WAITING_NUMBERS = 2**20  # logits that may wait to be looked at
+
+
 class ClassificationMeter:
     """Rows of sums, one a step or a batch, float64 on the device; reading them is the only synchronisation.
 
-    ``named`` holds further losses by name, a row a step like ``sums``. A validation batch is computed by
-    exactly one rank, so adding up ranks only adds zeros to its row, and the rows are then summed in one
-    order: the result has the same bits on any number of ranks.
+    ``named`` holds further losses by name, a row a step like ``sums``. Logits wait until there are
+    ``WAITING_NUMBERS`` of them, for many small operations at every step would cost a small network more than its
+    own layers. A validation batch is computed by exactly one rank, so adding up ranks only adds zeros to its row,
+    and the rows are then summed in one order: the result has the same bits on any number of ranks.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        self.sums = torch.zeros(rows, 4, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(rows, 4, dtype=torch.float64, device=device)
         self.named: dict[str, torch.Tensor] = {}
+        self._waiting: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._waiting_numbers = 0
 
-    @torch.no_grad()
     def update(
         self,
         row: int,
@@ -65,24 +70,47 @@ class ClassificationMeter:
         targets: torch.Tensor,
         named: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,)."""
-        count = len(targets)
-        rank = target_rank(logits, targets)  # the number of classes when the target's logit is NaN
-        hits = torch.stack(
-            [loss.double() * count, (rank < 1).sum().double(), (rank < min(5, logits.shape[1])).sum().double()]
-        )
-        self.sums[row, :COUNT] += hits
-        self.sums[row, COUNT] += count
+        """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,).
+
+        The tensors must not be written to afterwards.
+        """
+        self._waiting.append((row, loss.detach(), logits.detach(), targets))
+        self._waiting_numbers += logits.numel()
         for name, value in (named or {}).items():
-            self.column(name)[row] += value.double() * count
+            self.column(name)[row] += value.detach().double() * len(targets)
+        if self._waiting_numbers > WAITING_NUMBERS:
+            self._add_waiting()
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """Summed loss, top-1 and top-5 hits, and count: float64 (rows, 4)."""
+        self._add_waiting()
+        return self._sums
+
+    @torch.no_grad()
+    def _add_waiting(self) -> None:
+        if not self._waiting:
+            return
+        rows, losses, logits, targets = zip(*self._waiting, strict=True)
+        self._waiting, self._waiting_numbers = [], 0
+        device, counts = self._sums.device, [len(part) for part in targets]
+        rank = target_rank(torch.cat(logits), torch.cat(targets))  # the number of classes when the target's is NaN
+        hits = torch.stack([rank < 1, rank < min(5, logits[0].shape[1])], dim=1).double()
+        passes = torch.tensor([rows, counts], device=device)
+        sample_rows = passes[0].repeat_interleave(passes[1], output_size=sum(counts))
+        self._sums[:, TOP1:COUNT].index_add_(0, sample_rows, hits)
+        weighted = torch.stack(losses).double() * passes[1]
+        self._sums[:, LOSS].index_add_(0, passes[0], weighted)
+        self._sums[:, COUNT].index_add_(0, passes[0], passes[1].double())
 
     def column(self, name: str) -> torch.Tensor:
         """The sums of the loss ``name``, a row a step."""
         if name not in self.named:
-            self.named[name] = torch.zeros_like(self.sums[:, 0])
+            self.named[name] = torch.zeros_like(self._sums[:, 0])
         return self.named[name]
 
     def reset(self) -> None:
         """Back to zero."""
-        for sums in (self.sums, *self.named.values()):
+        self._waiting, self._waiting_numbers = [], 0
+        for sums in (self._sums, *self.named.values()):
             sums.zero_()
