@@ -133,7 +133,8 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed.device, seed=args.run.seed, channels_last=channels_last,
             rank=distributed.rank, world_size=distributed.world_size,
-            progress=args.logging.progress and distributed.is_main,
+            progress=args.logging.progress and distributed.is_main, local_world_size=distributed.local_world_size,
+            compile_augment=args.model.compile_augment,
         )  # fmt: skip
         return Parts(
             data=data,

@@ -224,6 +224,11 @@ def threads_per_process(local_world_size: int) -> int:
     wished = os.environ.get("OMP_NUM_THREADS", "")
     if wished.isdigit() and int(wished) > 0 and (wished != "1" or local_world_size == 1):
         return int(wished)
+    return cores_per_process(local_world_size)
+
+
+def cores_per_process(local_world_size: int) -> int:
+    """An equal part, at least one, of the cores that this machine lends us."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // local_world_size)
 

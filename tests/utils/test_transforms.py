@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as vision
 
 from utils.data.decoding import CROP_AREA, CROP_RATIO, central_box, decode_crop, random_box
 from utils.data.sample_plan import sample_uniforms
-from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, BatchTransform, resized_crop
+from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, BatchTransform, mirrored, resized_crop
 
 
 def transform(augment=(), **changes):
@@ -100,6 +100,56 @@ def test_switching_the_flip_on_leaves_the_shifts_as_they_were():
     both = transform(("shift", "flip")).training(images, np.arange(60), 0)
     same = (shifted == both).flatten(1).all(1)
     assert 10 < same.sum() < 50
+
+
+def test_alternating_flip_shows_every_image_both_ways_in_two_epochs():
+    images = images_of(400)
+    first, second, third = (transform(("alternating-flip",)).training(images, np.arange(400), e) for e in range(3))
+    assert torch.equal(first.flip(3), second) and torch.equal(first, third)
+    flipped = (first != as_floats(images)).flatten(1).any(1)
+    assert stats.binomtest(int(flipped.sum()), 400).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("reach", [1, 3])
+def test_reflect_padding_is_torchs(reach):
+    images = images_of(300)
+    shown = transform(("shift",), max_shift=reach, shift_padding="reflect").training(images, np.arange(300), 0)
+    padded = torch.nn.functional.pad(as_floats(images), (reach,) * 4, mode="reflect")
+    places = [(top, left) for top in range(2 * reach + 1) for left in range(2 * reach + 1)]
+    crops = torch.stack([padded[:, :, top : top + 8, left : left + 8] for top, left in places])
+    hits = (crops == shown).flatten(2).all(2)
+    assert hits.any(0).all()
+    assert stats.chisquare(hits.sum(1).numpy()).pvalue > 1e-3
+
+
+def test_reflect_padding_goes_on_beyond_an_image():
+    assert mirrored(torch.arange(-7, 9), 3).tolist() == [1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0]
+    assert mirrored(torch.arange(-2, 3), 1).tolist() == [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 20])
+def test_cutout_blanks_a_square_around_any_pixel(side):
+    images = torch.full((500, 3, 8, 8), 200, dtype=torch.uint8)
+    shown = transform(mean=(0.1,) * 3, std=(1.0,) * 3, cutout=side).training(images, np.arange(500), 0)
+    blank = (shown == 0).all(1)
+    assert torch.equal(blank, (shown == 0).any(1))
+    squares = set()
+    for top in range(-(side // 2), 8 - side // 2):
+        for left in range(-(side // 2), 8 - side // 2):
+            square = torch.zeros(8, 8, dtype=torch.bool)
+            square[max(0, top) : top + side, max(0, left) : left + side] = True
+            squares.add(tuple(square.flatten().tolist()))
+    found = {tuple(mask.flatten().tolist()) for mask in blank}
+    assert found <= squares and len(found) > 0.9 * len(squares)
+
+
+def test_compiled_augmentation_shows_the_same():
+    images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3, "crop_here": True}
+    plain, compiled = (
+        transform(("shift", "flip", "resized-crop"), compiled=on, **values).training(images, np.arange(10), 0)
+        for on in (False, True)
+    )
+    torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-5)
 
 
 # -------------------------------------------------------------------------- normalisation and size

@@ -118,6 +118,11 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return _key(seed, step, rank) >> 1
 
 
+def share_key(seed: int, share: Share, stream: int) -> int:
+    """A 64-bit key of the randomness of one share: of (seed, epoch, first sample, stream) alone."""
+    return _key(seed, share.epoch, stream, int(share.indices[0]))
+
+
 def _key(*parts: int) -> int:
     """The parts hashed into 64 bits, one after the other; ``_mix`` in Python's integers, quick for a single number."""
     key = 0

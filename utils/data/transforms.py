@@ -1,15 +1,16 @@
 """Augmentation: batched on the device, from random numbers that belong to the sample.
 
-Images arrive as uint8; shift and flip are one gather, then normalisation makes floats. Each random
-number depends on (seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so that an image is
+Images arrive as uint8; a shift copies whole rows and a flip takes columns, then normalisation makes floats. Each
+random number depends on (seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so that an image is
 augmented alike by either loader and on any number of workers and ranks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from utils.data.decoding import CROP_AREA, CROP_RATIO
 from utils.data.sample_plan import sample_uniforms
 
 # Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
-SHIFT_STREAM, FLIP_STREAM, CROP_STREAM = 1, 2, 3
+SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM = 1, 2, 3, 4
 CROP_NUMBERS = 22
 
 
@@ -28,8 +29,12 @@ class BatchTransform:
     """uint8 images (n, channels, height, width) into normalised float32 of ``size`` pixels square.
 
     ``mean`` and ``std`` are per channel, for pixel values between 0 and 1. ``max_shift`` is in pixels
-    of the stored image; what a shift uncovers is black. ``crop_here``: whether a random-resized-crop
-    is done here, on whole images; the streaming loader does it while decoding.
+    of the stored image; what a shift uncovers is black, or with ``shift_padding`` 'reflect' the image's mirror
+    image. 'alternating-flip' flips half of the images in one epoch and the others in the next (Jordan, 94 % on
+    CIFAR-10 in 3.29 seconds, 2024). ``cutout`` is the side of a square set to the mean around any of the image's
+    pixels (DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017).
+    ``crop_here``: whether a random-resized-crop is done here, on whole images; the streaming loader does it while
+    decoding. ``compiled``: the work on the device goes through torch.compile.
     """
 
     size: int
@@ -40,56 +45,139 @@ class BatchTransform:
     seed: int
     crop_here: bool
     channels_last: bool
+    shift_padding: str = "zero"
+    cutout: int = 0
+    compiled: bool = False
 
     def training(self, images: torch.Tensor, indices: np.ndarray, epoch: int) -> torch.Tensor:
         """Augment and normalise; ``indices`` are the samples' numbers in the data set."""
-        if "shift" in self.augment or "flip" in self.augment:
-            images = self._shift_and_flip(images, indices, epoch)
+        rows, columns = self._window(*images.shape[-2:], indices, epoch)
+        crops = centres = None
         if "resized-crop" in self.augment and self.crop_here:
-            uniforms = sample_uniforms(self.seed, epoch, indices, CROP_STREAM, 4)
-            images = resized_crop(images.float(), torch.from_numpy(uniforms).to(images.device), self.size)
-        return self._finish(images)
+            crops = torch.from_numpy(sample_uniforms(self.seed, epoch, indices, CROP_STREAM, 4))
+        if self.cutout:
+            uniforms = sample_uniforms(self.seed, epoch, indices, CUTOUT_STREAM, 2)
+            centres = torch.from_numpy((uniforms * self.size).astype(np.int64))
+        return self._on_device(images, rows, columns, crops, centres)
 
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
         """Normalise only."""
-        return self._finish(images)
+        return self._on_device(images)
 
-    def _shift_and_flip(self, images: torch.Tensor, indices: np.ndarray, epoch: int) -> torch.Tensor:
-        count, _, height, width = images.shape
-        rows = torch.arange(height).expand(count, height)
-        columns = torch.arange(width).expand(count, width)
-        if "flip" in self.augment:
-            flips = torch.from_numpy(sample_uniforms(self.seed, epoch, indices, FLIP_STREAM, 1)) < 0.5
-            columns = torch.where(flips, width - 1 - columns, columns)
+    def _window(
+        self, height: int, width: int, indices: np.ndarray, epoch: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Which row and column of the (for a shift padded) image each pixel comes from: int64 (n, height), (n, width).
+
+        None where they stay.
+        """
+        rows = columns = None
+        if "flip" in self.augment or "alternating-flip" in self.augment:
+            columns = torch.where(self._flips(indices, epoch), torch.arange(width - 1, -1, -1), torch.arange(width))
         if "shift" in self.augment:
-            reach = self.max_shift
             uniforms = torch.from_numpy(sample_uniforms(self.seed, epoch, indices, SHIFT_STREAM, 2))
-            offsets = (uniforms * (2 * reach + 1)).long()  # 0 ... 2 reach: where the window lies in the padded image
-            rows, columns = rows + offsets[:, :1], columns + offsets[:, 1:]
-            images = functional.pad(images, (reach, reach, reach, reach))
-        rows, columns = rows.to(images.device), columns.to(images.device)
-        batch = torch.arange(count, device=images.device)
-        # Indexing with a slice between puts channels last; permute is only a view.
-        return images[batch[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+            offsets = (uniforms * (2 * self.max_shift + 1)).long()  # where the window lies in the padded image
+            columns = offsets[:, 1:] + (torch.arange(width) if columns is None else columns)
+            rows = offsets[:, :1] + torch.arange(height)
+            if self.shift_padding == "reflect":
+                rows, columns = mirrored(rows - self.max_shift, height), mirrored(columns - self.max_shift, width)
+        return rows, columns
 
-    def _finish(self, images: torch.Tensor) -> torch.Tensor:
-        images = images.float()
+    def _flips(self, indices: np.ndarray, epoch: int) -> torch.Tensor:
+        """Which images are flipped: bool (n, 1)."""
+        alternating = "alternating-flip" in self.augment
+        flips = sample_uniforms(self.seed, 0 if alternating else epoch, indices, FLIP_STREAM, 1) < 0.5
+        return torch.from_numpy(~flips if alternating and epoch % 2 else flips)
+
+    def _on_device(self, images: torch.Tensor, *numbers: torch.Tensor | None) -> torch.Tensor:
+        given = (None if number is None else to_device(number, images.device) for number in numbers)
+        return self._device_part(images, *_statistics(self.mean, self.std, 255, images.device), *given)
+
+    @cached_property
+    def _device_part(self) -> Callable[..., torch.Tensor]:
+        # An epoch has few sizes of batches, and each compiles better on its own.
+        return torch.compile(self._augmented, dynamic=False) if self.compiled else self._augmented
+
+    def _augmented(
+        self,
+        images: torch.Tensor,
+        mean: torch.Tensor,
+        std: torch.Tensor,
+        rows: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+        crops: torch.Tensor | None = None,
+        centres: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if rows is not None:
+            if self.shift_padding == "zero":
+                images = functional.pad(images, (self.max_shift,) * 4)
+            images = select_rows(images, rows)
+        if columns is not None:
+            images = images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
+        if crops is not None:
+            images = resized_crop(images.float(), crops, self.size)
+        images = self._normalised(images, mean, std)
+        if centres is not None:
+            images = cut_out(images, centres, self.cutout)
+        return images
+
+    def _normalised(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
         if images.shape[-2:] != (self.size, self.size):
-            images = functional.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
-        mean, std = _statistics(self.mean, self.std, images.device)
-        images = (images - 255 * mean) / (255 * std)
-        return images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+            images = functional.interpolate(images.float(), (self.size, self.size), mode="bilinear", antialias=True)
+        # Bytes are rearranged faster than floats are; and from uint8 float() makes a tensor that can be overwritten.
+        images = images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+        images = images.float()
+        lines, by_pixel = images, images.permute(0, 2, 3, 1)
+        if self.channels_last and by_pixel.is_contiguous():  # whole lines of pixels, not three numbers at a time
+            lines = by_pixel.view(len(images), self.size, -1)
+            mean, std = mean.flatten().repeat(self.size), std.flatten().repeat(self.size)
+        lines.sub_(mean).div_(std)
+        return images
 
     def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Undo the normalisation: floats between 0 and 1, for pictures."""
-        mean, std = _statistics(self.mean, self.std, images.device)
+        mean, std = _statistics(self.mean, self.std, 1, images.device)
         return (images * std + mean).clamp(0, 1)
 
 
-@lru_cache(maxsize=4)
-def _statistics(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Mean and std as tensors (1, c, 1, 1), brought to the device once and not for every batch."""
-    return tuple(torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that nothing waits for the copy."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@lru_cache(maxsize=8)
+def _statistics(
+    mean: tuple[float, ...], std: tuple[float, ...], levels: int, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """``levels`` times mean and std as tensors (1, c, 1, 1), brought to the device once and not for every batch."""
+    return tuple(levels * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
+
+
+def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows ``rows`` (n, k) of images (n, c, h, w): (n, c, k, w). Copies whole rows, not single pixels."""
+    count, channels, height, width = images.shape
+    first = torch.arange(0, count * channels * height, height, device=images.device).view(count, channels, 1)
+    chosen = (first + rows[:, None, :]).flatten()
+    return images.reshape(-1, width).index_select(0, chosen).view(count, channels, rows.shape[1], width)
+
+
+def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
+    """Places on a line of ``size`` pixels; those beyond its ends as in a mirror there, the end pixel not repeated."""
+    period = max(1, 2 * (size - 1))
+    places = places % period
+    return torch.minimum(places, period - places)
+
+
+def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Tensor:
+    """Images (n, c, h, w) with a square of zeros around ``centres`` (n, 2), row and column, as far as it is inside."""
+
+    def covered(places: int, centre: torch.Tensor) -> torch.Tensor:
+        first = centre[:, None] - side // 2
+        place = torch.arange(places, device=images.device)
+        return (place >= first) & (place < first + side)
+
+    rows, columns = covered(images.shape[2], centres[:, 0]), covered(images.shape[3], centres[:, 1])
+    return images.masked_fill_(rows[:, None, :, None] & columns[:, None, None, :], 0)
 
 
 def resized_crop(images: torch.Tensor, uniforms: torch.Tensor, size: int) -> torch.Tensor:

@@ -72,8 +72,11 @@ class ClassificationMeter:
     ) -> None:
         """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,).
 
+        ``targets`` may also be shares (n, classes), as mixed images have: then the largest is the right answer.
         The tensors must not be written to afterwards.
         """
+        if targets.is_floating_point():
+            targets = targets.argmax(1)
         self._waiting.append((row, loss.detach(), logits.detach(), targets))
         self._waiting_numbers += logits.numel()
         for name, value in (named or {}).items():
