@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     try:
         ranks = Ranks.from_environment()
         args = arguments.parse(argv, ranks.world_size)
-        with Distributed(ranks, args.run) as distributed:
+        with Distributed(ranks, args.run, args.precision.tf32) as distributed:
             return run(argv, args, distributed)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
@@ -316,12 +316,9 @@ def describe(args: Settings, data: Data) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """What the run's bits depend on besides its settings."""
-    import numpy
-    import timm
-    import torch
-    import torchvision
+    from importlib.metadata import version  # without importing what the run does not use
 
-    libraries = {module.__name__: str(module.__version__) for module in (torch, torchvision, timm, numpy)}
+    libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
     return {"python": platform.python_version(), **libraries, "machine": platform.machine()}
 
 

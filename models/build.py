@@ -1,4 +1,8 @@
-"""``build_model``: a network by name, from our own, then timm's, then torchvision's."""
+"""``build_model``: a network by name, from our own, then timm's, then torchvision's.
+
+timm and torchvision take longer to import than a small network takes to train its first epoch, so they are
+imported where a name asks for them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,7 @@ import difflib
 from collections.abc import Callable
 from functools import partial
 
-import timm
 import torch
-import torchvision
 from torch import nn
 
 from models.initialisation import initialise
@@ -65,6 +67,8 @@ def unknown_arch(arch: str) -> str | None:
     if locate(arch) is not None:
         return None
     library, _, bare = arch.rpartition("/")
+    import timm
+
     names = {"timm": timm.list_models(), "torchvision": _torchvision_names()}
     known = names.get(library) or [*OWN, *names["timm"], *names["torchvision"]]
     near = difflib.get_close_matches(bare.lower(), dict.fromkeys(known), n=3, cutoff=0.5)
@@ -77,21 +81,27 @@ def locate(arch: str) -> tuple[str, str] | None:
     prefix, slash, bare = arch.partition("/")
     if slash and prefix not in ("timm", "torchvision"):
         return None
+    if arch in OWN:
+        return "own", arch
+    import timm
+
     if slash:
         has = timm.is_model(bare) if prefix == "timm" else bare in _torchvision_names()
         return (prefix, bare) if has else None
-    if arch in OWN:
-        return "own", arch
     if timm.is_model(arch):
         return "timm", arch
     return ("torchvision", arch) if arch in _torchvision_names() else None
 
 
 def _torchvision_names() -> list[str]:
+    import torchvision
+
     return torchvision.models.list_models(module=torchvision.models)
 
 
 def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: int) -> nn.Module:
+    import timm
+
     size = {"img_size": image_size} if _has_fixed_size(name, image_size) else {}
     create = partial(timm.create_model, name, pretrained=pretrained, num_classes=classes, in_chans=channels)
     try:
@@ -105,6 +115,8 @@ def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: 
 
 def _has_fixed_size(name: str, image_size: int) -> bool:
     """Whether timm's network is built for one image size (vision transformers) that is not ours."""
+    import timm
+
     config = timm.get_pretrained_cfg(timm.models.split_model_name_tag(name)[0], allow_unregistered=True)
     return bool(config and config.fixed_input_size and config.input_size[-1] != image_size)
 
@@ -121,6 +133,8 @@ def _small_stem(model: nn.Module) -> None:
 
 
 def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image_size: int) -> nn.Module:
+    import torchvision
+
     extra: dict[str, object] = {}
     if name.startswith("vit_"):
         extra["image_size"] = image_size

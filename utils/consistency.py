@@ -10,6 +10,7 @@ from typing import Any
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
 
+_SHIFT_FLAGS = {"max_shift": "--max-shift", "shift_padding": "--shift-padding"}
 Rule = tuple[object, str]  # what is wrong when it is true, and the line that says so
 
 
@@ -20,7 +21,7 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
     def told(name: str) -> bool:
         return origins[name] in (RECIPE, FLAG)
 
-    rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v)]
+    rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v, told)]
     return [line for wrong, line in rules if wrong]
 
 
@@ -92,8 +93,10 @@ def _start_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
     ]
 
 
-def _data_rules(v: SimpleNamespace) -> list[Rule]:
+def _data_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
     """Data set and augmentation."""
+    names = v.augment or ()
+    shift = next((flag for name, flag in _SHIFT_FLAGS.items() if told(name) and getattr(v, name)), None)
     return [
         (
             v.augment is not None and "none" in v.augment and len(v.augment) > 1,
@@ -107,6 +110,19 @@ def _data_rules(v: SimpleNamespace) -> list[Rule]:
             v.dataname not in ("digits", "synthetic") and v.datapath is None,
             f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
             + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
+        ),
+        (
+            {"flip", "alternating-flip"} <= set(names),
+            "--augment flip and alternating-flip are two ways to flip; give one",
+        ),
+        (
+            shift and v.augment is not None and "shift" not in names,
+            f"{shift} means nothing without shift in --augment {' '.join(names)}; add it or remove the flag",
+        ),
+        (v.decode == "gpu" and v.device == "cpu", "--decode gpu contradicts --device cpu"),
+        (
+            v.decode == "gpu" and v.loader == "resident",
+            "--decode gpu is for images that stream; remove --loader resident",
         ),
         (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
     ]

@@ -57,14 +57,14 @@ class Ranks:
 class Distributed:
     """The process group as a context manager: entered once, torn down whatever happens inside."""
 
-    def __init__(self, ranks: Ranks, settings: RunSettings) -> None:
-        """Choose the device; raises ``UserError`` when it is not there."""
+    def __init__(self, ranks: Ranks, settings: RunSettings, tf32: bool | None = None) -> None:
+        """Choose the device; raises ``UserError`` when it is not there. ``tf32`` as in ``PrecisionSettings``."""
         import torch
 
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.local_world_size = ranks.local_world_size
         self.is_main = ranks.is_main
-        self.deterministic = settings.deterministic
+        self.deterministic, self.tf32 = settings.deterministic, tf32
         try:
             self.device = _choose_device(settings, ranks)
         except UserError as error:
@@ -77,6 +77,8 @@ class Distributed:
         import torch
 
         _set_determinism(self.deterministic)
+        if self.tf32 is not None:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
         if self.device.type == "cpu":
             # torchrun sets one thread a process, which leaves cores idle; share them out instead.
             torch.set_num_threads(threads_per_process(self.local_world_size))
@@ -152,14 +154,20 @@ class Distributed:
 
     # ------------------------------------------------------------------------------- model
 
-    def wrap(self, model: torch.nn.Module, image_shape: tuple[int, ...]) -> torch.nn.Module:
-        """The model with gradients averaged over ranks, and rank 0's weights on all of them."""
+    def wrap(self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool) -> torch.nn.Module:
+        """The model with gradients averaged over ranks, and rank 0's weights on all of them.
+
+        ``static_graph``: every backward pass is alike, none without an exchange among them; DDP can then settle on an
+        order after the first.
+        """
         import torch
 
         if self.world_size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        wrapped = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph
+        )
         if self.deterministic:
             self._settle(wrapped, image_shape)
         return wrapped

@@ -81,7 +81,8 @@ class TraVal:
             self._prepare_training()
 
     def _prepare_training(self) -> None:
-        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape)
+        static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
+        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static)
         self.clip = GradientClipper(self.args.optimisation, self.model)
         folder = self.checkpointer.folder.parent if self.checkpointer is not None else None
         self.watch = StepWatch(

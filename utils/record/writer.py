@@ -111,12 +111,10 @@ class RunWriter(NullWriter):
 
     def images(self, tag: str, images: torch.Tensor) -> None:
         if self._board:
-            from torchvision.utils import make_grid
-
             images = images[:GRID_IMAGES].float().cpu()
             scale = max(1, round(GRID_SIDE / images.shape[-1]))
             images = images.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
-            self._board.add_image(tag, make_grid(images, nrow=8, pad_value=0.5), 0)
+            self._board.add_images(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5), 0)
 
     def weights(self, model: torch.nn.Module) -> None:
         if self._board:
