@@ -22,14 +22,14 @@ def rewind(folder: Path, steps: int) -> None:
     if not paths:
         return
     header: bytes | None = None
-    kept: dict[tuple[str, int], bytes] = {}
+    kept: dict[tuple[str, ...], bytes] = {}
     for path in paths:
         for record in RawEventFileLoader(str(path)).Load():  # ends quietly at a record that was cut off
             event = Event.FromString(record)
             if event.HasField("file_version"):
                 header = header or record
             elif event.HasField("summary") and event.step <= steps:
-                kept[event.summary.value[0].tag, event.step] = record
+                kept[(str(event.step), *(value.tag for value in event.summary.value))] = record
     temporary = folder / ".events.tmp"
     with open(temporary, "wb") as file:
         writer = RecordWriter(file)
