@@ -88,11 +88,7 @@ def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
         return tell_plan(args, parts, distributed, found)
     if args.run.evaluate:
         return evaluate(args, parts, distributed)
-    if args.data.datapath is not None:  # a run's settings shall hold in any working directory
-        args = dataclasses.replace(
-            args, data=dataclasses.replace(args.data, datapath=os.path.abspath(args.data.datapath))
-        )
-    return train(argv, args, parts, distributed, found)
+    return train(argv, args.with_absolute_paths(), parts, distributed, found)
 
 
 def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
@@ -133,8 +129,8 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed.device, seed=args.run.seed, channels_last=channels_last,
             rank=distributed.rank, world_size=distributed.world_size,
-            progress=args.logging.progress and distributed.is_main, local_world_size=distributed.local_world_size,
-            compile_augment=args.model.compile_augment,
+            progress=args.logging.progress, local_world_size=distributed.local_world_size,
+            compile_augment=args.model.compile_augment, only_plan=args.run.dry_run, log=tell,
         )  # fmt: skip
         return Parts(
             data=data,
@@ -327,6 +323,11 @@ def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:
     made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
     header = f"main.py {shlex.join(argv)}\n{made_by}"
     (scenario.folder / "config.yaml").write_text(arguments.as_recipe(args, header), encoding="utf-8")
+
+
+def tell(line: str) -> None:
+    """A line on stdout before there is a log, from any process."""
+    print(line, flush=True)
 
 
 def warn(line: str) -> None:

@@ -8,6 +8,7 @@ nothing heavy: ``--help`` and every mistake on the command line answer at once.
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,6 +251,12 @@ class Settings:
             for name, value in dataclasses.asdict(getattr(self, group)).items():
                 flat[name] = list(value) if isinstance(value, tuple) else value
         return flat
+
+    def with_absolute_paths(self) -> Settings:
+        """The same settings for any working directory."""
+        paths = {name: getattr(self.data, name) for name in ("datapath", "cache_dir")}
+        absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
+        return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))
 
     def result_values(self) -> dict[str, Any]:
         """The settings that must agree for one run to be the continuation of another."""

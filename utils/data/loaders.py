@@ -7,16 +7,14 @@ nor the random numbers of their augmentation.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from utils.data import cache
 from utils.data.datasets import Data, DatasetSpec
-from utils.data.decoding import decode_crop, decode_whole
 from utils.data.mixing import Mixing
 from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, validation_batches
@@ -141,19 +139,34 @@ def loaders(
     progress: bool,
     local_world_size: int = 1,
     compile_augment: bool = False,
+    only_plan: bool = False,
+    log: Callable[[str], None] = print,
 ) -> tuple[TrainLoader, ValidationLoader, str]:
-    """Both loaders, and in words which kind was chosen and why."""
+    """Both loaders, and in words which kind was chosen and why.
+
+    With ``only_plan`` no image is read before the first batch and nothing is kept. ``log`` takes lines about the
+    decoding, from whichever process of a host does it.
+    """
     resident, why = choose(data, settings, device)
     crop = "resized-crop" in data.augment
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     reads_memory = resident or isinstance(data.train, MemoryImages)
 
+    def in_memory(images: Images) -> MemoryImages:
+        folder, is_main = cache.folder_for(settings), rank == 0
+        if isinstance(images, MemoryImages):
+            return cache.shared(images, folder, local_world_size=local_world_size, log=log, is_main=is_main)
+        workers = cores_per_process(1) if settings.workers == "auto" else settings.workers
+        return cache.decoded(
+            images, size, data.spec.fixed_size, folder, workers=workers, progress=progress, log=log, is_main=is_main
+        )
+
     def source(images: Images, training: bool, workers: int | str) -> Source:
-        if resident:
-            return ResidentSource(in_memory(images, size, data.spec.fixed_size, progress), device)
+        if resident and not only_plan:
+            return ResidentSource(in_memory(images), device)
         return StreamSource(
             images, device, size=size, crop=crop and training, fixed_size=data.spec.fixed_size, seed=seed,
-            workers=workers, cores=cores_per_process(local_world_size),
+            workers=0 if only_plan else workers, cores=cores_per_process(local_world_size),
         )  # fmt: skip
 
     transform = BatchTransform(
@@ -164,7 +177,7 @@ def loaders(
     mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed)
     plan = sample_plan(len(data.train), settings, seed, rank, world_size)
     train = source(data.train, True, settings.workers)
-    workers = "" if isinstance(train, ResidentSource) else f", {train.workers} worker(s)"
+    workers = "" if resident or only_plan else f", {train.workers} worker(s)"
     validation = source(data.validation, False, getattr(train, "workers", 0))
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
@@ -205,22 +218,3 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def in_memory(images: Images, size: int, fixed_size: bool, progress: bool) -> MemoryImages:
-    """Files decoded once into one uint8 tensor of ``size`` pixels square, in parallel."""
-    if isinstance(images, MemoryImages):
-        return images
-    colour = images.colour
-    pixels = torch.empty(len(images), 1 if colour == "L" else 3, size, size, dtype=torch.uint8)
-
-    def read(index: int) -> None:
-        read_one = decode_whole if fixed_size else decode_crop
-        pixels[index] = read_one(images.paths[index], size, colour)
-
-    with ThreadPoolExecutor() as pool:
-        bar = tqdm(total=len(images), desc="Decoding", unit="image", leave=False, disable=None if progress else True)
-        with bar:
-            for _ in pool.map(read, range(len(images)), chunksize=64):
-                bar.update()
-    return MemoryImages(pixels, images.labels)
