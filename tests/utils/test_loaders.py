@@ -12,6 +12,9 @@ from utils.arguments import parse
 from utils.data.datasets import get_data
 from utils.data.decoding import decode_crop, open_image
 from utils.data.loaders import choose, loaders
+from utils.data.readers import ImageFiles
+from utils.data.sample_plan import Share
+from utils.data.sources import StreamSource
 from utils.settings import UserError
 
 CPU = torch.device("cpu")
@@ -166,3 +169,36 @@ def test_enormous_dimensions_are_refused_not_decoded(tmp_path, monkeypatch):
     Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "big.png")
     with pytest.raises(UserError, match=r"big\.png"):
         decode_crop(str(tmp_path / "big.png"), 8, "RGB")
+
+
+def test_files_decoded_on_the_device_show_the_same_boxes(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--workers", 0)
+    args = parse(["--device", "cpu", *map(str, flags)])
+    images = get_data(args.data, CPU).train
+    shares = [Share(3, 0, np.arange(21), 21, 1.0, True)]
+    by_workers, by_device = (
+        next(
+            StreamSource(
+                images, CPU, size=32, crop=True, fixed_size=False, seed=0, workers=1, cores=1, decode_on_device=on
+            ).batches(shares)
+        )
+        for on in (False, True)
+    )
+    assert torch.equal(by_workers[2], by_device[2])
+    # Resized in float32 on the device and in fixed point by the workers.
+    assert (by_workers[1].int() - by_device[1].int()).abs().max() <= 2
+
+
+def test_the_number_of_workers_is_measured_or_given(tree):
+    images = get_data(parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU).train
+    many = ImageFiles(images.paths * 40, images.labels.repeat(40), "RGB")
+
+    def workers(wanted, files, cores):
+        return StreamSource(
+            files, CPU, size=8, crop=True, fixed_size=False, seed=0, workers=wanted, cores=cores
+        ).workers
+
+    assert workers(3, images, 1) == 3
+    assert workers("auto", images, 8) == 2  # too few to measure
+    assert workers("auto", images, 1) == 1
+    assert workers("auto", many, 2) in (1, 2)

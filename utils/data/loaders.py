@@ -15,6 +15,7 @@ import torch
 
 from utils.data import cache
 from utils.data.datasets import Data, DatasetSpec
+from utils.data.gpu_decoding import require_decoder
 from utils.data.mixing import Mixing
 from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, validation_batches
@@ -148,6 +149,10 @@ def loaders(
     decoding, from whichever process of a host does it.
     """
     resident, why = choose(data, settings, device)
+    if settings.decode == "gpu":
+        if device.type != "cuda":
+            raise UserError("--decode gpu: there is no GPU to decode on; use --decode cpu")
+        require_decoder(device)
     crop = "resized-crop" in data.augment
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     reads_memory = resident or isinstance(data.train, MemoryImages)
@@ -167,6 +172,7 @@ def loaders(
         return StreamSource(
             images, device, size=size, crop=crop and training, fixed_size=data.spec.fixed_size, seed=seed,
             workers=0 if only_plan else workers, cores=cores_per_process(local_world_size),
+            decode_on_device=settings.decode == "gpu",
         )  # fmt: skip
 
     transform = BatchTransform(

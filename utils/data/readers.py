@@ -182,13 +182,13 @@ def read_class_folders(train: Path, validation: Path, colour: str) -> Splits:
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {', '.join(unknown[:5])}")
-    return _files(train, classes, colour), _files(validation, classes, colour, may_lack=True), classes
+    return image_files(train, classes, colour), image_files(validation, classes, colour, may_lack=True), classes
 
 
 def split_class_folders(root: Path, share: float, colour: str) -> Splits:
     """One tree, of each class the same share to validate on, chosen once and for all."""
     classes = class_names(root)
-    everything = _files(root, classes, colour)
+    everything = image_files(root, classes, colour)
     labels = everything.labels.numpy()
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
@@ -220,7 +220,11 @@ def class_names(root: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _files(root: Path, classes: Sequence[str], colour: str, may_lack: bool = False) -> ImageFiles:
+def image_files(root: Path, classes: Sequence[str], colour: str, may_lack: bool = False) -> ImageFiles:
+    """All images below the folders ``classes`` of ``root``, by class and name. Raises ``UserError`` for an empty one.
+
+    ``may_lack``: only for a tree without any image.
+    """
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):

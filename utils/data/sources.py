@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from utils.data.decoding import decode_crop, decode_whole
+from utils.data.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import Share, sample_uniforms
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, to_device
@@ -60,7 +61,8 @@ class StreamSource:
     """Worker processes read the images, ahead of the device.
 
     ``size`` is the side in pixels of what the workers hand over. ``crop`` makes them take random boxes.
-    ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay.
+    ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. With ``decode_on_device`` they
+    hand over JPEG files as they are.
     """
 
     def __init__(
@@ -74,9 +76,10 @@ class StreamSource:
         seed: int,
         workers: int | str,
         cores: int,
+        decode_on_device: bool = False,
     ) -> None:
         self.device = device
-        self._reads = _Reads(images, size, crop, fixed_size, seed)
+        self._reads = _Reads(images, size, crop, fixed_size, seed, decode_on_device)
         self.workers = measured_workers(self._reads, cores) if workers == "auto" else workers
         self._queue: list[Share] = []
         self._loader = _data_loader(self._reads, self._queue, self.workers, pin=device.type == "cuda")
@@ -96,6 +99,8 @@ class StreamSource:
         if isinstance(read, UserError):
             raise read
         pixels, labels = read
+        if isinstance(pixels, MixedBatch):
+            pixels = decode_batch(pixels, self.device)
         # From pinned memory, and so beside what the device computes.
         return share, pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
@@ -113,18 +118,19 @@ def _data_loader(reads: _Reads, shares: list[Share], workers: int, pin: bool) ->
 
 
 class _Reads(Dataset):
-    """What a worker does: one share's files into one uint8 tensor."""
+    """What a worker does: one share's files into one uint8 tensor, or for the device a ``MixedBatch``."""
 
-    def __init__(self, images: Images, size: int, crop: bool, fixed_size: bool, seed: int) -> None:
+    def __init__(self, images: Images, size: int, crop: bool, fixed_size: bool, seed: int, as_files: bool) -> None:
         self.images, self.size, self.crop, self.fixed_size, self.seed = images, size, crop, fixed_size, seed
+        self.as_files = as_files and not fixed_size
 
-    def __getitem__(self, share: Share) -> tuple[torch.Tensor, torch.Tensor] | UserError:
+    def __getitem__(self, share: Share) -> tuple[torch.Tensor | MixedBatch, torch.Tensor] | UserError:
         try:
             return self._read(share)
         except UserError as error:  # handed over, because DataLoader would bury it in a worker's traceback
             return error
 
-    def _read(self, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, share: Share) -> tuple[torch.Tensor | MixedBatch, torch.Tensor]:
         indices = share.indices
         rows = torch.from_numpy(indices)
         if isinstance(self.images, MemoryImages):
@@ -132,15 +138,18 @@ class _Reads(Dataset):
         draws: Any = [None] * len(indices)
         if self.crop and not self.fixed_size:
             draws = sample_uniforms(self.seed, share.epoch, indices, CROP_STREAM, CROP_NUMBERS)
-        batch = empty_batch(len(indices), 1 if self.images.colour == "L" else 3, self.size)
-        for place, index, draw in zip(batch, indices, draws, strict=True):
-            path = self.images.paths[index]
-            place.copy_(
-                decode_whole(path, self.size, self.images.colour)
-                if self.fixed_size
-                else decode_crop(path, self.size, self.images.colour, draw)
-            )
-        return batch, self.images.labels[rows]
+        files = [self.images.paths[index] for index in indices]
+        colour, labels = self.images.colour, self.images.labels[rows]
+        if self.as_files:
+            items = [read_for_gpu(path, self.size, colour, draw) for path, draw in zip(files, draws, strict=True)]
+            return pack(items, self.size, colour), labels
+        batch = empty_batch(len(files), 1 if colour == "L" else 3, self.size)
+        for place, path, draw in zip(batch, files, draws, strict=True):
+            if self.fixed_size:
+                place.copy_(decode_whole(path, self.size, colour))
+            else:
+                place.copy_(decode_crop(path, self.size, colour, draw))
+        return batch, labels
 
 
 def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
