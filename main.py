@@ -314,8 +314,10 @@ def versions() -> dict[str, str]:
     """What the run's bits depend on besides its settings."""
     from importlib.metadata import version  # without importing what the run does not use
 
+    from utils.data.decoding import decoder
+
     libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
-    return {"python": platform.python_version(), **libraries, "machine": platform.machine()}
+    return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
 
 
 def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:

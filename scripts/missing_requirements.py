@@ -1,7 +1,7 @@
 """Print what a requirement file asks for and this python lacks, a line each: ``missing_requirements.py FILE``.
 
 Reads the packages' metadata only, so that it answers at once: importing torch alone takes seconds.
-Runs before anything is installed.
+Runs before anything is installed. What is marked as optional in the file, or is for other systems, is not missed.
 """
 
 import sys
@@ -22,11 +22,13 @@ def missing(path):
             return ["packaging"]  # which what we need brings along
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        line = line.partition("#")[0].strip()
+        line, _, comment = (part.strip() for part in line.partition("#"))
         if line.startswith("-r "):
             found += missing(path.parent / line[3:].strip())
-        elif line:
+        elif line and not comment.startswith("optional"):
             wanted = Requirement(line)
+            if wanted.marker is not None and not wanted.marker.evaluate():
+                continue
             try:
                 version = metadata.version(wanted.name)
             except metadata.PackageNotFoundError:

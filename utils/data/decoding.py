@@ -1,77 +1,139 @@
-"""Image file into uint8 tensor.
+"""Image file into uint8 tensor, on the CPU.
 
-Pillow reads every format and mode that a class-folder tree holds in practice; the crop box goes into
-its resize, so that only the wanted region is resampled.
+The box of a plain JPEG is decoded alone (see ``jpeg.py``). Pillow reads every other format and mode that a class-folder
+tree holds in practice, and has the last word on damaged files. Cropped and resized is in one way, so that the pixels do
+not depend on the file's format.
 """
 
 from __future__ import annotations
 
 import math
+from importlib import metadata
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from torch.nn import functional
 
+from utils.data import jpeg
 from utils.settings import UserError
 
-EVAL_CROP_SHARE = 0.875  # evaluation sees the middle 224 of 256 pixels, the convention since AlexNet
+EVAL_RESIZE, EVAL_CROP = 256, 224  # evaluation sees the middle 224 of 256 pixels, the convention since AlexNet
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
-def open_image(path: str, colour: str) -> Image.Image:
-    """An image upright (EXIF rotation applied) in mode ``colour`` ('L' or 'RGB').
+def open_image(path: str | BinaryIO, colour: str) -> Image.Image:
+    """An image upright (EXIF rotation applied) in mode ``colour`` ('L' or 'RGB'), of a path or an open binary file.
 
     Raises ``UserError`` with the path when the file cannot be read.
     """
     try:
         with Image.open(path) as image:
             image.load()
-            image = ImageOps.exif_transpose(image)
+            ImageOps.exif_transpose(image, in_place=True)
             if image.mode.startswith("I;16") or image.mode == "I":
                 # Pillow clips 16-bit grey instead of scaling it.
                 image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
             if image.mode == "P" and "transparency" in image.info:
                 image = image.convert("RGBA")
             return image if image.mode == colour else image.convert(colour)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
         raise UserError(f"{path}: cannot be read as an image ({error}); mend or remove the file") from error
 
 
 def decode_crop(path: str, size: int, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
-    """A uint8 tensor (channels, size, size) of a file.
+    """A uint8 tensor (channels, size, size) of a file, a view of (size, size, channels) memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training; without, the middle
-    of the image for evaluation.
+    of the image for evaluation. Raises ``UserError`` with the path when the file cannot be read.
     """
+    plain = read_plain_jpeg(path, colour)
+    if plain is not None:
+        data, width, height = plain
+        pixels = jpeg.decode_region(data, crop_box(width, height, uniforms))
+        if pixels is not None:
+            return resized(pixels, size)
     image = open_image(path, colour)
-    box = central_box(*image.size) if uniforms is None else random_box(*image.size, uniforms)
-    image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return to_tensor(image)
+    left, top, right, bottom = crop_box(*image.size, uniforms)
+    return resized(_pixels(image)[top:bottom, left:right], size)
 
 
 def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
-    """A uint8 tensor (channels, size, size) of a whole file, resampled only when it has another size."""
-    image = open_image(path, colour)
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return to_tensor(image)
+    """A uint8 tensor (channels, size, size) of a whole file, resampled only when it has another size.
+
+    A view of (size, size, channels) memory. Raises ``UserError`` with the path when the file cannot be read.
+    """
+    return resized(_pixels(open_image(path, colour)), size)
+
+
+def decoder() -> str:
+    """Name and version of what decodes plain JPEG files here, for the log."""
+    if jpeg.nvimgcodec is not None:
+        return f"nvImageCodec {jpeg.nvimgcodec.__version__}, regions"
+    return f"torchvision {metadata.version('torchvision')}, whole images"
+
+
+def read_plain_jpeg(path: str, colour: str) -> tuple[bytes, int, int] | None:
+    """Content, width and height of a file that need not go through Pillow; None for all others."""
+    if colour != "RGB":
+        return None  # Pillow makes grey from rounded RGB
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if file.read(len(jpeg.START)) != jpeg.START:
+                return None
+            file.seek(0)
+            data = file.read()
+    except OSError:
+        return None
+    size = jpeg.plain_size(data)
+    if size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or math.inf):
+        return None  # Pillow warns of large images and refuses enormous ones
+    return data, *size
+
+
+def resized(pixels: torch.Tensor, size: int) -> torch.Tensor:
+    """Pixels uint8 (height, width, channels) as (channels, size, size), a view of (size, size, channels) memory."""
+    if pixels.shape[0] == pixels.shape[1] == size:
+        return pixels.permute(2, 0, 1)
+    images = pixels[None].permute(0, 3, 1, 2)  # in this order torch sees that it is channels-last, and is quicker
+    return functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """The pixels as a contiguous uint8 tensor (channels, height, width)."""
-    pixels = np.array(image)
-    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    """The pixels as a uint8 tensor (channels, height, width), a view of (height, width, channels) memory."""
+    return _pixels(image).permute(2, 0, 1)
+
+
+def _pixels(image: Image.Image) -> torch.Tensor:
+    pixels = torch.from_numpy(np.array(image))
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def crop_box(width: int, height: int, uniforms: np.ndarray | None) -> Box:
+    """The box of a training crop, or of an evaluation crop when ``uniforms`` is None."""
+    return central_box(width, height) if uniforms is None else random_box(width, height, uniforms)
 
 
 def central_box(width: int, height: int) -> Box:
-    """The central square, 87.5 % of the shorter side: what resize-then-centre-crop leaves."""
-    side = EVAL_CROP_SHARE * min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+    """What torchvision's ``Resize(256)`` and ``CenterCrop(224)`` show: 87.5 % of the shorter side, in the middle.
+
+    Theirs ends between pixels of the file. Each side is rounded to a whole one, so it is at most half a pixel off, and
+    width and height may differ by one.
+    """
+
+    def span(side: int) -> tuple[int, int]:
+        resized_side = EVAL_RESIZE * side // min(width, height)
+        offset = round((resized_side - EVAL_CROP) / 2)
+        first = round(offset * side / resized_side)
+        return first, max(first + 1, round((offset + EVAL_CROP) * side / resized_side))
+
+    (left, right), (top, bottom) = span(width), span(height)
+    return left, top, right, bottom
 
 
 def random_box(width: int, height: int, uniforms: np.ndarray) -> Box:

@@ -15,6 +15,7 @@ import torch
 
 from utils.data import cache
 from utils.data.datasets import Data, DatasetSpec
+from utils.data.decoding import decoder
 from utils.data.gpu_decoding import require_decoder
 from utils.data.mixing import Mixing
 from utils.data.readers import Images, MemoryImages
@@ -183,13 +184,15 @@ def loaders(
     mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed)
     plan = sample_plan(len(data.train), settings, seed, rank, world_size)
     train = source(data.train, True, settings.workers)
-    workers = "" if resident or only_plan else f", {train.workers} worker(s)"
+    reading = "" if resident or only_plan else f", {train.workers} worker(s)"
+    if not reads_memory and settings.decode == "cpu":
+        reading += f", {decoder()}"
     validation = source(data.validation, False, getattr(train, "workers", 0))
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
         TrainLoader(train, plan, transform, mixing if settings.mixup or settings.cutmix else None),
         ValidationLoader(validation, val_batch_size, transform, rank, world_size),
-        f"{'resident' if resident else 'stream'} ({why}){workers}",
+        f"{'resident' if resident else 'stream'} ({why}){reading}",
     )
 
 

@@ -1,0 +1,116 @@
+"""JPEG files decoded on a GPU: worker processes only read them, the device decodes, crops and resizes (nvJPEG).
+
+Works on a CPU too, slower than ``decode_crop``. nvJPEG's pixels differ from libjpeg-turbo's by some levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from utils.data.decoding import Box, crop_box, decode_crop, open_image, read_plain_jpeg, to_tensor
+from utils.settings import UserError
+
+
+class JpegFile(NamedTuple):
+    """A plain JPEG file still to be decoded: ``data`` uint8 (bytes,) and the box to be shown."""
+
+    path: str
+    data: torch.Tensor
+    box: Box
+
+
+class MixedBatch(NamedTuple):
+    """A batch on its way from a worker to the device.
+
+    ``data``: uint8 (bytes,), the JPEG files one after the other, because a tensor costs a worker a file descriptor
+    on the way. ``lengths``: bytes of each image's file, 0 where the image is in ``decoded``: uint8 (m, channels, size,
+    size), in the batch's order. ``paths`` and ``boxes`` are those of the files.
+    """
+
+    data: torch.Tensor
+    lengths: list[int]
+    decoded: torch.Tensor
+    paths: list[str]
+    boxes: list[Box]
+
+
+def read_for_gpu(path: str, size: int, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
+    """A plain JPEG file as it is, any other file decoded, cropped and resized: uint8 (channels, size, size).
+
+    ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path when the file cannot be read.
+    """
+    plain = read_plain_jpeg(path, colour)
+    if plain is None:
+        return decode_crop(path, size, colour, uniforms)
+    data, width, height = plain
+    return JpegFile(path, torch.frombuffer(bytearray(data), dtype=torch.uint8), crop_box(width, height, uniforms))
+
+
+def pack(items: Sequence[JpegFile | torch.Tensor], size: int, colour: str) -> MixedBatch:
+    """What ``read_for_gpu`` gave for the images of a batch, in a few tensors."""
+    files = [item for item in items if isinstance(item, JpegFile)]
+    images = [item for item in items if isinstance(item, torch.Tensor)]
+    nothing = torch.empty(0, dtype=torch.uint8)
+    return MixedBatch(
+        data=torch.cat([file.data for file in files]) if files else nothing,
+        lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
+        decoded=torch.stack(images) if images else nothing.view(0, 1 if colour == "L" else 3, size, size),
+        paths=[file.path for file in files],
+        boxes=[file.box for file in files],
+    )
+
+
+def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
+    """The images of a batch on ``device``, in order: uint8 (n, channels, size, size).
+
+    Raises ``UserError`` with the path of a file that turns out to be damaged.
+    """
+    size = batch.decoded.shape[-1]
+    finished = iter(batch.decoded.to(device, non_blocking=True))
+    files = list(batch.data.split([length for length in batch.lengths if length])) if batch.paths else []
+    images = _decode_files(files, batch.paths, device)
+    crops = iter(_crop_and_resize(images, batch.boxes, size)) if files else iter(())
+    return torch.stack([next(crops) if length else next(finished) for length in batch.lengths])
+
+
+def require_decoder(device: torch.device) -> None:
+    """Raise ``UserError`` when JPEG files cannot be decoded on ``device``: torchvision may be built without nvJPEG."""
+    from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
+
+    file = encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
+    try:
+        decode_jpeg([file], ImageReadMode.RGB, device)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--decode gpu: torchvision cannot decode on {device} ({reason}); use --decode cpu") from error
+
+
+def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.device) -> list[torch.Tensor]:
+    """Whole images, uint8 (3, height, width) each, on ``device``."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    try:
+        return decode_jpeg(files, ImageReadMode.RGB, device) if files else []
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        if len(files) > 1:  # which of them it was is not told
+            return [_decode_files([file], [path], device)[0] for file, path in zip(files, paths, strict=True)]
+        # Either damaged, which Pillow then says with the path, or of a kind that this decoder does not know.
+        return [to_tensor(open_image(paths[0], "RGB")).to(device)]
+
+
+def _crop_and_resize(images: list[torch.Tensor], boxes: list[Box], size: int) -> torch.Tensor:
+    """uint8 (n, 3, size, size); computed in float32, because a GPU has no such kernel for uint8."""
+    crops = [
+        functional.interpolate(
+            image[None, :, top:bottom, left:right].float(), (size, size), mode="bilinear", antialias=True
+        )
+        for image, (left, top, right, bottom) in zip(images, boxes, strict=True)
+    ]
+    return torch.cat(crops).round_().clamp_(0, 255).to(torch.uint8)

@@ -1,0 +1,155 @@
+"""JPEG files: what their header says, and the decoding of a region of them.
+
+nvImageCodec's libjpeg-turbo decodes only the wanted region and needs no GPU; where it is not installed, torchvision
+decodes the whole image. Both give the bits that Pillow gives: all three hold libjpeg-turbo with the same settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import tempfile
+import threading
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+START, END = b"\xff\xd8", b"\xff\xd9"
+ORIENTATION = 0x0112  # the EXIF tag that says how a camera was held; 1 is upright
+
+_SCAN, _APP1 = 0xDA, 0xE1
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, all Huffman-coded
+_OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)  # lossless, hierarchical, arithmetic
+_PROGRESSIVE = 0xC2
+# Among a scan's pixels 0xff is followed by 0, by the number of a restart (0xd0 to 0xd7) or by 0xff as filling.
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+
+
+def plain_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels of a plain JPEG file; None for any other file, which is Pillow's to read or refuse.
+
+    Plain: three 8-bit components, Huffman-coded, upright (neither EXIF nor XMP turns it) and whole: the pixels go on
+    to the end marker. The decoder of a region does not see what is missing or damaged below it.
+    """
+    if not data.startswith(START):
+        return None
+    place, frame, size = 2, 0, None
+    while place + 10 <= len(data) and data[place] == 0xFF:
+        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+        following = place + 2 + length
+        if marker == _SCAN:
+            return size if _is_whole(data, following, frame) else None
+        if marker in _FRAMES:
+            precision, height, width, components = struct.unpack_from(">BHHB", data, place + 4)
+            if precision != 8 or components != 3 or not (width and height):
+                return None
+            frame, size = marker, (width, height)
+        elif marker in _OTHER_FRAMES or (marker == _APP1 and not _upright(data[place + 4 : following])):
+            return None
+        place = following
+    return None
+
+
+def _is_whole(data: bytes, scan: int, frame: int) -> bool:
+    """Whether the pixels that begin at ``scan`` go on to the end marker."""
+    if frame == _PROGRESSIVE:  # many scans, with markers between, and all are decoded for whatever region
+        return data.endswith(END)
+    marker = _MARKER.search(data, scan)
+    return marker is not None and marker.group() == END
+
+
+def _upright(segment: bytes) -> bool:
+    """Whether an APP1 segment, which holds EXIF or XMP, leaves the image as it is stored; False when in doubt."""
+    if not segment.startswith(b"Exif\0\0"):
+        return all(found == b"1" for found in _XMP_ORIENTATION.findall(segment))
+    order = {b"II": "<", b"MM": ">"}.get(segment[6:8])
+    if order is None:
+        return False
+    try:
+        (first,) = struct.unpack_from(f"{order}I", segment, 10)
+        (count,) = struct.unpack_from(f"{order}H", segment, 6 + first)
+        tags = (struct.unpack_from(f"{order}HHIH", segment, 8 + first + 12 * number) for number in range(count))
+        return all(value == 1 for tag, _, _, value in tags if tag == ORIENTATION)
+    except struct.error:
+        return False
+
+
+def decode_region(data: bytes, box: tuple[int, int, int, int]) -> torch.Tensor | None:
+    """The pixels inside ``box`` (left, top, right, bottom) of a plain JPEG: uint8 (height, width, 3).
+
+    None when the decoder refuses the file.
+    """
+    left, top, right, bottom = box
+    if nvimgcodec is None:
+        whole = _decode_by_torchvision(data)
+        return None if whole is None else whole[top:bottom, left:right]
+    decoder, params = _decoder_of_this_thread()
+    try:
+        region = nvimgcodec.CodeStream(data).get_sub_code_stream(region=nvimgcodec.Region(top, left, bottom, right))
+        image = decoder.decode(region, params=params)
+    except RuntimeError:
+        return None
+    return None if image is None else torch.from_numpy(np.asarray(image))  # a view, which keeps the image alive
+
+
+def _decode_by_torchvision(data: bytes) -> torch.Tensor | None:
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg  # later versions are said to leave it out
+
+        return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB).permute(1, 2, 0)
+    except (ImportError, RuntimeError):
+        return None
+
+
+# ------------------------------------------------------------------------------------ nvImageCodec
+
+
+def _import_nvimgcodec() -> ModuleType | None:
+    """nvImageCodec with its libjpeg-turbo alone, or None where it is not installed.
+
+    While it is imported it loads all plug-ins of a folder, and those of CUDA complain on stderr, from C, when their
+    libraries are missing. So it is shown a folder that holds nothing but a link to the one plug-in needed here.
+    """
+    names = ("NVIMGCODEC_EXTENSIONS_PATH", "PYNVIMGCODEC_VERBOSITY")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            extensions = Path(util.find_spec("nvidia.nvimgcodec").origin).parent / "extensions"
+            (plug_in,) = extensions.glob("libjpeg_turbo_ext*")
+            (Path(folder) / plug_in.name).symlink_to(plug_in)
+            os.environ.update(zip(names, (folder, "0"), strict=True))
+            from nvidia import nvimgcodec
+
+            return nvimgcodec if hasattr(nvimgcodec, "NVIMGCODEC_DEVICE_CPU_ONLY") else None  # 0.8 needs a GPU
+    except (ImportError, AttributeError, OSError, ValueError):
+        return None
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+nvimgcodec = _import_nvimgcodec()
+_thread = threading.local()
+
+
+def _decoder_of_this_thread() -> tuple[Any, Any]:
+    """nvImageCodec's decoder and its parameters, made when this thread of this process first asks.
+
+    On the CPU alone, without threads of its own.
+    """
+    if getattr(_thread, "process", None) != os.getpid():  # a forked process must not use its parent's
+        decoder = nvimgcodec.Decoder(
+            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+            max_num_cpu_threads=1,
+            backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
+        )
+        params = nvimgcodec.DecodeParams(color_spec=nvimgcodec.ColorSpec.SRGB, apply_exif_orientation=False)
+        _thread.process, _thread.tools = os.getpid(), (decoder, params)
+    return _thread.tools
