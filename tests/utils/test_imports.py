@@ -65,6 +65,19 @@ def allowed_for(module):
             *(f"utils.{room}" for room in ROOMS),
         },
         "utils.step_watch": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
+        "utils.doctor": {"utils.precision"},
+        "utils.doctor_measure": {"utils.settings", "utils.train_validation", "utils.data", "utils.precision"},
+        "utils.doctor_memory": {"utils.doctor", "utils.train_validation", "utils.data", "utils.precision"},
+        "utils.doctor_trials": {
+            "utils.settings",
+            "utils.distributed",
+            "utils.doctor",
+            "utils.doctor_measure",
+            "utils.train_validation",
+            "utils.data",
+            "utils.precision",
+        },
+        "utils.doctor_report": {"utils.doctor", "utils.precision", "utils.tools"},
         "utils.dry_run": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
     }.get(module, {"utils.settings", "utils.distributed"})
 

@@ -1,0 +1,345 @@
+"""Why is training slow here, and what should be changed? Measured with the very settings that main.py would use.
+
+    python scripts/doctor.py                                                # the digits
+    python scripts/doctor.py --dataname folder --datapath my_data --arch resnet50 --amp bf16
+
+Times loader, computation and both, names the limit, tries other settings and recommends those that help; measures the
+memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports stand inside
+the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import arguments
+from utils.distributed import Distributed, Ranks
+from utils.scenario import Scenario
+from utils.setting import between
+from utils.settings import Settings, UserError
+from utils.tools import ToolParser, run_tool
+
+if TYPE_CHECKING:
+    import torch
+
+    from main import Parts
+    from utils.data.datasets import Data
+    from utils.doctor import Change
+    from utils.doctor_measure import Subject
+    from utils.doctor_report import Memory
+    from utils.train_validation import TraVal
+
+NAME = "doctor.py"
+SECONDS = 3.0
+
+
+def main(argv: list[str]) -> int:
+    """The tool; gives its exit code."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does: measured is what training gets
+    own, flags = read_flags(argv)
+    args = settings(flags)
+    with Distributed(Ranks(), args.run, args.precision.tf32) as distributed:
+        if own.memory_of:
+            return tell_memory(own.memory_of, args, distributed)
+        import torch
+
+        from utils.train_validation import TrainingFailure
+
+        try:
+            return examine(own, args, flags, distributed)
+        except torch.OutOfMemoryError as error:
+            raise UserError("--batch-size: a training step does not fit into the device's memory; lower it") from error
+        except TrainingFailure as error:
+            print(f"{NAME}: {error}", file=sys.stderr)
+            return 1
+
+
+def examine(own: argparse.Namespace, args: Settings, flags: list[str], distributed: Distributed) -> int:
+    """Measure, try, tell."""
+    import torch
+
+    from main import build
+    from utils.doctor import limit
+    from utils.doctor_measure import Subject
+    from utils.doctor_report import csv_rows, report
+    from utils.doctor_trials import Trials, place_of
+    from utils.doctor_trials import examine as examine_parts
+    from utils.precision.benchmark_report import make_folder
+
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
+    folder = make_folder(own.output) if own.output else None
+    with Progress() as progress:
+        progress.begin("data, network and optimizer")
+        parts = build(args, distributed, None)
+        header = describe(args, parts, distributed)
+        traval = build_traval(args, parts.model, parts.train_loader, distributed)
+        now = Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads())
+        measured, peak = examine_parts(now, own.seconds, progress.begin)
+        variant = partial(build_variant, flags, parts.data, distributed)
+        advice = Trials(now, variant, limit(measured), own.seconds, progress.begin).advise(
+            place_of(now, parts.data, own.try_compile)
+        )
+        torch.set_num_threads(now.threads)
+        progress.begin("memory")
+        memory = memory_on_gpu(own, now, parts, peak) if peak else memory_in_child(own, args, flags, parts, now)
+    text = report(header, measured, advice, memory, peak is not None, args.data.batch_size, now.step_images)
+    print(text)
+    if folder is not None:
+        save(folder, text, list(csv_rows(measured, advice, memory)))
+    return 0
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument(
+        "--seconds", type=_seconds, default=SECONDS, metavar="X", help=f"time for each part, about [{SECONDS:g}]"
+    )
+    parser.add_argument("--try-compile", action="store_true", help="try --compile on a CPU too, where it takes long")
+    parser.add_argument(
+        "--no-largest-batch", dest="largest_batch", action="store_false", help="do not look for the largest batch"
+    )
+    parser.add_argument("--output", metavar="DIR", help="folder for doctor.txt and doctor.csv [none are written]")
+    parser.add_argument("--memory-of", type=json.loads, help=argparse.SUPPRESS)  # for memory_in_child
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        problem = between(0.01, 3600)(float(text))
+    except ValueError:
+        problem = "must be a number"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return float(text)
+
+
+def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's flags, and the training flags as they were given."""
+    own, flags = build_parser().parse_known_args(argv)
+    if own.output is not None and (not own.output.strip() or "\0" in own.output):
+        raise UserError("--output must not be empty or hold a NUL character")
+    return own, flags
+
+
+def settings(flags: Sequence[str]) -> Settings:
+    """Training settings for a fresh network; of a run to resume the settings count, not its weights and position."""
+    args = arguments.parse(list(flags))
+    if args.run.resume:
+        from utils.record.resume import find
+
+        found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+        if found is not None:
+            args = arguments.parse(list(flags), checkpoint=found.settings)
+    return dataclasses.replace(
+        args,
+        run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),
+        model=dataclasses.replace(args.model, pretrained=False, weights=None),
+    )
+
+
+# ----------------------------------------------------------------------------------------- building
+
+
+def build_traval(args: Settings, model: torch.nn.Module, loader: Any, distributed: Distributed) -> TraVal:
+    """What main.py trains with, at a learning rate that leaves the weights where they are."""
+    from utils.doctor_measure import LR
+    from utils.optim.criterion import build_criterion
+    from utils.optim.ema import build_ema
+    from utils.optim.lr_policy import LRPolicy
+    from utils.optim.optimizers import build_optimizer
+    from utils.precision.amp import build_scaler
+    from utils.train_validation import TraVal
+
+    return TraVal(
+        model, loader, build_optimizer(args.optimisation, model), build_criterion(args.optimisation),
+        build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
+        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(model, args.optimisation.ema_decay),
+    )  # fmt: skip
+
+
+def build_network(
+    args: Settings, classes: int, image_shape: Sequence[int], device: torch.device
+) -> tuple[torch.nn.Module, bool]:
+    """The network as main.py places it, and whether it is in channels-last."""
+    from main import place_channels
+    from models import build_model
+    from utils.precision.amp import keep_in_fp32
+
+    channels, size, _ = image_shape
+    model = build_model(args.model, classes=classes, channels=channels, image_size=size).to(device)
+    channels_last = place_channels(args, model, device)
+    keep_in_fp32(model, args.precision.fp32_layers or (), device)
+    return model, channels_last
+
+
+def build_variant(
+    flags: list[str], data: Data, distributed: Distributed, before: Subject, changes: tuple[Change, ...]
+) -> Subject:
+    """``before`` with the last of ``changes``, all of which come on top of ``flags``; what stays is shared."""
+    from utils.data.loaders import loaders, sample_plan
+    from utils.doctor_measure import Subject
+    from utils.doctor_trials import stand_in
+
+    change, loader, traval = changes[-1], before.loader, before.traval
+    threads = change.threads or before.threads
+    if change.threads:
+        return Subject(before.args, loader, traval, before.epochs, threads)
+    args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
+    if change.part == "loader":
+        loader = loaders(
+            stand_in(data) if "resident" in change.flags else data, args.data, distributed.device, seed=args.run.seed,
+            channels_last=loader.transform.channels_last, rank=0, world_size=1, progress=False,
+            compile_augment=args.model.compile_augment,
+        )[0]  # fmt: skip
+        return Subject(args, loader, traval, before.epochs, threads)
+    model, channels_last = build_network(args, len(data.classes), loader.image_shape, distributed.device)
+    loader = copy.copy(loader)
+    loader.plan = sample_plan(len(data.train), args.data, args.run.seed, 0, 1)
+    if loader.transform.channels_last != channels_last:
+        loader.transform = dataclasses.replace(loader.transform, channels_last=channels_last)
+    return Subject(args, loader, build_traval(args, model, loader, distributed), before.epochs, threads)
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Parts, peak: tuple[int, int]) -> Memory:
+    """The peak of the steps that were timed, and the largest batch by trying."""
+    import torch
+
+    from utils.doctor_memory import GpuRoom, search
+    from utils.doctor_report import Memory
+
+    meaning = f"max_memory_allocated, with the resident images if any; {peak[1] / 1e6:,.0f} MB reserved"
+    free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
+    if not own.largest_batch:
+        return Memory(peak[0], meaning, None, free)
+    train = training_on_random(now.args, len(parts.data.classes), now.loader.image_shape, now.traval.distributed)
+    found = search(GpuRoom(train, own.seconds), now.args.data.batch_size, len(parts.data.train))
+    return Memory(peak[0], meaning, found, free)
+
+
+def memory_in_child(own: argparse.Namespace, args: Settings, flags: list[str], parts: Parts, now: Subject) -> Memory:
+    """Both in a process of its own, whose memory grows by nothing else."""
+    from utils.doctor import Largest
+    from utils.doctor_memory import CPU_MEMORY_SHARE, available_bytes
+    from utils.doctor_report import Memory
+
+    room = int(CPU_MEMORY_SHARE * available_bytes())
+    task = {
+        "classes": len(parts.data.classes), "image_shape": now.loader.image_shape, "samples": len(parts.data.train),
+        "room": room, "seconds": own.seconds, "largest": own.largest_batch,
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).resolve()), *flags, "--memory-of", json.dumps(task)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    meaning = "growth of a process's largest resident size over building and training"
+    place = f"{room / 1e9:,.1f} GB, {100 * CPU_MEMORY_SHARE:.0f} % of what is available"
+    return Memory(told["step_bytes"], meaning, Largest(**told["largest"]) if told["largest"] else None, place)
+
+
+def tell_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
+    """For memory_in_child: measure and print the figures."""
+    from utils.doctor_memory import CpuRoom, search
+
+    train = training_on_random(args, task["classes"], task["image_shape"], distributed)
+    room, size = CpuRoom(train, task["room"], task["seconds"]), args.data.batch_size
+    room(size)
+    largest = None
+    if task["largest"]:
+        found = search(room, size, task["samples"])
+        largest = dataclasses.asdict(found)
+    print(json.dumps({"step_bytes": room.grown[size], "largest": largest}))
+    return 0
+
+
+def training_on_random(
+    args: Settings, classes: int, image_shape: Sequence[int], distributed: Distributed
+) -> Callable[[int], float]:
+    """A function that trains a fresh network on that many random images; gives the seconds of a step."""
+    from utils.doctor_memory import no_loader, train_on_random
+
+    # Each batch size would be compiled anew, which takes longer than the whole search.
+    args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
+
+    def train(size: int) -> float:
+        model, channels_last = build_network(args, classes, image_shape, distributed.device)
+        traval = build_traval(args, model, no_loader(tuple(image_shape)), distributed)
+        return train_on_random(traval, size, classes, channels_last)
+
+    return train
+
+
+# ------------------------------------------------------------------------------------------ telling
+
+
+def describe(args: Settings, parts: Parts, distributed: Distributed) -> str:
+    """What is measured where."""
+    import torch
+
+    from utils.precision.amp import resolve_amp
+    from utils.precision.benchmark_report import device_name
+
+    return (
+        f"{device_name(distributed.device)}, torch {torch.__version__}\n"
+        f"{args.model.arch} on {args.data.dataname}, images {'x'.join(map(str, parts.train_loader.image_shape))}, "
+        f"batch {args.data.batch_size} x {args.optimisation.accumulate}, "
+        f"mixed precision {resolve_amp(args.precision, distributed.device)}\nloader {parts.loader_choice}"
+    )
+
+
+def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write ``doctor.txt`` and ``doctor.csv``."""
+    from utils.precision.benchmark_report import write_csv
+
+    try:
+        (folder / "doctor.txt").write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
+    write_csv(folder / "doctor.csv", rows)
+    print(f"Files: {folder / 'doctor.txt'}, {folder / 'doctor.csv'}")
+
+
+class Progress:
+    """What is being measured: a status line on a terminal, a line each elsewhere, on stderr."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(leave=False, bar_format="{desc} ({elapsed})", disable=not sys.stderr.isatty())
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def begin(self, text: str) -> None:
+        """Show what comes next."""
+        if self.bar.disable:
+            print(f"measuring: {text}", file=sys.stderr, flush=True)
+        else:
+            self.bar.set_description_str(text)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))
