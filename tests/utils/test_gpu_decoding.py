@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision.io
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch.utils.data import DataLoader
 
-from utils.data import gpu_decoding
 from utils.data.decoding import decode_crop
 from utils.data.gpu_decoding import JpegFile, decode_batch, pack, read_for_gpu, require_decoder
 from utils.data.sample_plan import sample_uniforms
@@ -112,7 +112,7 @@ def test_a_truncated_file_is_named_when_it_is_read(paths):
 
 def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypatch):
     expected = decode_batch(pack(read(paths), 64, "RGB"), CPU)
-    calls, decode_jpeg = [], gpu_decoding.decode_jpeg
+    calls, decode_jpeg = [], torchvision.io.decode_jpeg
 
     def picky(files, mode, device):
         calls.append(len(files))
