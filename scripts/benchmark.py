@@ -1,0 +1,183 @@
+"""How fast it is: main.py and its parts against bare loops, torchvision and timm, in one table.
+
+    python scripts/benchmark.py                              # everything that this machine can run
+    python scripts/benchmark.py --only start-up decode       # parts of it
+    python scripts/benchmark.py --mnist DIR --cifar10 DIR --images DIR --timm-train PATH/train.py
+
+Both sides of a row are measured alternately, round by round; its ratio is the median of the rounds' own ratios. Leaves
+benchmark.csv and benchmark.png in --output. Heavy imports stand inside the functions: --help and mistakes answer at
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.distributed import Distributed, Ranks, threads_per_process
+from utils.settings import RunSettings, UserError
+from utils.tools import ToolParser, run_tool
+
+if TYPE_CHECKING:
+    from scripts.benchmarks.measure import Match, Row, Setup
+
+NAME = "benchmark.py"
+PARTS = {
+    "efficiency": "main.py against the bare loop, torchvision's MNIST and timm's train.py",
+    "data": "the loaders alone against torchvision's transforms and timm's loader",
+    "decode": "JPEG files on one core",
+    "start-up": "--help, a mistake, the first training step",
+    "records": "what logging and checkpoints cost",
+    "ranks": "one and two processes",
+}
+
+
+def main(argv: list[str]) -> int:
+    """The tool; gives its exit code."""
+    environ = dict(os.environ)  # that of the measured commands: main.py sets what it needs itself
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for what is measured in this process, as main.py does
+    own = read_flags(argv)
+    with Distributed(Ranks(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
+        from scripts.benchmarks.measure import Setup
+
+        setup = Setup(
+            seconds=own.seconds, threads=threads_per_process(1), device=distributed.device, scratch=Path(scratch),
+            environ=environ, on_cpu=own.device != "cuda", mnist=own.mnist, cifar10=own.cifar10, images=own.images,
+            timm_train=own.timm_train,
+        )  # fmt: skip
+        return benchmark(own, setup)
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parts = "; ".join(f"{name}: {text}" for name, text in PARTS.items())
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"{parts} [all]")
+    parser.add_argument("--rounds", type=_whole_number, default=3, metavar="N", help="measurements of each side [3]")
+    parser.add_argument("--seconds", type=_seconds, default=2.0, metavar="X", help="about how long one takes [2]")
+    parser.add_argument(
+        "--output", default="benchmarks/all", metavar="DIR", help="folder of the files [benchmarks/all]"
+    )
+    parser.add_argument("--mnist", metavar="DIR", help="MNIST's idx files [random images of its shape]")
+    parser.add_argument("--cifar10", metavar="DIR", help="CIFAR-10 as for main.py [random images of its shape]")
+    parser.add_argument(
+        "--images", metavar="DIR", help="JPEG files in class folders below train/ and val/ [cut from two photographs]"
+    )
+    parser.add_argument("--timm-train", metavar="PATH", help="timm's train.py, for the rows against it")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="CPU rows, GPU rows [both]")
+    parser.add_argument("--fail-below-target", action="store_true", help="exit code 1 when a row misses its target")
+    return parser
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1 to 1000")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number above 0, and 3600 at most")
+    return value
+
+
+def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags. Raises ``UserError`` with all that cannot be."""
+    own = build_parser().parse_args(argv)
+    mistakes = []
+    for name in ("mnist", "cifar10", "images"):
+        folder = getattr(own, name)
+        if folder is not None and not os.path.isdir(folder):
+            mistakes.append(f"--{name} {folder}: no such folder")
+    if own.timm_train is not None and not os.path.isfile(own.timm_train):
+        mistakes.append(f"--timm-train {own.timm_train}: no such file; give the path of timm's train.py")
+    if not own.output.strip() or "\0" in own.output:
+        mistakes.append("--output must not be empty or hold a NUL character")
+    if mistakes:
+        raise UserError(*mistakes)
+    return own
+
+
+# ---------------------------------------------------------------------------------------- benchmark
+
+
+def benchmark(own: argparse.Namespace, setup: Setup) -> int:
+    """Measure all parts, print each row when it is there, leave the table and its picture in the output folder."""
+    from scripts.benchmarks import report
+    from utils.precision.benchmark_report import make_folder, write_csv
+
+    folder = make_folder(own.output)
+    machine = report.machine(setup.threads, setup.device)
+    made_up = [f"--{name}" for name in ("mnist", "cifar10", "images") if getattr(own, name) is None]
+    how = f"Rounds: {own.rounds}, about {own.seconds:g} s a measurement"
+    how += f"; made-up images for want of {', '.join(made_up)}" * bool(made_up)
+    print(f"{machine}\n{how}\n\n{report.header()}", flush=True)
+    rows: list[Row] = []
+    began = time.perf_counter()
+    for part, match in matches(own.only, setup):
+        if isinstance(match, str):
+            print(match, flush=True)
+            continue
+        new = measure(part, match, own.rounds)
+        rows += new
+        print("\n".join(map(report.line, new)), flush=True)
+        about = {"rounds": own.rounds, "seconds": own.seconds, "machine": machine}
+        write_csv(folder / "benchmark.csv", report.csv_rows(rows, about))
+    if not rows:
+        raise UserError("nothing could be measured; see the lines above")
+    report.draw(folder / "benchmark.png", f"{machine}\n{how}", rows)
+    missed, failed = sum(row.missed for row in rows), sum(bool(row.failure) for row in rows)
+    print(
+        "\nRatio: median of the rounds' own ratios, ours / the other; of seconds the difference, ours - the other. "
+        f"Min - max: of the rounds.\nTargets missed: {missed} of {sum(row.target is not None for row in rows)}"
+        f"{f', not measured: {failed} rows' * bool(failed)}; {time.perf_counter() - began:.0f} s. "
+        f"Files: {folder / 'benchmark.csv'}, {folder / 'benchmark.png'}"
+    )
+    return 1 if failed or (missed and own.fail_below_target) else 0
+
+
+def matches(only: Sequence[str], setup: Setup) -> Iterator[tuple[str, Match | str]]:
+    """The chosen parts' matches in the order of ``PARTS``, each with its part, or why something is left out."""
+    from scripts.benchmarks import efficiency, loading, records, start_up
+
+    parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
+        "efficiency": efficiency.efficiency, "data": loading.data_path, "decode": loading.decode,
+        "start-up": start_up.start_up, "records": records.records, "ranks": efficiency.ranks,
+    }  # fmt: skip
+    for part in PARTS:
+        if part in only:
+            # The parts in this process and of single commands are about the CPU.
+            if setup.on_cpu or part in ("efficiency", "ranks"):
+                yield from ((part, match) for match in parts[part](setup))
+            else:
+                yield part, f"{part} is left out: it is measured on the CPU, and --device cuda was given"
+
+
+def measure(part: str, match: Match, rounds: int) -> list[Row]:
+    """The rows of one match, behind a bar on a terminal."""
+    from tqdm import tqdm
+
+    from scripts.benchmarks.measure import play
+
+    total = rounds * match.times * (1 + sum(len(rival.ways) for rival in match.rivals))
+    with tqdm(total=total, desc=match.what, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+        return play(part, match, rounds, bar.update)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

@@ -1,0 +1,125 @@
+"""main.py as a whole against bare loops and other programs, and on one and two processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from scripts.benchmarks import data
+from scripts.benchmarks.measure import PERCENT, RATE, Match, Measure, Rival, Setup, main_run, peer, warm_data_wait
+
+BATCH = ("--batch-size", 128)
+BARE, TIMM = "bare loop", "timm's train.py"
+
+
+def efficiency(setup: Setup) -> Iterator[Match | str]:
+    """Training end to end: every figure of ours is from a run's metrics.csv, epochs after the first."""
+    if setup.on_cpu:
+        yield fc_on_mnist(setup)
+        yield resnet18_on_cifar10(setup)
+        if not setup.timm_train:
+            yield "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
+    if setup.on_gpu:
+        yield from on_gpu(setup)
+
+
+def fc_on_mnist(setup: Setup) -> Match:
+    """The smallest network, where whatever a loop adds shows most."""
+    folder = data.mnist(setup.mnist, setup.scratch)
+    cpu = ("--device", "cpu")
+    ours = main_run(
+        setup, "--dataname", "mnist", "--datapath", folder, "--arch", "fc", *BATCH, "--augment", "none",
+        "--lr", 0.01, "--epochs", 1 + max(1, round(setup.seconds)), *cpu,
+    )  # fmt: skip
+    bare = bare_ways(setup, "--mnist", folder, *BATCH, *cpu)
+    loaders = {
+        f"{workers} workers": peer(setup, "torchvision-mnist", "--mnist", folder, "--workers", workers, *BATCH, *cpu)
+        for workers in (0, 2)
+    }
+    rivals = [Rival(BARE, bare, 0.85), Rival("torchvision MNIST, DataLoader", loaders, 12)]
+    return Match("fc on MNIST, batch 128", RATE, ours, rivals)
+
+
+def resnet18_on_cifar10(setup: Setup) -> Match:
+    """A network whose own work is nearly all there is; a few batches, since a CPU takes a second for each."""
+    tree = data.cifar10_tree(setup.cifar10, setup.scratch)
+    shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3, "--channels-last", "--device", "cpu")
+    rivals = [Rival(f"{BARE}, one batch", bare_ways(setup, *shape, *BATCH), 0.97)]
+    if setup.timm_train:
+        flags = ("--tree", tree, "--train-script", setup.timm_train, "--image-size", 32, "--channels", 3, *BATCH)
+        rivals.append(Rival(TIMM, {"its defaults": peer(setup, "timm", *flags)}, 1.2))
+    return Match("resnet18 on CIFAR-10, batch 128", RATE, cifar10_run(setup, tree, "resnet18", 2), rivals)
+
+
+def cifar10_run(setup: Setup, tree: Path, arch: str, epochs: int, *, ranks: int = 0, threads: int = 0) -> Measure:
+    """main.py on class folders of 32-pixel images on a CPU; 128 images a step over all processes."""
+    return main_run(
+        setup, "--dataname", "cifar10", "--datapath", tree, "--arch", arch, "--global-batch-size", 128,
+        "--epochs", epochs, "--lr", 0.01, "--device", "cpu", ranks=ranks, threads=threads,
+    )  # fmt: skip
+
+
+def bare_ways(setup: Setup, *flags: object) -> dict[str, Measure]:
+    """The bare loop with torch's spinning threads and with sleeping ones, as main.py has them."""
+    return {
+        "spinning threads": peer(setup, "bare", *flags),
+        "sleeping threads": peer(setup, "bare", *flags, sleeping=True),
+    }
+
+
+# ----------------------------------------------------------------------------------------- on a GPU
+
+
+def on_gpu(setup: Setup) -> Iterator[Match | str]:
+    """Networks on images that are there already, and JPEG files that have to come in time."""
+    amp = ("--amp", "--channels-last", "--device", "cuda")
+    ours_amp = ("--amp", "fp16", "--channels-last", "--device", "cuda", "--epochs", 3, "--lr", 0.01)
+    shape = ("--arch", "resnet50", "--image-size", 224)
+    bare = peer(setup, "bare", *shape, "--channels", 3, "--classes", 1000, "--compile", *BATCH, *amp)
+    ours = main_run(setup, "--dataname", "synthetic", *shape, "--compile", *BATCH, *ours_amp)
+    what = "resnet50, 224 pixels, fp16, compiled"
+    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"compiled": bare}, 0.98)])
+
+    small = ("--arch", "resnet18", "--image-size", 32)
+    if setup.cifar10:
+        which, classes = ("--dataname", "cifar10", "--datapath", setup.cifar10), 10
+    else:
+        which, classes = ("--dataname", "synthetic"), 1000
+    ours = main_run(setup, *which, *small, "--loader", "resident", "--batch-size", 512, *ours_amp)
+    bare = peer(setup, "bare", *small, "--channels", 3, "--classes", classes, "--batch-size", 512, *amp)
+    what = f"resnet18 on {'CIFAR-10' if setup.cifar10 else 'synthetic images'}, fp16"
+    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"": bare}, 0.95)])
+
+    if not setup.images:
+        yield "the wait for JPEG files is left out: give --images DIR, class folders below train/ and val/"
+        return
+    flags = ("--dataname", "folder", "--datapath", setup.images, "--arch", "resnet18", *BATCH, *ours_amp)
+    wait = main_run(setup, *flags, "--print-freq", 10, read=warm_data_wait)
+    yield Match("resnet18 on JPEG files, fp16: data wait", PERCENT, wait, [Rival()])
+
+
+# ------------------------------------------------------------------------------- one and two processes
+
+
+def ranks(setup: Setup) -> Iterator[Match | str]:
+    """The same global batch on one process and on two: on two GPUs, or on the CPU with the same threads in all."""
+    if setup.on_gpu and torch.cuda.device_count() >= 2:
+        flags = (
+            "--dataname", "synthetic", "--arch", "resnet50", "--global-batch-size", 256, "--epochs", 3,
+            "--amp", "fp16", "--channels-last", "--lr", 0.01,
+        )  # fmt: skip
+        one, two = (main_run(setup, *flags, ranks=number) for number in (1, 2))
+        yield Match("two GPUs, resnet50, 256 images a step", RATE, two, [Rival("one GPU", {"": one})])
+    if not setup.on_cpu:
+        return
+    if setup.threads < 2:
+        yield "two processes on the CPU are left out: they would share one thread"
+        return
+    tree = data.cifar10_tree(setup.cifar10, setup.scratch)
+    one, two = (
+        cifar10_run(setup, tree, "conv6", 3, ranks=number, threads=setup.threads // number) for number in (1, 2)
+    )
+    what = "conv6 on two processes, 128 a step"
+    yield Match(what, RATE, two, [Rival("one process, as many threads in all", {"": one})])

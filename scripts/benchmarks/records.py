@@ -1,0 +1,110 @@
+"""What logging and checkpoints cost, in this process: the training loop with and without them."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+import main
+from scripts.benchmarks import data
+from scripts.benchmarks.measure import PERCENT, RATE, Match, Measure, Rival, Setup
+from utils import arguments
+from utils.distributed import Distributed, Ranks
+from utils.record.checkpoint import Checkpointer
+from utils.record.writer import NullWriter, build_writer
+from utils.settings import Settings
+from utils.train_validation import TraVal
+
+STEPS_A_CHECKPOINT = 50
+
+
+def records(setup: Setup) -> Iterator[Match | str]:
+    """Epochs with the real writer and with none; a checkpoint every 50 steps."""
+    with logging_cost(setup) as match:
+        yield match
+    with checkpoint_cost(setup) as match:
+        yield match
+
+
+@contextmanager
+def logging_cost(setup: Setup) -> Iterator[Match]:
+    """TensorBoard, log.txt, metrics files and a console that is a file, under the smallest network."""
+    folder = data.mnist(setup.mnist, setup.scratch)
+    args = arguments.parse([
+        "--dataname", "mnist", "--datapath", str(folder), "--arch", "fc", "--batch-size", "128", "--augment", "none",
+        "--lr", "0.01", "--epochs", "1000000", "--device", "cpu",
+    ])  # fmt: skip
+    with (
+        Distributed(Ranks(), args.run) as distributed,
+        TemporaryDirectory(dir=setup.scratch) as run,
+        open(Path(run, "console.txt"), "w", encoding="utf-8") as console,
+    ):
+        writer = build_writer(True, Path(run), progress=False)
+        ours = whole_epoch(build(args, distributed, writer=writer), console)
+        without = whole_epoch(build(args, distributed, writer=NullWriter()), console)
+        for warm_up in (ours, without):
+            warm_up()
+        what = "fc on MNIST: epochs that are logged"
+        yield Match(what, RATE, ours, [Rival("the same without a writer", {"": without}, 0.97)], times=3)
+        writer.close()
+
+
+def whole_epoch(traval: TraVal, console: TextIO) -> Measure:
+    """Images a second of the next epoch, with its validation and its row."""
+
+    def measure() -> float:
+        epoch, before = traval.progress.epoch, traval.progress.samples_seen
+        began = time.perf_counter()
+        with redirect_stdout(console):
+            traval.train(epoch)
+            traval.validation(epoch, report=True)
+        return (traval.progress.samples_seen - before) / (time.perf_counter() - began)
+
+    return measure
+
+
+@contextmanager
+def checkpoint_cost(setup: Setup) -> Iterator[Match]:
+    """The seconds of one checkpoint in percent of 50 steps, whose time is measured on a few."""
+    tree = data.cifar10_tree(setup.cifar10, setup.scratch)
+    args = arguments.parse([
+        "--dataname", "cifar10", "--datapath", str(tree), "--arch", "resnet18", "--batch-size", "128", "--lr", "0.01",
+        "--epochs", "1000000", "--device", setup.device.type,
+    ])  # fmt: skip
+    with Distributed(Ranks(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
+        traval = build(args, distributed, checkpointer=Checkpointer(Path(run), True))
+
+        def measure() -> float:
+            began = time.perf_counter()
+            traval.train(traval.progress.epoch)  # ends with a synchronisation, since it reads the sums
+            trained = time.perf_counter()
+            traval.save("last")
+            saved = time.perf_counter()
+            traval.progress.finish_epoch()
+            step = (trained - began) / traval.train_loader.steps_per_epoch
+            return 100 * (saved - trained) / (STEPS_A_CHECKPOINT * step)
+
+        measure()  # warm-up
+        yield Match("resnet18: a checkpoint every 50 steps", PERCENT, measure, [Rival(target=2.0)])
+
+
+def build(
+    args: Settings,
+    distributed: Distributed,
+    *,
+    writer: NullWriter | None = None,
+    checkpointer: Checkpointer | None = None,
+) -> TraVal:
+    """The training loop as main.py builds it."""
+    with redirect_stdout(io.StringIO()):  # what is said of the data would run through the table
+        parts = main.build(args, distributed, None)
+    return TraVal(
+        parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args, parts.validation_loader,
+        distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer, checkpointer=checkpointer,
+        description=main.describe(args, parts.data),
+    )  # fmt: skip
