@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import platform
 import shlex
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import arguments
+from utils.cpu import let_threads_wait_briefly
 from utils.distributed import Distributed, Ranks, end_process
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError
@@ -49,9 +49,7 @@ class Parts(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on."""
-    # Threads that wait for each other shall sleep, not spin: on cores that other programs use too, spinning made an
-    # epoch of the digits take 6.5 s instead of 1.0 s. OpenMP reads this once, when torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    let_threads_wait_briefly()
     ranks = Ranks()
     try:
         ranks = Ranks.from_environment()

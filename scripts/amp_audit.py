@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,7 +54,6 @@ class Subject:
 
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does
     own, args, source = read_flags(argv)
     with Distributed(Ranks(), args.run) as distributed:
         import torch

@@ -11,7 +11,6 @@ stand inside the functions: --help and mistakes answer at once.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +51,6 @@ may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), 
 
 def walk_through(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in main.py
     parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
     _, args = parser.split(argv)
     found = None

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.distributed import Distributed, Ranks, threads_per_process
+from utils.cpu import SPINS, threads_per_process
+from utils.distributed import Distributed, Ranks
 from utils.settings import RunSettings, UserError
 from utils.tools import ToolParser, run_tool
 
@@ -43,8 +44,8 @@ PARTS = {
 
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    environ = dict(os.environ)  # that of the measured commands: main.py sets what it needs itself
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for what is measured in this process, as main.py does
+    # Of the measured commands, main.py sets itself what this process was given for its threads, and the others go without.
+    environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
     with Distributed(Ranks(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
         from scripts.benchmarks.measure import Setup

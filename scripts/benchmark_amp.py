@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -46,7 +45,6 @@ KINDS = {
 
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does: measured is what training gets
     own = read_flags(argv)
     with Distributed(Ranks(), RunSettings(device=own.device)) as distributed:
         return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)

@@ -11,7 +11,6 @@ Heavy imports stand inside the functions.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.distributed import cores_per_process
+from utils.cpu import cores_per_process
 from utils.settings import DataSettings
 from utils.tools import ToolParser, run_tool, table
 
@@ -34,7 +33,6 @@ NAME = "check_data.py"
 
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does
     own, args = build_parser().split(argv)
     from utils.data.datasets import prepare
     from utils.data.inspection import inspect, survey

@@ -15,7 +15,6 @@ import copy
 import dataclasses
 import itertools
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -49,7 +48,6 @@ SECONDS = 3.0
 
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as main.py does: measured is what training gets
     own, flags = read_flags(argv)
     args = settings(flags)
     with Distributed(Ranks(), args.run, args.precision.tf32) as distributed:

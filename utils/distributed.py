@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from utils.cpu import keep_freed_memory, threads_per_process
 from utils.settings import RunSettings, UserError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
@@ -82,6 +83,7 @@ class Distributed:
         if self.device.type == "cpu":
             # torchrun sets one thread a process, which leaves cores idle; share them out instead.
             torch.set_num_threads(threads_per_process(self.local_world_size))
+            keep_freed_memory()
         if self.world_size > 1:
             torch.distributed.init_process_group(
                 backend="nccl" if self.device.type == "cuda" else "gloo",
@@ -222,23 +224,6 @@ def end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def threads_per_process(local_world_size: int) -> int:
-    """CPU threads for each process: an equal part of the cores that this machine lends us.
-
-    ``OMP_NUM_THREADS`` wins when a person set it; torchrun's own setting is 1 for several processes.
-    """
-    wished = os.environ.get("OMP_NUM_THREADS", "")
-    if wished.isdigit() and int(wished) > 0 and (wished != "1" or local_world_size == 1):
-        return int(wished)
-    return cores_per_process(local_world_size)
-
-
-def cores_per_process(local_world_size: int) -> int:
-    """An equal part, at least one, of the cores that this machine lends us."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // local_world_size)
 
 
 def _choose_device(settings: RunSettings, ranks: Ranks) -> torch.device:

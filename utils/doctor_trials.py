@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from utils.cpu import cores_per_process
 from utils.data.datasets import Data
 from utils.data.loaders import RESIDENT_MEMORY_SHARE
 from utils.data.readers import MemoryImages
-from utils.distributed import cores_per_process
 from utils.doctor import Advice, Change, Measured, Place, Trial, advice_of, changes, to_measure_again
 from utils.doctor_measure import Subject, busy_share, in_turns, loader_split, spread, step_shares, windows_of
 from utils.precision.amp import resolve_amp

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils import arguments
+from utils.cpu import let_threads_wait_briefly
 from utils.settings import Settings, UserError
 
 
@@ -43,6 +44,7 @@ class ToolParser(argparse.ArgumentParser):
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     """Run ``tool`` on the command line; gives its exit code, 2 and a line each for the user's mistakes."""
+    let_threads_wait_briefly()  # as main.py's do: what is measured is what training gets
     try:
         return tool(sys.argv[1:])
     except UserError as error:

@@ -62,10 +62,10 @@ def cifar10_run(setup: Setup, tree: Path, arch: str, epochs: int, *, ranks: int 
 
 
 def bare_ways(setup: Setup, *flags: object) -> dict[str, Measure]:
-    """The bare loop with torch's spinning threads and with sleeping ones, as main.py has them."""
+    """The bare loop with torch's own threads and with threads that wait as main.py's do."""
     return {
-        "spinning threads": peer(setup, "bare", *flags),
-        "sleeping threads": peer(setup, "bare", *flags, sleeping=True),
+        "torch's threads": peer(setup, "bare", *flags),
+        "our threads": peer(setup, "bare", *flags, briefly=True),
     }
 
 

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from utils.cpu import SPINS
 from utils.precision.benchmark import synchronise
 from utils.precision.benchmark_report import Spread, ratios
 
@@ -191,12 +192,12 @@ def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str]
     return done.stdout + done.stderr
 
 
-def peer(setup: Setup, name: str, *flags: object, sleeping: bool = False, threads: int | None = None) -> Measure:
+def peer(setup: Setup, name: str, *flags: object, briefly: bool = False, threads: int | None = None) -> Measure:
     """Images a second that a program of ``peers.py`` prints on its last line.
 
-    ``sleeping``: threads that wait for each other sleep, as main.py makes them, instead of spinning.
+    ``briefly``: threads that wait for each other spin briefly, as main.py's do, and not as long as torch's own do.
     """
-    environ = environment(setup, threads) | ({"OMP_WAIT_POLICY": "PASSIVE"} if sleeping else {})
+    environ = environment(setup, threads) | ({"GOMP_SPINCOUNT": SPINS} if briefly else {})
 
     def measure() -> float:
         command = [sys.executable, PEERS, name, *flags, "--seconds", setup.seconds]

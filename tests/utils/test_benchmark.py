@@ -336,7 +336,6 @@ def script(monkeypatch):
     spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # as the script sets it, which must not outlive the test
     return module
 
 

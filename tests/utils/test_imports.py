@@ -49,15 +49,16 @@ def allowed_for(module):
     if module.split(".")[0] == "models":
         return {"models", "utils.settings", "utils.distributed"}
     if module.count(".") == 2:
-        return {module.rpartition(".")[0], "utils.settings", "utils.distributed"}
+        return {module.rpartition(".")[0], "utils.settings", "utils.distributed", "utils.cpu"}
     return {
         "utils.setting": set(),
         "utils.settings": {"utils.setting"},
-        "utils.distributed": {"utils.settings"},
+        "utils.cpu": set(),
+        "utils.distributed": {"utils.settings", "utils.cpu"},
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
         "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency"},
-        "utils.tools": {"utils.settings", "utils.arguments"},
+        "utils.tools": {"utils.settings", "utils.arguments", "utils.cpu"},
         "utils.train_validation": {
             "utils.settings",
             "utils.distributed",
@@ -71,6 +72,7 @@ def allowed_for(module):
         "utils.doctor_trials": {
             "utils.settings",
             "utils.distributed",
+            "utils.cpu",
             "utils.doctor",
             "utils.doctor_measure",
             "utils.train_validation",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from utils.cpu import cores_per_process
 from utils.data import cache
 from utils.data.datasets import Data, DatasetSpec
 from utils.data.decoding import decoder
@@ -22,7 +23,6 @@ from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, validation_batches
 from utils.data.sources import ResidentSource, Source, StreamSource
 from utils.data.transforms import BatchTransform
-from utils.distributed import cores_per_process
 from utils.settings import DataSettings, UserError
 
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that a resident data set may take under --loader auto
