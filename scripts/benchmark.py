@@ -44,7 +44,7 @@ PARTS = {
 
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
-    # Of the measured commands, main.py sets itself what this process was given for its threads, and the others go without.
+    # Of the measured commands: main.py sets the spinning of its threads itself, and the others go without.
     environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
     with Distributed(Ranks(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
