@@ -220,7 +220,7 @@ def loader_split(subject: Subject, seconds: float) -> dict[str, float]:
         read.append(took / len(few))
         rows = torch.arange(len(share.indices), device=pixels.device) % len(few)  # the same few fill the batch
         whole = pixels[rows], labels[rows]
-        took, _ = _clocked(lambda share=share, whole=whole: subject.loader._batch(share, *whole), device)
+        took, _ = _clocked(lambda share=share, whole=whole: list(subject.loader.prepare([share], *whole)), device)
         augmented.append(took / len(rows))
         if device.type == "cuda" and subject.workers is not None:
             pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)

@@ -189,6 +189,17 @@ def test_files_decoded_on_the_device_show_the_same_boxes(tree):
     assert (by_workers[1].int() - by_device[1].int()).abs().max() <= 2
 
 
+def test_batches_that_are_made_together_are_those_made_one_by_one():
+    train, validation, _ = make("--augment", "shift", "flip", "--cutout", 3, "--mixup", "0.2", "--accumulate", 2)
+    together = collect(train, 1)
+    alone = [batch for step in range(train.steps_per_epoch) for batch in train.step_again(1, step)]
+    assert same(together, [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in alone])
+    plan = [share for step in range(train.steps_per_epoch) for share in train.plan.shares(1, step)]
+    groups = [len(shares) for shares, _, _ in train.source.batches(plan)]
+    assert groups == [len(plan)]  # these are small
+    assert sum(len(batch.targets) for batch in validation.batches()) == 360
+
+
 def test_the_number_of_workers_is_measured_or_given(tree):
     images = get_data(parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU).train
     many = ImageFiles(images.paths * 40, images.labels.repeat(40), "RGB")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, starmap
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from utils.data.gpu_decoding import require_decoder
 from utils.data.mixing import Mixing
 from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, validation_batches
-from utils.data.sources import ResidentSource, Source, StreamSource
+from utils.data.sources import ResidentSource, Source, StreamSource, samples_of
 from utils.data.transforms import BatchTransform
 from utils.settings import DataSettings, UserError
 
@@ -67,18 +68,20 @@ class TrainLoader:
         """The forward passes of ``epoch`` from step ``first_step`` on."""
         steps = range(first_step, self.steps_per_epoch)
         shares = (share for step in steps for share in self.plan.shares(epoch, step))
-        return one_ahead(self.source.device, (self._batch(*item) for item in self.source.batches(shares)))
+        return one_ahead(self.source.device, chain.from_iterable(starmap(self.prepare, self.source.batches(shares))))
 
     def step_again(self, epoch: int, step: int) -> list[Batch]:
         """The same forward passes of one step once more, without the worker processes."""
-        return [self._batch(*self.source.read(share)) for share in self.plan.shares(epoch, step)]
+        return [batch for share in self.plan.shares(epoch, step) for batch in self.prepare(*self.source.read(share))]
 
-    def _batch(self, share: Share, pixels: torch.Tensor, labels: torch.Tensor) -> Batch:
-        images, count = self.transform.training(pixels, share.indices, share.epoch), share.count
-        targets = labels[:count]
-        if self.mixing is not None:
-            targets = self.mixing(images, targets, share)
-        return Batch(images, targets, share.indices[:count], share.step, share.weight, share.ends_step)
+    def prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
+        """A batch of each share, augmented together."""
+        together = self.transform.training(pixels, samples_of(shares), shares[0].epoch)
+        for share, images, own_labels in _parts(shares, together, labels):
+            targets, count = own_labels[: share.count], share.count
+            if self.mixing is not None:
+                targets = self.mixing(images, targets, share)
+            yield Batch(images, targets, share.indices[:count], share.step, share.weight, share.ends_step)
 
 
 class ValidationLoader:
@@ -101,10 +104,18 @@ class ValidationLoader:
 
     def batches(self) -> Iterator[Batch]:
         shares = (Share(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
-        return one_ahead(self.source.device, (self._batch(*item) for item in self.source.batches(shares)))
+        return one_ahead(self.source.device, chain.from_iterable(starmap(self._prepare, self.source.batches(shares))))
 
-    def _batch(self, share: Share, pixels: torch.Tensor, labels: torch.Tensor) -> Batch:
-        return Batch(self.transform.evaluation(pixels), labels, share.indices, share.step)
+    def _prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
+        for share, images, targets in _parts(shares, self.transform.evaluation(pixels), labels):
+            yield Batch(images, targets, share.indices, share.step)
+
+
+def _parts(
+    shares: list[Share], images: torch.Tensor, labels: torch.Tensor
+) -> Iterator[tuple[Share, torch.Tensor, torch.Tensor]]:
+    sizes = [len(share.indices) for share in shares]
+    return zip(shares, images.split(sizes), labels.split(sizes), strict=True)
 
 
 def one_ahead(device: torch.device, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -17,7 +17,9 @@ from utils.data.sample_plan import Share, sample_uniforms
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, to_device
 from utils.settings import UserError
 
-Item = tuple[Share, torch.Tensor, torch.Tensor]  # a share, its uint8 images (m, c, h, w) and its int64 labels (m,)
+# Shares of one epoch, their uint8 images (m, c, h, w) and their int64 labels (m,), one share's after the other's.
+Item = tuple[list[Share], torch.Tensor, torch.Tensor]
+TOGETHER_BYTES = 2**20  # of images that a resident source hands over together
 
 
 class Source(Protocol):
@@ -26,7 +28,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
-        """For each share its images and labels, on the device."""
+        """All shares in order, one or more at a time, with their images and labels on the device."""
         ...
 
     def read(self, share: Share) -> Item:
@@ -35,7 +37,11 @@ class Source(Protocol):
 
 
 class ResidentSource:
-    """All images in the device's memory as one uint8 tensor; a batch is an index."""
+    """All images in the device's memory as one uint8 tensor; a batch is an index.
+
+    Several batches of small images are handed over together: to gather and augment one of them takes little more than
+    the calls take, whatever they work on.
+    """
 
     def __init__(self, images: MemoryImages, device: torch.device) -> None:
         self.device = device
@@ -45,10 +51,27 @@ class ResidentSource:
         return len(self.labels)
 
     def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
-        return map(self.read, shares)
+        image_bytes = self.pixels[0].numel()
+        together: list[Share] = []
+        for share in shares:
+            together.append(share)
+            if sum(len(each.indices) for each in together) * image_bytes >= TOGETHER_BYTES:
+                yield self._read(together)
+                together = []
+        if together:
+            yield self._read(together)
 
     def read(self, share: Share) -> Item:
-        return share, *select(self.pixels, self.labels, to_device(torch.from_numpy(share.indices), self.device))
+        return self._read([share])
+
+    def _read(self, shares: list[Share]) -> Item:
+        rows = to_device(torch.from_numpy(samples_of(shares)), self.device)
+        return shares, *select(self.pixels, self.labels, rows)
+
+
+def samples_of(shares: list[Share]) -> np.ndarray:
+    """The samples of all shares, one share's after the other's: int64."""
+    return np.concatenate([share.indices for share in shares])
 
 
 def select(pixels: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +125,7 @@ class StreamSource:
         if isinstance(pixels, MixedBatch):
             pixels = decode_batch(pixels, self.device)
         # From pinned memory, and so beside what the device computes.
-        return share, pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        return [share], pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
 
 def _data_loader(reads: _Reads, shares: list[Share], workers: int, pin: bool) -> DataLoader:
