@@ -19,12 +19,10 @@ from torchvision.transforms import v2
 from scripts.benchmarks import data
 from scripts.benchmarks.measure import RATE, Match, Measure, Rival, Setup, throughput
 from utils import arguments
+from utils.data import jpeg
 from utils.data.datasets import SPECS, Data
-from utils.data.decoding import decode_crop
-from utils.data.loaders import TrainLoader, loaders
+from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.readers import ImageFiles, Images, MemoryImages
-from utils.data.sample_plan import sample_uniforms
-from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
 from utils.distributed import Distributed, Ranks
 
 CPU = torch.device("cpu")
@@ -120,14 +118,20 @@ def streamed(setup: Setup) -> Match:
 
 def train_loader(images: Images, *flags: str) -> TrainLoader:
     """main.py's training loader under ``flags``, of ``images``."""
+    return both_loaders(images, *flags)[0]
+
+
+def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLoader]:
+    """main.py's loaders under ``flags``, both of ``images``; files in channels-last, as its networks take them."""
     args = arguments.parse([*flags, "--device", "cpu"])
     spec = SPECS[args.data.dataname]
     classes = tuple(str(label) for label in range(int(images.labels.max()) + 1))
     made = Data(spec, spec.image_size, spec.augment, classes, images, images)
     with Distributed(Ranks(), args.run) as distributed:
         return loaders(
-            made, args.data, distributed.device, seed=0, channels_last=False, rank=0, world_size=1, progress=False
-        )[0]
+            made, args.data, distributed.device, seed=0, channels_last=not spec.fixed_size, rank=0, world_size=1,
+            progress=False,
+        )[:2]  # fmt: skip
 
 
 def torch_loader(samples: Dataset, batch_size: int, workers: int) -> DataLoader:
@@ -163,36 +167,38 @@ def pillow_crop(spec: Any) -> transforms.Compose:
 
 
 def decode(setup: Setup) -> Iterator[Match | str]:
-    """scikit-learn's two photographs, 640 x 427 pixels, into normalised floats of 224 pixels, with one thread."""
+    """scikit-learn's two photographs, 640 x 427 pixels, as crops of 224 pixels, with one thread.
+
+    A worker of ours hands over bytes and leaves flip and normalisation to the device, in batches; torchvision's ends
+    with normalised floats. So the first row compares what a worker's core does, the others the whole way to floats.
+    """
     paths, spec = data.photographs(), SPECS["folder"]
-    images = ImageFiles(paths, torch.tensor([0, 1]), "RGB")
-    transform = train_loader(images, "--dataname", "folder", "--datapath", ".", "--workers", "0").transform
-    indices = np.arange(JPEG_BATCH_SIZE)
+    count = JPEG_BATCH_SIZE
+    images = ImageFiles([paths[n % 2] for n in range(count)], torch.arange(count) % 2, "RGB")
+    flags = ("--dataname", "folder", "--datapath", ".", "--workers", "0", "--batch-size", str(count))
+    training, validation = both_loaders(images, *flags)
+
+    def bytes_of(epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        return (item[1:] for item in training.source.batches(training.plan.shares(epoch, 0)))
+
+    def each(open_image: Callable, transform: Callable) -> dict[str, Measure]:
+        return {"": loading(setup, lambda _: [(torch.stack([transform(open_image(p)) for p in images.paths]),)])}
+
+    target = 1.7 if jpeg.nvimgcodec is None else 2.0
+    to_float = [transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std)]
+    resize = transforms.Compose([transforms.Resize(RESIZED), transforms.CenterCrop(SIZE), *to_float])
     with one_thread(torch.get_num_threads()):
-
-        def crops(epoch: int) -> torch.Tensor:
-            draws = sample_uniforms(0, epoch, indices, CROP_STREAM, CROP_NUMBERS)
-            read = [decode_crop(paths[n % 2], SIZE, "RGB", draw) for n, draw in enumerate(draws)]
-            return transform.training(torch.stack(read), indices, epoch)
-
-        def centres(_: int) -> torch.Tensor:
-            return transform.evaluation(torch.stack([decode_crop(paths[n % 2], SIZE, "RGB") for n in indices]))
-
-        def each(open_image: Callable, transform: Callable) -> Callable[[int], torch.Tensor]:
-            return lambda _: torch.stack([transform(open_image(paths[n % 2])) for n in indices])
-
-        def measured(batch: Callable[[int], torch.Tensor]) -> Measure:
-            return loading(setup, lambda epoch: [(batch(epoch),)])
-
+        reference = each(pillow, pillow_crop(spec))
+        rivals = [Rival("a worker with Pillow, transforms", reference, target)]
+        yield Match("JPEG to training crop, a worker", RATE, loading(setup, bytes_of), rivals)
         rivals = [
-            Rival("Pillow, torchvision transforms", {"": measured(each(pillow, pillow_crop(spec)))}, 1.7),
-            Rival("decode_jpeg, transforms.v2", {"": measured(each(tensor, tensor_crop(spec)))}),
+            Rival("Pillow, torchvision transforms", reference, 1.7),
+            Rival("decode_jpeg, transforms.v2", each(tensor, tensor_crop(spec))),
         ]
-        yield Match("JPEG to training crop, one core", RATE, measured(crops), rivals)
-        to_float = [transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std)]
-        resize = transforms.Compose([transforms.Resize(RESIZED), transforms.CenterCrop(SIZE), *to_float])
-        rivals = [Rival("Pillow, torchvision transforms", {"": measured(each(pillow, resize))}, 1.9)]
-        yield Match("JPEG to evaluation crop, one core", RATE, measured(centres), rivals)
+        yield Match("JPEG to floats for training, one core", RATE, loading(setup, training.batches), rivals)
+        rivals = [Rival("Pillow, torchvision transforms", each(pillow, resize), 1.9)]
+        ours = loading(setup, lambda _: validation.batches())
+        yield Match("JPEG to floats for evaluation, one core", RATE, ours, rivals)
 
 
 @contextmanager

@@ -51,43 +51,41 @@ class BatchTransform:
 
     def training(self, images: torch.Tensor, indices: np.ndarray, epoch: int) -> torch.Tensor:
         """Augment and normalise; ``indices`` are the samples' numbers in the data set."""
-        rows, columns = self._window(*images.shape[-2:], indices, epoch)
-        crops = centres = None
+        rows = columns = flips = crops = centres = None
+        if "flip" in self.augment or "alternating-flip" in self.augment:
+            flips = self._flips(indices, epoch)
+        if "shift" in self.augment:
+            rows, columns = self._window(*images.shape[-2:], indices, epoch, flips)
+            flips = None  # the window has them
         if "resized-crop" in self.augment and self.crop_here:
             crops = torch.from_numpy(sample_uniforms(self.seed, epoch, indices, CROP_STREAM, 4))
         if self.cutout:
             uniforms = sample_uniforms(self.seed, epoch, indices, CUTOUT_STREAM, 2)
             centres = torch.from_numpy((uniforms * self.size).astype(np.int64))
-        return self._on_device(images, rows, columns, crops, centres)
+        return self._on_device(images, rows, columns, flips, crops, centres)
 
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
         """Normalise only."""
         return self._on_device(images)
 
     def _window(
-        self, height: int, width: int, indices: np.ndarray, epoch: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Which row and column of the (for a shift padded) image each pixel comes from: int64 (n, height), (n, width).
-
-        None where they stay.
-        """
-        rows = columns = None
-        if "flip" in self.augment or "alternating-flip" in self.augment:
-            columns = torch.where(self._flips(indices, epoch), torch.arange(width - 1, -1, -1), torch.arange(width))
-        if "shift" in self.augment:
-            uniforms = torch.from_numpy(sample_uniforms(self.seed, epoch, indices, SHIFT_STREAM, 2))
-            offsets = (uniforms * (2 * self.max_shift + 1)).long()  # where the window lies in the padded image
-            columns = offsets[:, 1:] + (torch.arange(width) if columns is None else columns)
-            rows = offsets[:, :1] + torch.arange(height)
-            if self.shift_padding == "reflect":
-                rows, columns = mirrored(rows - self.max_shift, height), mirrored(columns - self.max_shift, width)
+        self, height: int, width: int, indices: np.ndarray, epoch: int, flips: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which row and column of the image, padded by zeros, each pixel comes from: int64 (n, height), (n, width)."""
+        uniforms = torch.from_numpy(sample_uniforms(self.seed, epoch, indices, SHIFT_STREAM, 2))
+        offsets = (uniforms * (2 * self.max_shift + 1)).long()  # where the window lies in the padded image
+        places = torch.arange(width)
+        rows = offsets[:, :1] + torch.arange(height)
+        columns = offsets[:, 1:] + (places if flips is None else torch.where(flips[:, None], places.flip(0), places))
+        if self.shift_padding == "reflect":  # then the image is not padded
+            rows, columns = mirrored(rows - self.max_shift, height), mirrored(columns - self.max_shift, width)
         return rows, columns
 
     def _flips(self, indices: np.ndarray, epoch: int) -> torch.Tensor:
-        """Which images are flipped: bool (n, 1)."""
+        """Which images are flipped: bool (n,)."""
         alternating = "alternating-flip" in self.augment
         flips = sample_uniforms(self.seed, 0 if alternating else epoch, indices, FLIP_STREAM, 1) < 0.5
-        return torch.from_numpy(~flips if alternating and epoch % 2 else flips)
+        return torch.from_numpy(~flips if alternating and epoch % 2 else flips)[:, 0]
 
     def _on_device(self, images: torch.Tensor, *numbers: torch.Tensor | None) -> torch.Tensor:
         given = (None if number is None else to_device(number, images.device) for number in numbers)
@@ -105,6 +103,7 @@ class BatchTransform:
         std: torch.Tensor,
         rows: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
+        flips: torch.Tensor | None = None,
         crops: torch.Tensor | None = None,
         centres: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -112,8 +111,9 @@ class BatchTransform:
             if self.shift_padding == "zero":
                 images = functional.pad(images, (self.max_shift,) * 4)
             images = select_rows(images, rows)
-        if columns is not None:
             images = images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
+        if flips is not None:
+            images = flip_some(images, flips)
         if crops is not None:
             images = resized_crop(images.float(), crops, self.size)
         images = self._normalised(images, mean, std)
@@ -159,6 +159,19 @@ def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     first = torch.arange(0, count * channels * height, height, device=images.device).view(count, channels, 1)
     chosen = (first + rows[:, None, :]).flatten()
     return images.reshape(-1, width).index_select(0, chosen).view(count, channels, rows.shape[1], width)
+
+
+def flip_some(images: torch.Tensor, flips: torch.Tensor) -> torch.Tensor:
+    """Images (n, c, h, w), those of ``flips`` (n,) mirrored left to right: both ways of all, and of each the right one.
+
+    Flipping all and copying whole images is several times as fast as choosing pixel by pixel.
+    """
+    both = torch.cat([images, images.flip(3)])
+    chosen = torch.arange(len(images), device=images.device) + len(images) * flips
+    if both.is_contiguous():
+        return both.index_select(0, chosen)
+    # index_select copies whole images only when they lie in memory as it sees them.
+    return both.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
 
 
 def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
