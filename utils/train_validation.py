@@ -142,7 +142,7 @@ class TraVal:
             with self.distributed.accumulating(self.network, more_to_come=not batch.ends_step):
                 output, loss, named = self._forward(self.network, batch)  # autocast covers this and no more
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
-                self.scaler.scale(loss * (batch.weight + 0 * loss.detach())).backward()
+                self.scaler.scale(loss).backward(batch.weight + 0 * loss.detach())
             self.meter.update(len(self._pending), loss, output, batch.targets, named)
 
         scale = self.scaler.scale(self._one)
