@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 
-SPINS = "3000"
+SPINS = "5000"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's mallopt
 
 
