@@ -10,7 +10,6 @@ from typing import Any
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
 
-_SHIFT_FLAGS = {"max_shift": "--max-shift", "shift_padding": "--shift-padding"}
 Rule = tuple[object, str]  # what is wrong when it is true, and the line that says so
 
 
@@ -21,7 +20,7 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
     def told(name: str) -> bool:
         return origins[name] in (RECIPE, FLAG)
 
-    rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v, told)]
+    rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v)]
     return [line for wrong, line in rules if wrong]
 
 
@@ -93,10 +92,10 @@ def _start_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
     ]
 
 
-def _data_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
+def _data_rules(v: SimpleNamespace) -> list[Rule]:
     """Data set and augmentation."""
     names = v.augment or ()
-    shift = next((flag for name, flag in _SHIFT_FLAGS.items() if told(name) and getattr(v, name)), None)
+    shift = "--max-shift" if v.max_shift else "--shift-padding" if v.shift_padding == "reflect" else None
     return [
         (
             v.augment is not None and "none" in v.augment and len(v.augment) > 1,
