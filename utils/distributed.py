@@ -212,6 +212,11 @@ class Distributed:
                 torch.distributed.broadcast(buffer, src=0)
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that nothing waits for the copy."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 def end_process(code: int) -> NoReturn:
     """End with exit code ``code``: one of several processes without the interpreter's own teardown.
 

@@ -125,6 +125,7 @@ def one_ahead(device: torch.device, batches: Iterator[Batch]) -> Iterator[Batch]
 
 def _on_own_stream(device: torch.device, batches: Iterator[Batch]) -> Iterator[Batch]:
     stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # which may still be making the images
 
     def prepare() -> tuple[Batch | None, torch.cuda.Event]:
         with torch.cuda.stream(stream):
@@ -162,25 +163,21 @@ def loaders(
     """
     resident, why = choose(data, settings, device)
     if settings.decode == "gpu":
-        if device.type != "cuda":
-            raise UserError("--decode gpu: there is no GPU to decode on; use --decode cpu")
-        require_decoder(device)
+        _require_gpu_decoder(device)
     crop = "resized-crop" in data.augment
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     reads_memory = resident or isinstance(data.train, MemoryImages)
 
-    def in_memory(images: Images) -> MemoryImages:
-        folder, is_main = cache.folder_for(settings), rank == 0
+    def in_memory(images: Images, workers: int) -> MemoryImages:
+        place = {"folder": cache.folder_for(settings), "log": log, "is_main": rank == 0}
         if isinstance(images, MemoryImages):
-            return cache.shared(images, folder, local_world_size=local_world_size, log=log, is_main=is_main)
-        workers = cores_per_process(1) if settings.workers == "auto" else settings.workers
-        return cache.decoded(
-            images, size, data.spec.fixed_size, folder, workers=workers, progress=progress, log=log, is_main=is_main
-        )
+            return cache.shared(images, local_world_size=local_world_size, **place)
+        return cache.decoded(images, size, data.spec.fixed_size, workers=workers, progress=progress, **place)
 
     def source(images: Images, training: bool, workers: int | str) -> Source:
         if resident and not only_plan:
-            return ResidentSource(in_memory(images), device)
+            workers = cores_per_process(1) if workers == "auto" else workers
+            return ResidentSource(in_memory(images, workers), device)
         return StreamSource(
             images, device, size=size, crop=crop and training, fixed_size=data.spec.fixed_size, seed=seed,
             workers=0 if only_plan else workers, cores=cores_per_process(local_world_size),
@@ -192,19 +189,26 @@ def loaders(
         crop_here=reads_memory or data.spec.fixed_size, channels_last=channels_last,
         shift_padding=settings.shift_padding, cutout=settings.cutout, compiled=compile_augment,
     )  # fmt: skip
-    mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed)
+    mixes = settings.mixup or settings.cutmix
+    mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if mixes else None
     plan = sample_plan(len(data.train), settings, seed, rank, world_size)
     train = source(data.train, True, settings.workers)
     reading = "" if resident or only_plan else f", {train.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
-    validation = source(data.validation, False, getattr(train, "workers", 0))
+    validation = source(data.validation, False, settings.workers if resident else train.workers)
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
-        TrainLoader(train, plan, transform, mixing if settings.mixup or settings.cutmix else None),
+        TrainLoader(train, plan, transform, mixing),
         ValidationLoader(validation, val_batch_size, transform, rank, world_size),
         f"{'resident' if resident else 'stream'} ({why}){reading}",
     )
+
+
+def _require_gpu_decoder(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise UserError("--decode gpu: there is no GPU to decode on; use --decode cpu")
+    require_decoder(device)
 
 
 def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, world_size: int) -> SamplePlan:
@@ -223,7 +227,7 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
     if not data.spec.fixed_size:
         return False, "images of any size are cropped while they are read"
     size = _stored_bytes(data.train, data.spec) + _stored_bytes(data.validation, data.spec)
-    memory = _memory(device)
+    memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory
     return fits, f"{size / 1e6:,.0f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"
 
@@ -234,7 +238,8 @@ def _stored_bytes(images: Images, spec: DatasetSpec) -> int:
     return len(images) * spec.channels * spec.image_size**2
 
 
-def _memory(device: torch.device) -> int:
+def memory_bytes(device: torch.device) -> int:
+    """All memory of the device, used or not."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -14,7 +14,8 @@ from utils.data.decoding import decode_crop, decode_whole
 from utils.data.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import Share, sample_uniforms
-from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, to_device
+from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
+from utils.distributed import to_device
 from utils.settings import UserError
 
 # Shares of one epoch, their uint8 images (m, c, h, w) and their int64 labels (m,), one share's after the other's.
@@ -51,13 +52,15 @@ class ResidentSource:
         return len(self.labels)
 
     def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
-        image_bytes = self.pixels[0].numel()
+        images_together = TOGETHER_BYTES // self.pixels[0].numel()
         together: list[Share] = []
+        count = 0
         for share in shares:
             together.append(share)
-            if sum(len(each.indices) for each in together) * image_bytes >= TOGETHER_BYTES:
+            count += len(share.indices)
+            if count >= images_together:
                 yield self._read(together)
-                together = []
+                together, count = [], 0
         if together:
             yield self._read(together)
 
@@ -137,6 +140,7 @@ def _data_loader(reads: _Reads, shares: list[Share], workers: int, pin: bool) ->
         pin_memory=pin,
         persistent_workers=workers > 0,
         prefetch_factor=4 if workers else None,
+        generator=torch.Generator(),  # its own: however many loaders there were, the run's random numbers are the same
     )
 
 
@@ -205,10 +209,11 @@ def measured_workers(reads: _Reads, cores: int) -> int:
     if isinstance(reads.images, MemoryImages) or cores == 1 or len(reads.images) < TRIAL_BATCH * sum(batches):
         return min(2, cores)
     best, fastest = 1, 0.0
-    order = iter(np.random.default_rng(0).permutation(len(reads.images)).reshape(-1)[: TRIAL_BATCH * sum(batches)])
+    order = np.random.default_rng(0).permutation(len(reads.images))[: TRIAL_BATCH * sum(batches)]
+    parts = np.split(order, sum(batches))
     for workers, count in zip(ladder, batches, strict=True):
-        parts = [np.fromiter(order, dtype=np.int64, count=TRIAL_BATCH) for _ in range(count)]
-        speed = reading_speed(reads, parts, workers)
+        trial, parts = parts[:count], parts[count:]
+        speed = reading_speed(reads, trial, workers)
         if speed < WORTH * fastest:
             break
         best, fastest = workers, speed

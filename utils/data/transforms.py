@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from utils.data.decoding import CROP_AREA, CROP_RATIO
 from utils.data.sample_plan import sample_uniforms
+from utils.distributed import to_device
 
 # Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
 SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM = 1, 2, 3, 4
@@ -138,11 +139,6 @@ class BatchTransform:
         """Undo the normalisation: floats between 0 and 1, for pictures."""
         mean, std = _statistics(self.mean, self.std, 1, images.device)
         return (images * std + mean).clamp(0, 1)
-
-
-def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that nothing waits for the copy."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from utils.distributed import to_device
+
 LOSS, TOP1, TOP5, COUNT = range(4)
 
 
@@ -99,7 +101,7 @@ class ClassificationMeter:
         device, counts = self._sums.device, [len(part) for part in targets]
         rank = target_rank(torch.cat(logits), torch.cat(targets))  # the number of classes when the target's is NaN
         hits = torch.stack([rank < 1, rank < min(5, logits[0].shape[1])], dim=1).double()
-        passes = torch.tensor([rows, counts], device=device)
+        passes = to_device(torch.tensor([rows, counts]), device)
         sample_rows = passes[0].repeat_interleave(passes[1], output_size=sum(counts))
         self._sums[:, TOP1:COUNT].index_add_(0, sample_rows, hits)
         weighted = torch.stack(losses).double() * passes[1]
