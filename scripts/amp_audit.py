@@ -26,7 +26,7 @@ from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
 from utils.setting import between
 from utils.settings import Settings, UserError, flag_of
-from utils.tools import ToolParser, run_tool, table
+from utils.tools import ToolParser, make_folder, run_tool, table
 
 if TYPE_CHECKING:
     import torch
@@ -143,16 +143,6 @@ def default_folder(own: argparse.Namespace, args: Settings, source: Found | dict
     elif source is not None:
         parts.append(source.folder.name if source.folder is not None else source.path.stem)
     return f"audits/{'_'.join(parts)}"
-
-
-def make_folder(output: str) -> Path:
-    """The output folder; made before the audit, so that a mistake shows at once."""
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--output {output}: cannot be made ({error}); choose another folder") from error
-    return folder
 
 
 # ----------------------------------------------------------------------------------------- training

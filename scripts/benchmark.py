@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils.cpu import SPINS, threads_per_process
 from utils.distributed import Distributed, Ranks
 from utils.settings import RunSettings, UserError
-from utils.tools import ToolParser, run_tool
+from utils.tools import ToolParser, make_folder, run_tool
 
 if TYPE_CHECKING:
     from scripts.benchmarks.measure import Match, Row, Setup
@@ -120,7 +120,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def benchmark(own: argparse.Namespace, setup: Setup) -> int:
     """Measure all parts, print each row when it is there, leave the table and its picture in the output folder."""
     from scripts.benchmarks import report
-    from utils.precision.benchmark_report import make_folder, write_csv
+    from utils.precision.benchmark_report import write_csv
 
     folder = make_folder(own.output)
     machine = report.machine(setup.threads, setup.device)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils.distributed import Distributed, Ranks
 from utils.setting import between
 from utils.settings import RunSettings, Settings, UserError, flag_of
-from utils.tools import ToolParser, run_tool, table
+from utils.tools import ToolParser, make_folder, run_tool, table
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +130,6 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
         device_name,
         draw,
         figures,
-        make_folder,
         notes,
         write_csv,
     )
@@ -252,7 +251,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     import torch
 
     from utils.precision.benchmark import WARM_UP_STEPS, Training, paired_rounds
-    from utils.precision.benchmark_report import Spread, device_name, make_folder, ratios, write_csv
+    from utils.precision.benchmark_report import Spread, device_name, ratios, write_csv
 
     device = distributed.device
     args = accounting_settings(own, device)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.cpu import cores_per_process
 from utils.settings import DataSettings
-from utils.tools import ToolParser, run_tool, table
+from utils.tools import ToolParser, make_folder, run_tool, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     from utils.data.datasets import prepare
     from utils.data.inspection import inspect, survey
     from utils.data.inspection_findings import judge
-    from utils.data.inspection_report import make_folder, write_files
+    from utils.data.inspection_report import write_files
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:

@@ -30,7 +30,7 @@ from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
 from utils.setting import between
 from utils.settings import Settings, UserError
-from utils.tools import ToolParser, run_tool
+from utils.tools import ToolParser, make_folder, run_tool
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,6 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     from utils.doctor_report import csv_rows, report
     from utils.doctor_trials import Trials, place_of
     from utils.doctor_trials import examine as examine_parts
-    from utils.precision.benchmark_report import make_folder
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
     folder = make_folder(own.output) if own.output else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import nn
 
 from utils.cpu import cores_per_process
 from utils.data.datasets import Data
-from utils.data.loaders import RESIDENT_MEMORY_SHARE
+from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes
 from utils.data.readers import MemoryImages
 from utils.doctor import Advice, Change, Measured, Place, Trial, advice_of, changes, to_measure_again
 from utils.doctor_measure import Subject, busy_share, in_turns, loader_split, spread, step_shares, windows_of
@@ -68,13 +67,6 @@ def place_of(subject: Subject, data: Data, try_compile: bool) -> Place:
         convolutions=any(isinstance(module, nn.Conv2d) for module in subject.traval.model.modules()),
         channels_last=transform.channels_last, formats=formats, compiled=args.model.compile, try_compile=try_compile,
     )  # fmt: skip
-
-
-def memory_bytes(device: torch.device) -> int:
-    """All memory of the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def stand_in(data: Data) -> Data:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from utils import arguments
@@ -56,6 +57,17 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
+
+
+def make_folder(output: str) -> Path:
+    """The folder of ``--output``; made before the work, so that a mistake shows at once."""
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--output {output}: cannot be made ({reason}); choose another folder") from error
+    return folder
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

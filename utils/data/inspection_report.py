@@ -91,16 +91,6 @@ def kind_table(records: np.ndarray) -> Table:
 # ---------------------------------------------------------------------------------------------- files
 
 
-def make_folder(output: str) -> Path:
-    """The output folder; made before the check, so that a mistake shows at once."""
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--output {output}: cannot be made ({error}); choose another folder") from error
-    return folder
-
-
 def write_files(
     folder: Path, report: str, found: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
 ) -> None:

@@ -164,26 +164,8 @@ def loaders(
     resident, why = choose(data, settings, device)
     if settings.decode == "gpu":
         _require_gpu_decoder(device)
-    crop = "resized-crop" in data.augment
-    size = data.spec.image_size if data.spec.fixed_size else data.image_size
     reads_memory = resident or isinstance(data.train, MemoryImages)
-
-    def in_memory(images: Images, workers: int) -> MemoryImages:
-        place = {"folder": cache.folder_for(settings), "log": log, "is_main": rank == 0}
-        if isinstance(images, MemoryImages):
-            return cache.shared(images, local_world_size=local_world_size, **place)
-        return cache.decoded(images, size, data.spec.fixed_size, workers=workers, progress=progress, **place)
-
-    def source(images: Images, training: bool, workers: int | str) -> Source:
-        if resident and not only_plan:
-            workers = cores_per_process(1) if workers == "auto" else workers
-            return ResidentSource(in_memory(images, workers), device)
-        return StreamSource(
-            images, device, size=size, crop=crop and training, fixed_size=data.spec.fixed_size, seed=seed,
-            workers=0 if only_plan else workers, cores=cores_per_process(local_world_size),
-            decode_on_device=settings.decode == "gpu",
-        )  # fmt: skip
-
+    sources = _Sources(data, settings, device, resident, seed, rank, local_world_size, progress, only_plan, log)
     transform = BatchTransform(
         data.image_size, data.spec.mean, data.spec.std, data.augment, settings.max_shift or data.spec.max_shift, seed,
         crop_here=reads_memory or data.spec.fixed_size, channels_last=channels_last,
@@ -192,17 +174,55 @@ def loaders(
     mixes = settings.mixup or settings.cutmix
     mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if mixes else None
     plan = sample_plan(len(data.train), settings, seed, rank, world_size)
-    train = source(data.train, True, settings.workers)
+    train = sources.make(data.train, True, settings.workers)
     reading = "" if resident or only_plan else f", {train.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
-    validation = source(data.validation, False, settings.workers if resident else train.workers)
+    validation = sources.make(data.validation, False, settings.workers if resident else train.workers)
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
         TrainLoader(train, plan, transform, mixing),
         ValidationLoader(validation, val_batch_size, transform, rank, world_size),
         f"{'resident' if resident else 'stream'} ({why}){reading}",
     )
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What ``loaders`` knows when it makes the source of a split; see there."""
+
+    data: Data
+    settings: DataSettings
+    device: torch.device
+    resident: bool
+    seed: int
+    rank: int
+    local_world_size: int
+    progress: bool
+    only_plan: bool
+    log: Callable[[str], None]
+
+    def make(self, images: Images, training: bool, workers: int | str) -> Source:
+        if self.resident and not self.only_plan:
+            processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
+            return ResidentSource(self._in_memory(images, processes), self.device)
+        return StreamSource(
+            images, self.device, size=self._size, crop=training and "resized-crop" in self.data.augment,
+            fixed_size=self.data.spec.fixed_size, seed=self.seed, workers=0 if self.only_plan else workers,
+            cores=cores_per_process(self.local_world_size), decode_on_device=self.settings.decode == "gpu",
+        )  # fmt: skip
+
+    @property
+    def _size(self) -> int:
+        """The side in pixels of what is read."""
+        return self.data.spec.image_size if self.data.spec.fixed_size else self.data.image_size
+
+    def _in_memory(self, images: Images, workers: int) -> MemoryImages:
+        place = {"folder": cache.folder_for(self.settings), "log": self.log, "is_main": self.rank == 0}
+        if isinstance(images, MemoryImages):
+            return cache.shared(images, local_world_size=self.local_world_size, **place)
+        fixed = self.data.spec.fixed_size
+        return cache.decoded(images, self._size, fixed, workers=workers, progress=self.progress, **place)
 
 
 def _require_gpu_decoder(device: torch.device) -> None:

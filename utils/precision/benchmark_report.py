@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from utils.precision.benchmark import CPU_MEMORY_STEPS, WARM_UP_STEPS, Result, Workload
-from utils.settings import UserError
 
 # The default workload (3 epochs of 50 batches) on an RTX 2060, as published: seconds and peak bytes, in default
 # precision and with autocast and GradScaler.
@@ -164,16 +163,6 @@ def csv_rows(header: dict[str, Any], results: Sequence[Result], shown: Sequence[
             }
         )  # fmt: skip
     return rows
-
-
-def make_folder(output: str) -> Path:
-    """The output folder; made before anything is measured, so that a mistake shows at once."""
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {output}: cannot be made ({error.strerror}); choose another folder") from error
-    return folder
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
