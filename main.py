@@ -8,18 +8,17 @@ not: whatever needs them is imported inside the functions here.
 from __future__ import annotations
 
 import dataclasses
-import math
-import platform
-import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import arguments
 from utils.cpu import let_threads_wait_briefly
-from utils.distributed import Distributed, Ranks, end_process
+from utils.distributed import Distributed, Ranks, end_process, lost_contact
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError
+from utils.stopping import INTERRUPTED, Stopped, StopSignals
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
     from utils.data.datasets import Data
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.optim.lr_policy import LRPolicy
-    from utils.record.metrics import Report
+    from utils.record.checkpoint import Checkpointer
     from utils.record.resume import Found
+    from utils.record.writer import NullWriter
+    from utils.train_validation import TraVal
 
 
 class Parts(NamedTuple):
@@ -48,7 +49,7 @@ class Parts(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on."""
+    """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on, 75 told to stop."""
     let_threads_wait_briefly()
     ranks = Ranks()
     try:
@@ -63,19 +64,41 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         if ranks.is_main:
             print("main.py: interrupted; the same command with --resume auto continues", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    except RuntimeError as error:
+        reason = lost_contact(error) if ranks.world_size > 1 else None
+        if reason is None:
+            raise
+        print(
+            f"main.py: rank {ranks.rank} has lost the other processes ({reason}); the reason stands in their output; "
+            "the same command with --resume auto continues",
+            file=sys.stderr,
+        )
+        return 1
 
 
 def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
     """Everything after the command line is known to be good."""
+    from utils.record.override import refuse_impossible
     from utils.record.progress import Progress
     from utils.record.resume import find
+    from utils.run_record import tell_finished
 
-    found = distributed.on_main(lambda: find(args, Scenario.parent(args), warn))
+    warnings: list[str] = []  # for the run's log, once there is one
+
+    def hear(line: str) -> None:
+        warn(line)
+        warnings.append(line)
+
+    found = distributed.on_main(lambda: find(args, Scenario.parent(args), hear))
     if found is not None:  # its settings stand in for the defaults
         args = arguments.parse(argv, distributed.world_size, found.settings)
     if args.run.resume and not args.run.evaluate and found is not None:
-        found.refuse_differences(args)
+        distributed.on_main(found.refuse_strange_files)
+        if args.run.resume_override:
+            refuse_impossible(found, args)
+        else:
+            found.refuse_differences(args)
         if found.state["settings"].get("deterministic") and not args.run.deterministic and distributed.is_main:
             warn("the run was begun with --deterministic; without it the bits may differ from here on")
         if Progress.from_state(found.state["progress"]).is_finished(args) and not args.run.dry_run:
@@ -86,7 +109,7 @@ def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
         return tell_plan(args, parts, distributed, found)
     if args.run.evaluate:
         return evaluate(args, parts, distributed)
-    return train(argv, args.with_absolute_paths(), parts, distributed, found)
+    return train(argv, args.with_absolute_paths(), parts, distributed, found, warnings)
 
 
 def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
@@ -100,6 +123,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer, unknown_optimizer
     from utils.precision.amp import build_scaler, keep_in_fp32
+    from utils.record.override import refuse_other_head
 
     with distributed.together():
         mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
@@ -110,7 +134,10 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     with distributed.together():
         data = get_data(args.data, distributed.device)
         if found is not None:
-            found.refuse_other_data(data.classes, None if args.run.evaluate else data.fingerprint)
+            if args.run.resume_override:
+                refuse_other_head(found, data.classes)
+            else:
+                found.refuse_other_data(data.classes, None if args.run.evaluate else data.fingerprint)
         distributed.seed(args.run.seed)
         # A checkpoint's weights replace whatever the network would begin with.
         start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
@@ -169,57 +196,109 @@ def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found:
         checkpoint.load_weights(model, checkpoint.weights_of(checkpoint.load(path), path), path)
 
 
-def train(argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
-    """Train, from the beginning or from ``found``, into the run's folder."""
+def train(
+    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: Found | None, warnings: list[str]
+) -> int:
+    """Train, from the beginning or from ``found``, into the run's folder. ``warnings`` go into its log."""
     from utils.record.checkpoint import Checkpointer
     from utils.record.writer import build_writer
-    from utils.train_validation import TrainingFailure, TraVal
+    from utils.run_record import announce, save_settings, tell_end
+    from utils.train_validation import TrainingFailure
 
+    position = found and (found.state["progress"]["epoch"], found.state["progress"]["step"])
+    changes: list[str] = []
+    if found is not None and args.run.resume_override:
+        found, changes = overridden(args, parts, distributed, found)
     if found is not None and found.folder is not None:
         scenario = Scenario(found.folder)
     else:
         scenario = distributed.on_main(lambda: Scenario.create(args, distributed.world_size))
-    position = found and (found.state["progress"]["epoch"], found.state["progress"]["step"])
     with distributed.together():
         writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
+    checkpointer = Checkpointer(scenario.checkpoints, distributed.is_main)
     try:
-        traval = TraVal(
-            parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args,
-            parts.validation_loader, distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema,
-            writer=writer, checkpointer=Checkpointer(scenario.checkpoints, distributed.is_main),
-            description=describe(args, parts.data), curr_scen_name=scenario.name,
-        )  # fmt: skip
-        announce(argv, args, parts, distributed, scenario, writer)
-        if found is not None:
-            traval.load_state(found.state)
-            writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
-        else:
-            distributed.on_main(lambda: save_settings(argv, args, scenario))
-            writer.text("Settings", (scenario.folder / "config.yaml").read_text() if distributed.is_main else "")
-            writer.weights(parts.model)
-            traval.save("initial")
-        report = traval.fit()
-        progress = traval.progress
-        # Only an epoch that --max-steps cut can be better than the best whole one.
-        if math.isfinite(report.loss) and report.top1 > progress.best_top1:
-            writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the epoch")
-        elif progress.best_epoch:
-            writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
-        writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
-        writer.log(final_line(report, scenario.folder))
+        with StopSignals() as stop_signals:
+            traval = build_traval(args, parts, distributed, scenario, writer, checkpointer, stop_signals)
+            announce(argv, args, parts, distributed, scenario, writer)
+            for line in (*warnings, *changes):
+                writer.log(f"warning: {line}", to_console=False)
+            if found is not None:
+                with found.fitting():
+                    traval.load_state(found.state)
+                writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
+                if found.folder is None or changes:  # from here on with these settings
+                    traval.save_now("last")
+                    distributed.on_main(lambda: save_settings(argv, args, scenario))
+            else:
+                begin(argv, args, parts, distributed, scenario, writer, traval)
+            report = traval.fit()
+        tell_end(args, scenario, writer, traval.progress, report)
         return 0
+    except Stopped as stop:
+        writer.log(f"Run {scenario.folder} {stop}")
+        return stop.exit_code
     except TrainingFailure as error:
         writer.log(f"Stopped: {error}", to_console=False)
         if distributed.is_main:
             print(f"main.py: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # of the log, TensorBoard or the metrics files
+        raise UserError(f"--output: cannot write {scenario.folder} ({error}); --resume auto continues") from error
     finally:
-        writer.close()
+        with suppress(OSError):  # what matters was flushed before
+            writer.close()
+        with suppress(UserError):  # another error is under way, else it would have been raised
+            checkpointer.wait()
+
+
+def overridden(args: Settings, parts: Parts, distributed: Distributed, found: Found) -> tuple[Found, list[str]]:
+    """What --resume-override makes of ``found``, and a line, told here, about each thing that is different."""
+    from utils.record.override import carry_over
+
+    with found.fitting():
+        state, lines = carry_over(
+            found, args, parts.data.classes, parts.data.fingerprint, parts.train_loader.steps_per_epoch, parts.optimizer
+        )
+    if distributed.is_main:
+        for line in lines:
+            warn(line)
+    return dataclasses.replace(found, state=state), lines
+
+
+def build_traval(
+    args: Settings, parts: Parts, distributed: Distributed, scenario: Scenario, writer: NullWriter,
+    checkpointer: Checkpointer, stop_signals: StopSignals,
+) -> TraVal:  # fmt: skip
+    """The training loop with all that it needs."""
+    from utils.run_record import describe
+    from utils.train_validation import TraVal
+
+    return TraVal(
+        parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args,
+        parts.validation_loader, distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer,
+        checkpointer=checkpointer, description=describe(args, parts.data), stop_signals=stop_signals,
+        curr_scen_name=scenario.name,
+    )  # fmt: skip
+
+
+def begin(
+    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, scenario: Scenario, writer: NullWriter,
+    traval: TraVal,
+) -> None:  # fmt: skip
+    """What a new run leaves before its first step; a disk that is too full shows here."""
+    from utils.run_record import save_settings, warn_of_little_space
+
+    distributed.on_main(lambda: save_settings(argv, args, scenario))
+    writer.text("Settings", (scenario.folder / "config.yaml").read_text() if distributed.is_main else "")
+    writer.weights(parts.model)
+    traval.save_now("initial")
+    distributed.on_main(lambda: warn_of_little_space(scenario, writer))
 
 
 def evaluate(args: Settings, parts: Parts, distributed: Distributed) -> int:
     """Validate once and leave nothing behind."""
     from utils.record.writer import build_writer
+    from utils.run_record import final_line
     from utils.train_validation import TraVal
 
     writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
@@ -234,27 +313,6 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed) -> int:
 # ------------------------------------------------------------------------------------------ what is told
 
 
-def final_line(report: Report, folder: Path | None) -> str:
-    """The last line on stdout, for scripts."""
-    run_folder = f" run={folder}" if folder else ""
-    return (
-        f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} "
-        f"val_count={report.count}{run_folder}"
-    )
-
-
-def tell_finished(found: Found, distributed: Distributed) -> int:
-    """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
-    from utils.record.metrics import Report
-    from utils.record.progress import Progress
-
-    progress = Progress.from_state(found.state["progress"])
-    if distributed.is_main:
-        print(f"{found.folder or found.path} is finished: {progress.epoch} epochs, {progress.step} steps")
-        print(final_line(Report(*progress.last_validation), found.folder))
-    return 0
-
-
 def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Print what the run would do."""
     from utils.dry_run import plan
@@ -263,66 +321,6 @@ def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Fou
         folder = found.folder if found is not None and found.folder else None
         print(plan(args, parts, distributed, folder or Scenario.planned(args, distributed.world_size)))
     return 0
-
-
-def announce(
-    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, scenario: Scenario, writer: Any
-) -> None:
-    """The first lines of the log: what runs where."""
-    from utils.precision.amp import resolve_amp
-
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    data = parts.data
-    writer.log(f"Run {scenario.folder}")
-    writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
-    writer.log(
-        f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
-        f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
-        f"loader {parts.loader_choice}"
-    )
-    writer.log(
-        f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
-        f"{distributed.describe_device()}; batch {args.data.global_batch_size}; "
-        f"{parts.train_loader.steps_per_epoch} steps an epoch; "
-        f"mixed precision {resolve_amp(args.precision, distributed.device)}"
-    )
-
-
-def describe(args: Settings, data: Data) -> dict[str, Any]:
-    """The parts of a checkpoint that do not change during a run."""
-    from utils.record.checkpoint import FORMAT
-
-    return {
-        "format": FORMAT,
-        "arch": args.model.arch,
-        "classes": list(data.classes),
-        "preprocessing": {
-            "image_size": data.image_size,
-            "channels": data.spec.channels,
-            "mean": list(data.spec.mean),
-            "std": list(data.spec.std),
-        },
-        "settings": args.values(),
-        "versions": versions(),
-        "fingerprint": data.fingerprint,
-    }
-
-
-def versions() -> dict[str, str]:
-    """What the run's bits depend on besides its settings."""
-    from importlib.metadata import version  # without importing what the run does not use
-
-    from utils.data.decoding import decoder
-
-    libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
-    return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
-
-
-def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:
-    """``config.yaml``: every setting and where it came from, in a form that --config reads back."""
-    made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
-    header = f"main.py {shlex.join(argv)}\n{made_by}"
-    (scenario.folder / "config.yaml").write_text(arguments.as_recipe(args, header), encoding="utf-8")
 
 
 def tell(line: str) -> None:

@@ -311,9 +311,9 @@ def save(argv: Sequence[str], args: Settings, subject: Subject, result: Audit, f
     """Write ``amp_audit.json`` and ``amp_audit.png``."""
     import json
 
-    from main import versions
     from utils.precision.audit_picture import draw
     from utils.precision.audit_report import as_json
+    from utils.run_record import versions
 
     about = {
         "command": [NAME, *argv],

@@ -8,9 +8,12 @@ second code path for callers.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import re
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +26,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must n
     import torch
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=10)  # the longest a rank waits for the others in one collective
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Distributed:
         self.local_world_size = ranks.local_world_size
         self.is_main = ranks.is_main
         self.deterministic, self.tf32 = settings.deterministic, tf32
+        self.timeout = timedelta(seconds=settings.timeout)
         try:
             self.device = _choose_device(settings, ranks)
         except UserError as error:
@@ -84,10 +88,12 @@ class Distributed:
             # torchrun sets one thread a process, which leaves cores idle; share them out instead.
             torch.set_num_threads(threads_per_process(self.local_world_size))
             keep_freed_memory()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _hear_of_launchers_death()
         if self.world_size > 1:
             torch.distributed.init_process_group(
                 backend="nccl" if self.device.type == "cuda" else "gloo",
-                timeout=TIMEOUT,
+                timeout=self.timeout,
                 device_id=self.device if self.device.type == "cuda" else None,
             )
         return self
@@ -115,6 +121,15 @@ class Distributed:
         if self.world_size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
+
+    def maximum(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
+        import torch
+
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+        return tensor.tolist()
 
     def on_main(self, function: Callable[[], T]) -> T:
         """Run ``function`` on rank 0 and hand its (picklable) result to every rank.
@@ -215,6 +230,22 @@ class Distributed:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A small CPU tensor on ``device``; to a GPU through pinned memory, so that nothing waits for the copy."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def lost_contact(error: RuntimeError) -> str | None:
+    """What a collective says when another process has ended or keeps silent, in a line; None for all other errors."""
+    import torch
+
+    text = " ".join(str(error).split())
+    if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
+        return None
+    return re.sub(r"^\[[^\]]*\] *", "", text).partition(". ")[0][:200]  # without the place in gloo's source
+
+
+def _hear_of_launchers_death() -> None:
+    """Have the system send SIGTERM when torchrun dies, also by kill -9: nobody else would end this process then."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_process(code: int) -> NoReturn:

@@ -88,7 +88,7 @@ class Subject:
 
         def step(passes: Iterable[Batch]) -> None:
             self.traval.training_step(passes)
-            if len(self.traval._pending) == self.args.logging.print_freq:
+            if self.traval.sums.full:
                 self.traval._collect()
 
         return self._go_through(steps, windows, step)
@@ -110,7 +110,7 @@ class Subject:
     def _step_again(self, passes: list[Batch]) -> None:
         self._stand_at(0, 0)
         self.traval.training_step(passes)
-        if len(self.traval._pending) == self.args.logging.print_freq:
+        if self.traval.sums.full:
             self.traval._collect()
 
     def _stand_at(self, epoch: int, step: int) -> None:
@@ -269,7 +269,7 @@ def step_shares(subject: Subject, steps: int) -> dict[str, float]:
 @contextlib.contextmanager
 def _marked(traval: TraVal, mark: Callable[[str], None]) -> Iterator[None]:
     """Within it, ``mark`` is called where a pass's forward and where its backward ends."""
-    forward, update = traval._forward, traval.meter.update
+    forward, update = traval._forward, traval.sums.meter.update
 
     def marked_forward(*args: Any) -> Any:
         result = forward(*args)
@@ -280,11 +280,11 @@ def _marked(traval: TraVal, mark: Callable[[str], None]) -> Iterator[None]:
         mark("backward")
         update(*args)
 
-    traval._forward, traval.meter.update = marked_forward, marked_update
+    traval._forward, traval.sums.meter.update = marked_forward, marked_update
     try:
         yield
     finally:
-        del traval._forward, traval.meter.update
+        del traval._forward, traval.sums.meter.update
 
 
 def busy_share(subject: Subject, step_seconds: float) -> float | None:

@@ -59,6 +59,10 @@ class RunSettings:
         None, "continue a run: 'auto' (the newest with these settings), a checkpoint file or a run folder",
         type=str, check=not_empty, metavar="{auto,PATH}", shapes_result=False, in_recipe=False,
     )  # fmt: skip
+    resume_override: bool = setting(
+        False, "with --resume PATH: go on although settings or data differ from the run's",
+        shapes_result=False, in_recipe=False,
+    )  # fmt: skip
     evaluate: bool = setting(
         False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
         shapes_result=False, in_recipe=False,
@@ -67,6 +71,10 @@ class RunSettings:
     max_steps: int | None = setting(
         None, "stop after this many optimizer steps in all (the learning rate still plans for --epochs)",
         type=int, check=positive_int, shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    timeout: float = setting(
+        600.0, "seconds that a process waits for the others before all end", check=between(1, 10**6),
+        shapes_result=False,
     )  # fmt: skip
 
 
@@ -98,6 +106,9 @@ class DataSettings:
         None, "folder for the decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
         metavar="DIR", shapes_result=False,
     )  # fmt: skip
+    skip_bad_images: bool = setting(
+        False, "go on when images cannot be read: in training the next one stands in, in validation they are left out"
+    )
     batch_size: int = setting(
         64, "images per process in one forward pass", short="-b", check=between(1, 2**20), shapes_result=False
     )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.distributed import Distributed
+from utils.exact_validation import validate
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import ema_state, load_ema_state
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
@@ -22,12 +23,14 @@ from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
 from utils.record.checkpoint import Checkpointer
-from utils.record.metrics import COUNT, ClassificationMeter, Report
+from utils.record.metrics import COUNT, Report
 from utils.record.progress import Progress
-from utils.record.reporter import Reporter, StepRecord
+from utils.record.reporter import Reporter
 from utils.record.writer import NullWriter
 from utils.settings import Settings
+from utils.step_sums import StepSums
 from utils.step_watch import StepWatch
+from utils.stopping import Agreement, Stopped, StopSignals
 
 
 class TrainingFailure(RuntimeError):
@@ -42,7 +45,8 @@ class TraVal:
     ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives their mean loss, or a dict of
     named ones, whose sum is minimised and which are logged each. ``scaler`` is a ``torch.amp.GradScaler``,
     disabled where the precision needs none. ``description`` holds the parts of a checkpoint that do not
-    change. Without ``writer`` or ``checkpointer`` nothing is written.
+    change. Without ``writer`` or ``checkpointer`` nothing is written. ``stop_signals`` are obeyed between two
+    steps and within validation: the state is saved and ``Stopped`` raised, on all ranks.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class TraVal:
         writer: NullWriter | None = None,
         checkpointer: Checkpointer | None = None,
         description: dict[str, Any] | None = None,
+        stop_signals: StopSignals | None = None,
         curr_scen_name: str = "",
     ) -> None:
         self.model, self.ema = model, ema  # bare: its names are the checkpoint's
@@ -71,6 +76,7 @@ class TraVal:
         self.lr_policy = lr_policy
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
         self.reporter = Reporter(self.writer, args)
+        self.agreement = Agreement(distributed, stop_signals)
         self.name = curr_scen_name
         self.progress = Progress()
         self._show_first_batch = True
@@ -92,10 +98,8 @@ class TraVal:
         self._moved: set[torch.optim.Optimizer] = set()
         for optimizer in self.optimizers:
             optimizer.register_step_post_hook(lambda moved, *_: self._moved.add(moved))
-        self.meter = ClassificationMeter(self.args.logging.print_freq, self.device)
-        self._loss_names: list[str] | None = None
+        self.sums = StepSums(self.args.logging.print_freq, self.distributed)
         self._one = torch.ones((), device=self.device)
-        self._pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
 
     # ---------------------------------------------------------------------------------- verbs
 
@@ -105,12 +109,14 @@ class TraVal:
             epoch = self.progress.epoch
             self.train(epoch)
             self.validation(epoch, report=True)
+        self._wait_for_checkpoint()
         return Report(*self.progress.last_validation)
 
     def train(self, epoch: int) -> Report:
         """Train the (rest of the) epoch; gives its report over all ranks."""
         steps = self.train_loader.steps_per_epoch
         self.network.train()
+        self.agreement.begin()
         self.reporter.begin_epoch(self.progress, steps)
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         with self.writer.bar(steps, self.progress.step_in_epoch, title, "step") as bar:
@@ -128,7 +134,7 @@ class TraVal:
                     break
         self._collect()
         window = self.progress.window_sums
-        if self.progress.step % self.args.logging.print_freq:  # else it has just been reported
+        if self.progress.step % self.args.logging.print_freq and window[COUNT]:  # else it has been reported
             self.reporter.window(self.progress, None)
             if self.progress.step_in_epoch < steps:  # cut: a run that goes on reports the whole window in its turn
                 self.progress.window_sums = window
@@ -143,7 +149,7 @@ class TraVal:
                 output, loss, named = self._forward(self.network, batch)  # autocast covers this and no more
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(loss).backward(batch.weight + 0 * loss.detach())
-            self.meter.update(len(self._pending), loss, output, batch.targets, named)
+            self.sums.add_pass(batch, loss, output, named)
 
         scale = self.scaler.scale(self._one)
         for optimizer in self.optimizers:
@@ -160,7 +166,7 @@ class TraVal:
             parameter.grad = None
         if self._moved and self.ema is not None:
             self.ema.update_parameters(self.model)
-        self._pending.append((lr, norm, scale))
+        self.sums.end_step(lr, norm, scale)
         self.progress.count_step(len(self._moved), len(self.optimizers))
 
     def validation(self, epoch: int, report: bool = True) -> Report:
@@ -169,8 +175,10 @@ class TraVal:
         With a moving average of the weights its result is the one that counts; the raw weights' stands
         beside it.
         """
-        raw = self._validate(self.model)
-        result = self._validate(self.ema.module) if self.ema is not None else raw
+        common = self.validation_loader, self.distributed, self.autocast, self.writer, self._obey
+        self.agreement.begin()
+        raw = validate(self.model, *common)
+        result = validate(self.ema.module, *common) if self.ema is not None else raw
         if report:
             self._end_epoch(epoch, result, raw if self.ema is not None else None)
         return result
@@ -203,7 +211,7 @@ class TraVal:
     def _after_step(self, epoch: int, bar: tqdm) -> None:
         """What is due between two steps: a log line, a checkpoint, the end after too many skipped steps."""
         logging, progress = self.args.logging, self.progress
-        if progress.step % logging.print_freq == 0 or len(self._pending) == logging.print_freq:
+        if progress.step % logging.print_freq == 0 or self.sums.full:
             self._collect()
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
@@ -213,6 +221,7 @@ class TraVal:
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
             self._collect()
             self.save("last")
+        self._obey()
 
     def _refuse_non_finite(self, norm: torch.Tensor) -> None:
         """Without a scaler, which would skip it, a step without a finite gradient ends the run before the update.
@@ -239,59 +248,34 @@ class TraVal:
 
     def _stop(self, message: str) -> None:
         """End the run with its state, which is sound, saved."""
-        self._collect()
-        self.save("last")
+        self.save_now("last")
         raise TrainingFailure(message)
+
+    def _obey(self) -> None:
+        """End the run with its state saved when a process was told to stop, or when a checkpoint cannot be written.
+
+        Called between two steps or two rounds of validation batches, on all ranks: a synchronisation point now and
+        then (see ``Agreement``).
+        """
+        number, failed = self.agreement.ask(self.checkpointer is not None and self.checkpointer.failed)
+        if failed:
+            self._wait_for_checkpoint()  # raises
+        if not number:
+            return
+        self.writer.log(f"{signal.Signals(number).name}: saving")
+        self.save_now("last")
+        raise Stopped(number, f"after step {self.progress.step} (epoch {self.progress.epoch + 1})")
 
     # ------------------------------------------------------------------- synchronisation points
 
     def _collect(self) -> None:
-        """Bring the pending steps' sums to the host, over all ranks. A synchronisation point."""
-        steps = len(self._pending)
-        if not steps:
-            return
-        if self._loss_names is None:  # a rank whose first shares are empty has not met them
-            named = self.distributed.gather(list(self.meter.named))
-            self._loss_names = self.progress.loss_names = list(dict.fromkeys(itertools.chain(*named)))
-        lrs, norms, scales = zip(*self._pending, strict=True)
-        columns = [self.meter.sums, *(self.meter.column(name)[:, None] for name in self._loss_names)]
-        sums = self.distributed.all_reduce_sum(torch.cat(columns, dim=1)[:steps])
-        rows = torch.cat([torch.stack([torch.stack(norms), torch.stack(scales)], dim=1).double(), sums], dim=1).tolist()
-        self._pending.clear()
-        self.meter.reset()
-        first = self.progress.step - steps + 1
-        records = [self._enter(step, lr, row) for step, lr, row in zip(itertools.count(first), lrs, rows, strict=False)]
-        self.writer.curves(records)
-        self.reporter.last = records[-1]
+        """Bring the pending steps' sums to the host, over all ranks, and record them. A synchronisation point."""
+        records = self.sums.collect(self.progress)
+        if records:
+            self.writer.curves(records)
+            self.reporter.last = records[-1]
 
-    def _enter(self, step: int, lr: float, row: list[float]) -> StepRecord:
-        """Add one step's sums to the epoch's and the window's."""
-        norm, scale, *sums = row
-        loss, top1, top5, count = sums[: COUNT + 1]
-        self.progress.samples_seen += round(count)
-        if math.isfinite(loss):  # a skipped step's loss must not spoil the means
-            self.progress.add(sums)
-        epoch = self.progress.epoch + 1
-        return StepRecord(step, epoch, loss / count, 100 * top1 / count, 100 * top5 / count, lr, norm, scale)
-
-    # ------------------------------------------------------------------------------- validation
-
-    @torch.no_grad()
-    def _validate(self, model: nn.Module) -> Report:
-        """The bare module over this rank's batches, with rank 0's buffers; sums over all ranks."""
-        self.distributed.equalise_buffers(model)
-        model.eval()
-        loader = self.validation_loader
-        meter = ClassificationMeter(loader.num_batches, self.device)
-        with self.writer.bar(len(loader), 0, "Validation", "batch") as bar:
-            for batch in loader.batches():
-                with self.autocast:
-                    output = model(batch.images)
-                    loss = functional.cross_entropy(output, batch.targets)
-                meter.update(batch.number, loss, output, batch.targets)
-                bar.update()
-        model.train()
-        return Report.from_sums(self.distributed.all_reduce_sum(meter.sums).sum(0).tolist())
+    # ------------------------------------------------------------------------------- end of an epoch
 
     def _end_epoch(self, epoch: int, result: Report, raw: Report | None) -> None:
         """The epoch's row, points, line and checkpoints."""
@@ -339,9 +323,27 @@ class TraVal:
         self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:
-        """Save under ``names``; a failure on the main process ends all of them."""
+        """Save under ``names``: the state is copied here and written beside the training.
+
+        When the write before this one has failed, all ranks end.
+        """
         if not names or self.checkpointer is None:
             return
         self.distributed.equalise_buffers(self.model)
-        self.writer.flush()
-        self.distributed.on_main(lambda: self.checkpointer.save({**self.description, **self.state()}, *names))
+
+        def save() -> None:
+            self.writer.flush()
+            self.checkpointer.save({**self.description, **self.state()}, *names)
+
+        self.distributed.on_main(save)
+
+    def save_now(self, name: str) -> None:
+        """Save under ``name`` and return when it is on the disk."""
+        self._collect()
+        self.save(name)
+        self._wait_for_checkpoint()
+
+    def _wait_for_checkpoint(self) -> None:
+        """Return when what was saved is on the disk; when that fails, all ranks end."""
+        if self.checkpointer is not None:
+            self.distributed.on_main(self.checkpointer.wait)

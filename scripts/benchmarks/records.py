@@ -17,6 +17,7 @@ from utils import arguments
 from utils.distributed import Distributed, Ranks
 from utils.record.checkpoint import Checkpointer
 from utils.record.writer import NullWriter, build_writer
+from utils.run_record import describe
 from utils.settings import Settings
 from utils.train_validation import TraVal
 
@@ -106,5 +107,5 @@ def build(
     return TraVal(
         parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args, parts.validation_loader,
         distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer, checkpointer=checkpointer,
-        description=main.describe(args, parts.data),
+        description=describe(args, parts.data),
     )  # fmt: skip

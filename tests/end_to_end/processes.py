@@ -54,7 +54,7 @@ def flat(value, path=""):
 def differences(run, other, name="final.pt"):
     """The entries of two runs' checkpoints that are not bit for bit equal: weights, optimizer, progress, all."""
     left, right = (
-        flat({key: value for key, value in load(folder, name).items() if key != "settings"}) for folder in (run, other)
+        flat({key: value for key, value in load(folder, name).items() if key not in ("settings", "contents")}) for folder in (run, other)
     )
     assert left.keys() == right.keys()
     return [

@@ -99,6 +99,6 @@ def test_the_recorded_gradient_norm_is_of_the_unscaled_gradient(layer_and_input)
     layer, images = layer_and_input
     mixed = make(layer, "fp16")
     step(mixed, images)
-    (_, norm, scale) = mixed._pending[-1]
+    (_, norm, scale) = mixed.sums.pending[-1]
     assert scale.item() == 4096
     assert norm.item() == pytest.approx((0.0591**2 + 1) ** 0.5, abs=PRINTED)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from main import versions
 from utils.record import checkpoint
 from utils.record.checkpoint import Checkpointer
+from utils.run_record import versions
 from utils.settings import UserError
 
 
@@ -25,21 +25,27 @@ def state(step=1, **extra):
     }
 
 
+def save(saver, *arguments):
+    """Save and wait until it is on the disk."""
+    saver.save(*arguments)
+    saver.wait()
+
+
 def steps(folder):
     return {path.name: checkpoint.load(path)["progress"]["step"] for path in folder.glob("*.pt")}
 
 
 def test_the_newest_of_each_name_and_the_last_but_one_are_kept(tmp_path):
     saver = Checkpointer(tmp_path, is_main=True)
-    saver.save(state(0), "initial")
+    save(saver, state(0), "initial")
     for step in (1, 2, 3):
-        saver.save(state(step), *(["best"] if step == 2 else []), "last")
+        save(saver, state(step), *(["best"] if step == 2 else []), "last")
     assert steps(tmp_path) == {"initial.pt": 0, "best.pt": 2, "previous.pt": 2, "last.pt": 3}
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
 def test_other_ranks_write_nothing(tmp_path):
-    Checkpointer(tmp_path, is_main=False).save(state(), "last")
+    save(Checkpointer(tmp_path, is_main=False), state(), "last")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,8 +57,8 @@ class Killed(BaseException):
 def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, call):
     """Each os.replace, os.link and os.fsync in turn is the last thing that the process does."""
     saver = Checkpointer(tmp_path, is_main=True)
-    saver.save(state(1), "last")
-    saver.save(state(2), "last")
+    save(saver, state(1), "last")
+    save(saver, state(2), "last")
     calls = 0
 
     def killing(original):
@@ -69,7 +75,7 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
         monkeypatch.setattr(os, name, killing(getattr(os, name)))
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
     try:
-        saver.save(state(3), "last")
+        save(saver, state(3), "last")
         killed = False
     except Killed:
         killed = True
@@ -78,15 +84,15 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
     _, found = checkpoint.newest(tmp_path, warnings.append)
     assert found["progress"]["step"] in ((2, 3) if killed else (3,))
     assert warnings == []
-    saver.save(state(4), "last")  # and the next save works
+    save(saver, state(4), "last")  # and the next save works
     assert checkpoint.newest(tmp_path, warnings.append)[1]["progress"]["step"] == 4
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path, damage):
     saver = Checkpointer(tmp_path, is_main=True)
-    saver.save(state(1), "last")
-    saver.save(state(2), "last")
+    save(saver, state(1), "last")
+    save(saver, state(2), "last")
     data = bytearray((tmp_path / "last.pt").read_bytes())
     data[len(data) // 2] ^= damage == "flip"
     (tmp_path / "last.pt").write_bytes({"cut": data[: len(data) // 2], "flip": data, "empty": b""}[damage])
@@ -125,14 +131,14 @@ def test_a_run_does_not_continue_from_a_checkpoint_that_lacks_a_part(tmp_path, k
 
 def test_a_full_disk_is_one_line_and_the_previous_checkpoint_stays(tmp_path, monkeypatch):
     saver = Checkpointer(tmp_path, is_main=True)
-    saver.save(state(1), "last")
+    save(saver, state(1), "last")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match=r"--output: cannot write .*No space left"):
-        saver.save(state(2), "last")
+        save(saver, state(2), "last")
     assert steps(tmp_path) == {"last.pt": 1}
     assert len(list(tmp_path.iterdir())) == 2, "a checkpoint and the manifest; no temporary file"
 

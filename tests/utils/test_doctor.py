@@ -328,7 +328,7 @@ def test_shares_of_a_step_know_backward_and_optimizer_apart_and_leave_the_step_a
     slow.traval.optimizers[0].register_step_pre_hook(lambda *_: time.sleep(0.2))
     shares = step_shares(slow, 2)
     assert shares["optimizer"] > 0.5 and shares["forward"] > 0 and shares["backward"] > 0
-    assert slow.traval._forward == plain and "update" not in vars(slow.traval.meter)
+    assert slow.traval._forward == plain and "update" not in vars(slow.traval.sums.meter)
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", 1), ("--accumulate", 3)])

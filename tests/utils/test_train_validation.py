@@ -14,6 +14,7 @@ from utils.arguments import parse
 from utils.data.datasets import get_data
 from utils.data.loaders import Batch, ValidationLoader, loaders
 from utils.distributed import Distributed, Ranks
+from utils.exact_validation import validate
 from utils.optim.criterion import build_criterion
 from utils.optim.ema import build_ema
 from utils.optim.lr_policy import build_lr_policy
@@ -100,7 +101,7 @@ def test_clipping_is_that_of_torch_and_the_recorded_norm_is_before_clipping():
     norms = plain_loop(plain, [batch for batches in done for batch in batches], clip=0.05)
     for ours, theirs in zip(parameters(traval.model), parameters(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
-    recorded = torch.stack([norm for _, norm, _ in traval._pending])
+    recorded = torch.stack([norm for _, norm, _ in traval.sums.pending])
     torch.testing.assert_close(recorded, torch.stack(norms))
     assert recorded.min() > 0.05
 
@@ -141,7 +142,7 @@ def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_
     assert (traval.progress.step, traval.progress.skipped_steps, traval.progress.updates) == (2, 1, 1)
     assert traval.scaler.get_scale() == 512
     steps(traval, 1)
-    lrs = [lr for lr, _, _ in traval._pending]
+    lrs = [lr for lr, _, _ in traval.sums.pending]
     assert lrs[2] == lrs[1] == traval.lr_policy(1)
     assert not torch.equal(weights[0], parameters(traval.model)[0])
 
@@ -158,7 +159,7 @@ def test_a_share_without_samples_adds_nothing_and_keeps_gradients_finite():
     images = torch.randn(2, 1, 8, 8)
     traval.training_step([Batch(images, torch.empty(0, dtype=torch.int64), np.empty(0, np.int64), 0, weight=0.0)])
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(traval.model), strict=True))
-    assert traval.meter.sums[0].tolist() == [0, 0, 0, 0]
+    assert traval.sums.meter.sums[0].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("batch_size", [7, 360, 101])
@@ -196,5 +197,8 @@ def test_the_average_is_what_counts_and_the_raw_weights_stand_beside_it():
     traval.writer.epoch = rows.append
     traval.train(0)
     result = traval.validation(0, report=True)
+    raw = validate(
+        traval.model, traval.validation_loader, traval.distributed, traval.autocast, traval.writer, lambda: None
+    )
     assert rows[0]["val_loss"] == result.loss
-    assert rows[0]["raw_val_loss"] == traval._validate(traval.model).loss != result.loss
+    assert rows[0]["raw_val_loss"] == raw.loss != result.loss

@@ -24,6 +24,7 @@ from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, validation_batches
 from utils.data.sources import ResidentSource, Source, StreamSource, samples_of
 from utils.data.transforms import BatchTransform
+from utils.data.unreadable import LEAVE_OUT, REFUSE, REPLACE
 from utils.settings import DataSettings, UserError
 
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that a resident data set may take under --loader auto
@@ -36,7 +37,10 @@ class Batch:
     ``images``: float32 (m, c, size, size), normalised, on the device. ``targets``: int64 (n,), n <= m, or of mixed
     images float32 (n, classes), the part of each class; images beyond n only fill up a share that is too small and
     count for nothing (see ``Share``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the step
-    within the epoch (training) or the batch's number over all ranks (validation).
+    within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``:
+    ``unreadable``, the paths of the images of this batch that cannot be read, in the order of its samples and again
+    each time; in training those passed over to find the next readable one, which is shown with its own label, and
+    ``replaced``, for how many of the n samples. In validation they are left out, so a batch may be empty.
     """
 
     images: torch.Tensor
@@ -45,6 +49,8 @@ class Batch:
     number: int
     weight: float = 1.0
     ends_step: bool = True
+    unreadable: tuple[str, ...] = ()
+    replaced: int = 0
 
 
 class TrainLoader:
@@ -81,7 +87,10 @@ class TrainLoader:
             targets, count = own_labels[: share.count], share.count
             if self.mixing is not None:
                 targets = self.mixing(images, targets, share)
-            yield Batch(images, targets, share.indices[:count], share.step, share.weight, share.ends_step)
+            yield Batch(
+                images, targets, share.indices[:count], share.step, share.weight, share.ends_step,
+                share.unreadable, share.replaced,
+            )  # fmt: skip
 
 
 class ValidationLoader:
@@ -92,6 +101,7 @@ class ValidationLoader:
     ) -> None:
         self.source, self.transform = source, transform
         self._all = validation_batches(len(source), batch_size)
+        self._world_size = world_size
         self._mine = range(rank, len(self._all), world_size)
 
     @property
@@ -102,13 +112,18 @@ class ValidationLoader:
     def __len__(self) -> int:
         return len(self._mine)
 
+    @property
+    def rounds(self) -> int:
+        """The most batches that a rank has."""
+        return -(-len(self._all) // self._world_size)
+
     def batches(self) -> Iterator[Batch]:
         shares = (Share(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
         return one_ahead(self.source.device, chain.from_iterable(starmap(self._prepare, self.source.batches(shares))))
 
     def _prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         for share, images, targets in _parts(shares, self.transform.evaluation(pixels), labels):
-            yield Batch(images, targets, share.indices, share.step)
+            yield Batch(images, targets, share.indices, share.step, unreadable=share.unreadable)
 
 
 def _parts(
@@ -203,13 +218,15 @@ class _Sources:
     log: Callable[[str], None]
 
     def make(self, images: Images, training: bool, workers: int | str) -> Source:
+        policy = (REPLACE if training else LEAVE_OUT) if self.settings.skip_bad_images else REFUSE
         if self.resident and not self.only_plan:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
-            return ResidentSource(self._in_memory(images, processes), self.device)
+            return ResidentSource(self._in_memory(images, processes), self.device, policy)
         return StreamSource(
             images, self.device, size=self._size, crop=training and "resized-crop" in self.data.augment,
             fixed_size=self.data.spec.fixed_size, seed=self.seed, workers=0 if self.only_plan else workers,
             cores=cores_per_process(self.local_world_size), decode_on_device=self.settings.decode == "gpu",
+            policy=policy,
         )  # fmt: skip
 
     @property
@@ -222,7 +239,10 @@ class _Sources:
         if isinstance(images, MemoryImages):
             return cache.shared(images, local_world_size=self.local_world_size, **place)
         fixed = self.data.spec.fixed_size
-        return cache.decoded(images, self._size, fixed, workers=workers, progress=self.progress, **place)
+        return cache.decoded(
+            images, self._size, fixed, workers=workers, progress=self.progress,
+            skip_bad=self.settings.skip_bad_images, **place,
+        )  # fmt: skip
 
 
 def _require_gpu_decoder(device: torch.device) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from utils.settings import Settings
 
 NOTHING = (0.0, 0.0, 0.0, 0.0)
+MOST_STEPS = 2**53
 
 
 @dataclass
@@ -21,7 +22,8 @@ class Progress:
     ``skipped_in_row`` of them are the latest, ``partly_skipped_steps`` moved some optimizers' weights only.
     ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses named in
     ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
-    ``last_validation``: loss, top-1, top-5 (percent) and count.
+    ``last_validation``: loss, top-1, top-5 (percent) and count. ``shifted_steps``: what --resume-override added
+    to the position in the learning rate's schedule, when an epoch got another number of steps.
     """
 
     epoch: int = 0
@@ -37,11 +39,12 @@ class Progress:
     window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
     loss_names: list[str] = field(default_factory=list)
+    shifted_steps: int = 0
 
     @property
     def updates(self) -> int:
-        """Optimizer steps that moved the weights: what learning rate and moving average go by."""
-        return self.step - self.skipped_steps
+        """Optimizer steps that moved the weights: what the learning rate goes by."""
+        return self.step - self.skipped_steps + self.shifted_steps
 
     def is_finished(self, args: Settings) -> bool:
         """Whether nothing is left to train under these settings."""
@@ -80,5 +83,37 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """From a checkpoint's; what an older version did not count yet begins at its default."""
-        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls) if item.name in state})
+        """From a checkpoint's, which has every field (see ``problems``)."""
+        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls)})
+
+    @classmethod
+    def problems(cls, state: Any) -> list[str]:
+        """What is wrong with a checkpoint's progress, a phrase each."""
+        if not isinstance(state, dict):
+            return []  # told by its kind
+        fields = dataclasses.fields(cls)
+        lines = [f"progress lacks {item.name}" for item in fields if item.name not in state]
+        lines += [
+            f"progress/{item.name} is {str(state[item.name])[:40]}"
+            for item in fields
+            if item.name in state and not _possible(item.name, item.type, state[item.name])
+        ]
+        if not lines and max(state["step_in_epoch"], state["skipped_steps"], state["skipped_in_row"]) > state["step"]:
+            lines.append("progress counts more steps in the epoch, or skipped steps, than steps in all")
+        return lines
+
+
+def _possible(name: str, kind: str, value: Any) -> bool:
+    """Whether a field of type ``kind`` can have ``value`` in a sound run."""
+    if kind == "int":
+        low = -MOST_STEPS if name == "shifted_steps" else 0
+        return type(value) is int and low <= value < MOST_STEPS
+    if kind == "float":
+        return isinstance(value, float) and math.isfinite(value)
+    if kind == "list[str]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
+        return False
+    if name == "last_validation":  # of a network that is lost its loss is no number
+        return len(value) == len(NOTHING)
+    return len(value) >= len(NOTHING) and all(map(math.isfinite, value))

@@ -1,0 +1,128 @@
+"""What a checkpoint holds, part by part: whether it is sound, and whether a part has gone missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+CONTENTS = "contents"
+MOST_PARTS, DEEPEST = 1_000_000, 20  # far beyond any network's; lists that hold each other would have no end
+LARGEST = 10  # times the file's size: what tensors that share or repeat their numbers may claim
+
+
+def parts(state: Any) -> Iterator[tuple[str, Any]]:
+    """Every part of nested dicts, lists and tuples with its path, such as ``progress/step``.
+
+    Raises ``ValueError`` where ``state`` is nested too deeply, has too many parts or keys other than text and numbers.
+    """
+    waiting: list[tuple[str, Any, int]] = [("", state, 0)]
+    count = 0
+    while waiting:
+        path, value, depth = waiting.pop()
+        count += 1
+        if count > MOST_PARTS or depth > DEEPEST:
+            raise ValueError("it is nested without end")
+        if path:
+            yield path, value
+        if isinstance(value, dict):
+            if not all(isinstance(key, str | int) for key in value):
+                raise ValueError(f"{path or 'it'} has keys that are no names")
+            items = value.items()
+        elif isinstance(value, list | tuple):
+            items = enumerate(value)
+        else:
+            continue
+        waiting += [(f"{path}/{key}" if path else f"{key}", item, depth + 1) for key, item in items]
+
+
+def inventory(state: dict[str, Any]) -> list[str]:
+    """A line for each part of ``state`` but the inventory itself: its path and its kind, sorted.
+
+    ``progress/step: int``, ``model/fc.weight: float32 10x64``, ``classes: list of 10``. What a list holds has
+    lines of its own only where it is a tensor or holds parts itself.
+    """
+    lines = []
+    within = {key: value for key, value in state.items() if key != CONTENTS}
+    plain: set[str] = set()  # paths of lists whose plain items are told by their number
+    for path, value in parts(within):
+        if isinstance(value, list | tuple):
+            plain.add(path)
+        nested = isinstance(value, dict | list | tuple | torch.Tensor)
+        if nested or path.rpartition("/")[0] not in plain:
+            lines.append(f"{path}: {_kind(value)}")
+    return sorted(lines)
+
+
+def missing(state: dict[str, Any]) -> list[str]:
+    """What ``state``'s own inventory names and ``state`` does not hold, or not of that kind; a phrase each."""
+    listed = state.get(CONTENTS)
+    if not isinstance(listed, list) or not all(isinstance(line, str) for line in listed):
+        return [f"its list of {CONTENTS}"]
+    held = inventory(state)
+    kinds = dict(line.rpartition(": ")[::2] for line in held)
+    phrases = []
+    for line in sorted(set(listed) - set(held)):
+        path, _, kind = line.rpartition(": ")
+        phrases.append(f"{path} ({kind}; it is {kinds[path]})" if path in kinds else path)
+    return phrases
+
+
+def refuse_swollen(state: Any, size: int) -> None:
+    """Raise ``ValueError`` for tensors that claim far more numbers than a file of ``size`` bytes can hold."""
+    total = 0
+    for path, value in parts(state):
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+                raise ValueError(f"{path} is no plain tensor")
+            total += value.numel() * value.element_size()
+            if total > LARGEST * size:
+                raise ValueError(f"{path} claims more than the file can hold")
+
+
+def wrong_kinds(state: dict[str, Any]) -> list[str]:
+    """The parts that a run continues from and that are not of their kind; a phrase each."""
+    ema, optimizer = state["ema"], state["optimizer"]
+    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
+    right = {
+        "model": _is_weights(state["model"]),
+        "ema": ema is None
+        or (_is_dict(ema) and _is_weights(ema.get("model")) and torch.is_tensor(ema.get("n_averaged"))),
+        "optimizer": bool(optimizers) and all(_is_optimizer(item) for item in optimizers),
+        "scaler": _is_dict(state["scaler"]) and all(_is_number(value) for value in state["scaler"].values()),
+        "progress": _is_dict(state["progress"]),
+        "classes": isinstance(state["classes"], list) and all(isinstance(name, str) for name in state["classes"]),
+        "settings": _is_dict(state["settings"]),
+        "fingerprint": isinstance(state["fingerprint"], str),
+    }
+    return [f"{name} is {_kind(state[name])}, not what a run saves there" for name, good in right.items() if not good]
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def _is_weights(value: Any) -> bool:
+    return _is_dict(value) and bool(value) and all(torch.is_tensor(item) for item in value.values())
+
+
+def _is_optimizer(value: Any) -> bool:
+    if not (_is_dict(value) and isinstance(value.get("state"), dict) and isinstance(value.get("param_groups"), list)):
+        return False
+    states, groups = value["state"].values(), value["param_groups"]
+    return all(_is_dict(item) for item in states) and all(
+        _is_dict(group) and isinstance(group.get("params"), list) for group in groups
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 2**200  # not NaN and not infinite, either
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {'x'.join(map(str, value.shape)) or 'scalar'}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

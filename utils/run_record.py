@@ -1,0 +1,130 @@
+"""What is told and kept of a run as a whole: its first and last lines, its settings, what its checkpoints repeat."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import shlex
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from utils import arguments
+from utils.data.datasets import Data
+from utils.data.decoding import decoder
+from utils.distributed import Distributed
+from utils.precision.amp import resolve_amp
+from utils.record.checkpoint import FORMAT
+from utils.record.metrics import Report
+from utils.record.progress import Progress
+from utils.record.resume import Found
+from utils.record.writer import NullWriter
+from utils.scenario import Scenario
+from utils.settings import Settings
+
+CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
+STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
+
+
+def announce(
+    argv: list[str], args: Settings, parts: Any, distributed: Distributed, scenario: Scenario, writer: NullWriter
+) -> None:
+    """The first lines of the log: what runs where."""
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    data = parts.data
+    writer.log(f"Run {scenario.folder}")
+    writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
+    writer.log(
+        f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
+        f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
+        f"loader {parts.loader_choice}"
+    )
+    writer.log(
+        f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
+        f"{distributed.describe_device()}; batch {args.data.global_batch_size}; "
+        f"{parts.train_loader.steps_per_epoch} steps an epoch; "
+        f"mixed precision {resolve_amp(args.precision, distributed.device)}"
+    )
+
+
+def tell_end(args: Settings, scenario: Scenario, writer: NullWriter, progress: Progress, report: Report) -> None:
+    """The last lines of a run that is done."""
+    # Only an epoch that --max-steps cut can be better than the best whole one.
+    if math.isfinite(report.loss) and report.top1 > progress.best_top1:
+        writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the epoch")
+    elif progress.best_epoch:
+        writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
+    writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
+    writer.log(final_line(report, scenario.folder))
+
+
+def final_line(report: Report, folder: Path | None) -> str:
+    """The last line on stdout, for scripts."""
+    run_folder = f" run={folder}" if folder else ""
+    return (
+        f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} "
+        f"val_count={report.count}{run_folder}"
+    )
+
+
+def tell_finished(found: Found, distributed: Distributed) -> int:
+    """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
+    progress = Progress.from_state(found.state["progress"])
+    if distributed.is_main:
+        print(f"{found.folder or found.path} is finished: {progress.epoch} epochs, {progress.step} steps")
+        print(final_line(Report(*progress.last_validation), found.folder))
+    return 0
+
+
+def describe(args: Settings, data: Data) -> dict[str, Any]:
+    """The parts of a checkpoint that do not change during a run."""
+    return {
+        "format": FORMAT,
+        "arch": args.model.arch,
+        "classes": list(data.classes),
+        "preprocessing": {
+            "image_size": data.image_size,
+            "channels": data.spec.channels,
+            "mean": list(data.spec.mean),
+            "std": list(data.spec.std),
+        },
+        "settings": args.values(),
+        "versions": versions(),
+        "fingerprint": data.fingerprint,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the run's bits depend on besides its settings."""
+    # Asked of the installation: a run imports only what it uses.
+    libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
+    return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
+
+
+def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:
+    """``config.yaml``: every setting and where it came from, in a form that --config reads back.
+
+    One that is there already is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
+    """
+    made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
+    header = f"main.py {shlex.join(argv)}\n{made_by}"
+    path, temporary = scenario.folder / "config.yaml", scenario.folder / ".config.yaml.tmp"
+    if path.is_file():
+        kept = (scenario.folder / f"config.{number}.yaml" for number in itertools.count(1))
+        shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
+    temporary.write_text(arguments.as_recipe(args, header), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def warn_of_little_space(scenario: Scenario, writer: NullWriter) -> None:
+    """Say so, once there is a first checkpoint, when the disk is too full for those to come. For the main process."""
+    first = (scenario.checkpoints / "initial.pt").stat().st_size
+    free, needed = shutil.disk_usage(scenario.checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
+    if free < needed:
+        writer.log(
+            f"warning: {scenario.folder} has {free / 1e6:,.0f} MB left on its disk, and checkpoints may take "
+            f"{needed / 1e6:,.0f} MB; free some space or choose another --output"
+        )

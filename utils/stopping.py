@@ -1,0 +1,78 @@
+"""Stop signals: heard by any process, obeyed by all at the same optimizer step."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+
+from utils.distributed import Distributed
+
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: stopped with a checkpoint; the same command with --resume auto goes on
+INTERRUPTED = 130  # what shells report for Ctrl-C
+POLL_SECONDS = 0.5  # between two questions to the other processes whether one of them was told to stop
+
+
+class Stopped(Exception):
+    """Training was told to stop and has saved its state; the message says where."""
+
+    def __init__(self, number: int, where: str) -> None:
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else TRY_AGAIN
+        super().__init__(f"stopped by {signal.Signals(number).name} {where}; --resume auto continues")
+
+
+class StopSignals:
+    """As a context manager: SIGTERM, SIGUSR1 and the first SIGINT are noted instead of ending the process.
+
+    A second SIGINT raises ``KeyboardInterrupt``, for a person who does not want to wait.
+    """
+
+    HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in self.HANDLED:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or number
+
+
+class Agreement:
+    """What one process has met becomes known to all of them, at the same point of the program.
+
+    Every process calls ``ask`` at the same points: between two steps, between two rounds of validation batches. With
+    several processes only some of the calls exchange anything, about one in ``POLL_SECONDS``: how many are passed over
+    is worked out from what all of them know, so that all of them pass over the same ones.
+    """
+
+    def __init__(self, distributed: Distributed, signals: StopSignals | None = None) -> None:
+        self.distributed, self.signals = distributed, signals or StopSignals()
+        self.begin()
+
+    def begin(self) -> None:
+        """To be called where the points come at another pace than before."""
+        self._calls, self._interval, self._asked = 0, 1, time.monotonic()
+
+    def ask(self, failed: bool = False) -> tuple[int, bool]:
+        """The number of a stop signal that some process has received, or 0; and whether one of them has ``failed``."""
+        if self.distributed.world_size == 1:
+            return self.signals.received, failed
+        self._calls += 1
+        if self._calls < self._interval:
+            return 0, False
+        seconds = (time.monotonic() - self._asked) / self._calls
+        number, any_failed, slowest = self.distributed.maximum([self.signals.received, failed, seconds])
+        within = int(POLL_SECONDS / max(slowest, 1e-6))
+        self._calls, self._interval, self._asked = 0, min(2 * self._interval, max(1, within)), time.monotonic()
+        return int(number), bool(any_failed)
