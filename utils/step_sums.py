@@ -50,7 +50,9 @@ class StepSums:
         self.pending.clear()
         self.meter.reset()
         first = progress.step - steps + 1
-        return [_enter(progress, first + n, lr, row) for n, (lr, row) in enumerate(zip(lrs, rows, strict=True))]
+        records = [_enter(progress, first + n, lr, row) for n, (lr, row) in enumerate(zip(lrs, rows, strict=True))]
+        progress.last_step = list(records[-1])
+        return records
 
 
 def _enter(progress: Progress, step: int, lr: float, row: list[float]) -> StepRecord:

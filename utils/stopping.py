@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
+from time import monotonic
 from types import FrameType, TracebackType
 
 from utils.distributed import Distributed
@@ -62,7 +62,7 @@ class Agreement:
 
     def begin(self) -> None:
         """To be called where the points come at another pace than before."""
-        self._calls, self._interval, self._asked = 0, 1, time.monotonic()
+        self._calls, self._interval, self._asked = 0, 1, monotonic()
 
     def ask(self, failed: bool = False) -> tuple[int, bool]:
         """The number of a stop signal that some process has received, or 0; and whether one of them has ``failed``."""
@@ -71,8 +71,8 @@ class Agreement:
         self._calls += 1
         if self._calls < self._interval:
             return 0, False
-        seconds = (time.monotonic() - self._asked) / self._calls
+        seconds = (monotonic() - self._asked) / self._calls
         number, any_failed, slowest = self.distributed.maximum([self.signals.received, failed, seconds])
         within = int(POLL_SECONDS / max(slowest, 1e-6))
-        self._calls, self._interval, self._asked = 0, min(2 * self._interval, max(1, within)), time.monotonic()
+        self._calls, self._interval, self._asked = 0, min(2 * self._interval, max(1, within)), monotonic()
         return int(number), bool(any_failed)

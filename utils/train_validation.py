@@ -273,7 +273,6 @@ class TraVal:
         records = self.sums.collect(self.progress)
         if records:
             self.writer.curves(records)
-            self.reporter.last = records[-1]
 
     # ------------------------------------------------------------------------------- end of an epoch
 
@@ -319,7 +318,6 @@ class TraVal:
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])
-        self.reporter.stand_in(self.progress, self.lr_policy(self.progress.updates), self.scaler.get_scale())
         self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:

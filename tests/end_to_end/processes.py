@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FINAL_LINE = re.compile(
@@ -54,7 +56,8 @@ def flat(value, path=""):
 def differences(run, other, name="final.pt"):
     """The entries of two runs' checkpoints that are not bit for bit equal: weights, optimizer, progress, all."""
     left, right = (
-        flat({key: value for key, value in load(folder, name).items() if key not in ("settings", "contents")}) for folder in (run, other)
+        flat({key: value for key, value in load(folder, name).items() if key not in ("settings", "contents")})
+        for folder in (run, other)
     )
     assert left.keys() == right.keys()
     return [
@@ -75,3 +78,20 @@ def rows(run):
             {key: value for key, value in row.items() if key not in ("seconds", "images_per_second")}
             for row in csv.DictReader(file)
         ]
+
+
+def curves(run):
+    """metrics.npz as {name: bytes of the values of all steps}: a NaN too is equal to itself then."""
+    with np.load(Path(run) / "metrics.npz") as content:
+        return {name: content[name].tobytes() for name in content.files}
+
+
+def points(run):
+    """TensorBoard's scalars as {tag: [(step, the value in text), ...]} without speeds."""
+    board = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    board.Reload()
+    return {
+        tag: [(event.step, repr(event.value)) for event in board.Scalars(tag)]
+        for tag in board.Tags()["scalars"]
+        if not tag.startswith("Speed/")
+    }

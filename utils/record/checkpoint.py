@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -167,7 +168,9 @@ def _verify(path: Path) -> None:
 def _unpickle(path: Path) -> Any:
     """What the file holds. Raises ``ValueError``."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is strange in a file is told here
+            return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # a hostile file makes torch fail in ever new ways

@@ -10,6 +10,7 @@ from typing import Any
 from utils.settings import Settings
 
 NOTHING = (0.0, 0.0, 0.0, 0.0)
+NUMBERS_OF_A_STEP = 8  # a ``StepRecord``'s
 MOST_STEPS = 2**53
 
 
@@ -22,6 +23,7 @@ class Progress:
     ``skipped_in_row`` of them are the latest, ``partly_skipped_steps`` moved some optimizers' weights only.
     ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses named in
     ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
+    ``last_step``: the numbers of the latest ``StepRecord``, which may be no numbers.
     ``last_validation``: loss, top-1, top-5 (percent) and count. ``shifted_steps``: what --resume-override added
     to the position in the learning rate's schedule, when an epoch got another number of steps.
     """
@@ -39,6 +41,7 @@ class Progress:
     window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
     loss_names: list[str] = field(default_factory=list)
+    last_step: list[float] = field(default_factory=list)
     shifted_steps: int = 0
 
     @property
@@ -114,6 +117,8 @@ def _possible(name: str, kind: str, value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
         return False
+    if name == "last_step":  # which may have been skipped, for it had no finite gradient
+        return len(value) in (0, NUMBERS_OF_A_STEP)
     if name == "last_validation":  # of a network that is lost its loss is no number
         return len(value) == len(NOTHING)
     return len(value) >= len(NOTHING) and all(map(math.isfinite, value))

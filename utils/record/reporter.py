@@ -36,18 +36,12 @@ class Reporter:
     def __init__(self, writer: NullWriter, args: Settings) -> None:
         self.writer, self.epochs = writer, args.optimisation.epochs
         self.steps_per_epoch = 0
-        self.last: StepRecord | None = None
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
         """Start the clocks of an epoch, or of the rest of one."""
         self.steps_per_epoch = steps_per_epoch
         self._began = self._window_began = time.perf_counter()
         self._data_seconds, self._count_before = 0.0, progress.epoch_sums[COUNT]
-
-    def stand_in(self, progress: Progress, lr: float, scale: float) -> None:
-        """After a resume, in place of the last step, should the epoch have none left."""
-        unknown = math.nan
-        self.last = StepRecord(progress.step, progress.epoch + 1, unknown, unknown, unknown, lr, unknown, scale)
 
     def end_training(self) -> None:
         """Stop the clock of the epoch's training part."""
@@ -71,7 +65,7 @@ class Reporter:
         speed, wait = report.count / seconds, 100 * self._data_seconds / seconds
         progress.window_sums = list(NOTHING)
         self._window_began, self._data_seconds = time.perf_counter(), 0.0
-        last = self.last
+        last = StepRecord(*progress.last_step)
         points = {
             "Loss/Training": report.loss,
             **{f"Loss/Training_{name}": loss for name, loss in named.items()},
@@ -110,7 +104,7 @@ class Reporter:
         ``raw`` is the raw weights' result where ``result`` is that of their moving average. To be called
         before the epoch's sums are dropped.
         """
-        training, last = Report.from_sums(progress.epoch_sums), self.last
+        training, last = Report.from_sums(progress.epoch_sums), StepRecord(*progress.last_step)
         seconds = time.perf_counter() - self._began
         images_per_second = (training.count - self._count_before) / self._train_seconds
         points = {"Loss/Test": result.loss, "Top1/Test": result.top1, "Top5/Test": result.top5}

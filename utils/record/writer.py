@@ -9,10 +9,12 @@ import csv
 import errno
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from tqdm import tqdm
 from utils.record.event_files import rewind
 from utils.settings import UserError
 
+T = TypeVar("T")
 CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
@@ -83,9 +86,23 @@ class RunWriter(NullWriter):
         if resumed:
             rewind(folder, steps)
         self._board = SummaryWriter(str(folder))
-        self._rows = [row for row in _read_csv(folder / "metrics.csv") if int(row["epoch"]) <= epochs]
-        curves = _read_curves(folder / "metrics.npz")
-        self._curves = [curves[curves[:, 0] <= steps]]
+        self._hook = threading.excepthook
+        threading.excepthook = _told_elsewhere(self._hook)
+        self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
+        curves = self._read("metrics.npz", lambda path: _read_curves(path, steps))
+        self._curves = [] if curves is None else [curves]
+
+    def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
+        """What ``read`` makes of the file ``name``, None without one. A damaged one is set aside: no run ends for it."""
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        try:
+            return read(path)
+        except Exception:  # files of any content make csv, zipfile and NumPy fail in many ways
+            os.replace(path, self.folder / f"{name}.damaged")
+            self.log(f"warning: {path} cannot be read; it is kept as {name}.damaged, and begun anew")
+            return None
 
     # -------------------------------------------------------------------------------- text
 
@@ -160,10 +177,12 @@ class RunWriter(NullWriter):
         os.replace(temporary, self.folder / "metrics.npz")
 
     def close(self) -> None:
-        if self._board:
-            self._board.close()
-        if self._log:
-            self._log.close()
+        with ExitStack() as whatever_fails:
+            if self._log:
+                whatever_fails.callback(self._log.close)
+            if self._board:
+                whatever_fails.callback(setattr, threading, "excepthook", self._hook)
+                self._board.close()
 
 
 def build_writer(
@@ -171,6 +190,11 @@ def build_writer(
 ) -> NullWriter:
     """The writer on the main process, its no-op twin on the others."""
     return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
+
+
+def _told_elsewhere(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``hook`` without a full disk's errors: TensorBoard's thread raises them again in the thread that writes next."""
+    return lambda error: None if isinstance(error.exc_value, OSError) else hook(error)
 
 
 def _lock(log: TextIO, folder: Path) -> None:
@@ -187,15 +211,14 @@ def _lock(log: TextIO, folder: Path) -> None:
             raise UserError(f"{folder}: another process is writing this run; wait for it or stop it") from error
 
 
-def _read_csv(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
+def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
+    """The rows up to epoch ``epochs``."""
     with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return [row for row in csv.DictReader(file) if int(row["epoch"]) <= epochs]
 
 
-def _read_curves(path: Path) -> np.ndarray:
-    if not path.is_file():
-        return np.empty((0, len(CURVES)))
-    with np.load(path) as content:
-        return np.stack([content[name] for name in CURVES], axis=1)
+def _read_curves(path: Path, steps: int) -> np.ndarray:
+    """The curves up to step ``steps``."""
+    with np.load(path, allow_pickle=False) as content:
+        curves = np.stack([content[name].astype(np.float64) for name in CURVES], axis=1)
+    return curves[curves[:, 0] <= steps]

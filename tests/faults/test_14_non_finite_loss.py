@@ -1,4 +1,4 @@
-"""Steps whose gradient is not finite, in real runs: skipped and explained, or the end of the run with a sound checkpoint."""
+"""Row 14: steps whose gradient is not finite: skipped, counted and explained, or the end with a sound checkpoint."""
 
 import subprocess
 import textwrap

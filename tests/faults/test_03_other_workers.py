@@ -1,0 +1,49 @@
+"""Row 3: the number of data workers may change at a resume; no bit does."""
+
+from functools import partial
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from main import main
+from tests.end_to_end.processes import FINAL_LINE, curves, differences, points, rows
+
+STEPS_AN_EPOCH = 5  # 150 images
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Class folders of the digits as JPEG files of 24 pixels: 150 to train on, 60 to validate."""
+    root = tmp_path_factory.mktemp("tree")
+    digits = load_digits()
+    for number in range(210):
+        folder = root / ("train" if number < 150 else "val") / str(digits.target[number])
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((digits.images[number] * 15).astype("uint8")).resize((24, 24))
+        image.convert("RGB").save(folder / f"{number}.jpg", quality=90)
+    return root
+
+
+def train(capsys, *flags):
+    """A run in this process; gives its folder."""
+    assert main(["--device", "cpu", *map(str, flags)]) == 0
+    return FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"]
+
+
+@pytest.mark.parametrize("numbers", [(0, 2, 1), (2, 1, 0)])
+def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numbers, tree, tmp_path, capsys):
+    run = partial(
+        train, capsys, "--deterministic", "--dataname", "folder", "--datapath", tree, "--image-size", 16, "--arch", "fc",
+        "--augment", "resized-crop", "flip", "--mixup", "0.2", "--loader", "stream", "--batch-size", 32, "--epochs", 3,
+        "--ema-decay", "0.9", "--print-freq", 2, "--no-progress",
+    )  # fmt: skip
+    whole = run("--workers", 1, "--output", tmp_path / "whole")
+    cut = partial(run, "--output", tmp_path / "cut", "--resume", "auto")
+    first, second, third = numbers
+    cut("--workers", first, "--max-steps", 3)
+    cut("--workers", second, "--max-steps", 2 * STEPS_AN_EPOCH + 2)
+    resumed = cut("--workers", third)
+    assert differences(whole, resumed) == []
+    assert rows(whole) == rows(resumed) and curves(whole) == curves(resumed)
+    assert all(set(values) <= set(points(resumed)[tag]) for tag, values in points(whole).items())

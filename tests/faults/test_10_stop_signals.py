@@ -1,0 +1,183 @@
+"""Row 10: SIGTERM and SIGUSR1 end a run on all ranks at the same step, with one checkpoint that loses nothing."""
+
+import os
+import re
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from main import main
+from scripts.verification.processes import descendants
+from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
+from utils import train_validation
+from utils.record import checkpoint
+from utils.stopping import INTERRUPTED, TRY_AGAIN, Agreement, StopSignals
+
+FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
+FLAGS += ("--accumulate", 2, "--batch-size", 32, "--print-freq", 10, "--no-progress")
+STOPPED = re.compile(
+    r"Run \S+ stopped by (?P<signal>\w+) after step (?P<step>\d+) \(epoch \d+\); --resume auto continues"
+)
+
+
+def in_process(capsys, *flags):
+    """Exit code and stdout of a run in this process."""
+    code = main(["--device", "cpu", *map(str, flags)])
+    return code, capsys.readouterr().out
+
+
+def same(run, other):
+    """All that two runs leave is equal: checkpoint, rows, per-step curves, TensorBoard points, each step once."""
+    assert differences(run, other) == []
+    assert rows(run) == rows(other)
+    assert curves(run) == curves(other)
+    left, right = points(run), points(other)
+    assert all(len(values) == len(dict(values)) for values in right.values())
+    # A stop within a window of the log adds no point and takes none away.
+    assert left == right
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run."""
+    output = tmp_path_factory.mktemp("whole")
+    assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(output)]) == 0
+    (run,) = output.glob("digits/fc/*")
+    return run
+
+
+def kill_at(monkeypatch, module, name, call, numbers):
+    """Send this process the signals ``numbers`` at the ``call``-th call of a function of the program."""
+    original, calls = getattr(module, name), iter(range(1, 10**6))
+
+    def called(*arguments, **options):
+        if next(calls) == call:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, name, called)
+
+
+# Each: a function of the program, at which of its calls the signals come, and the step at which the run must stop.
+MOMENTS = {
+    "before a step": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM,), 30),
+    "within a step": (train_validation.TraVal, "_forward", 61, (signal.SIGUSR1,), None),
+    "at the last step of an epoch": (train_validation.TraVal, "training_step", 23, (signal.SIGTERM,), 23),
+    "in validation": (train_validation.TraVal, "_obey", 23 + 8, (signal.SIGTERM,), 23),
+    "in the average's validation": (train_validation.TraVal, "_obey", 23 + 12 + 8, (signal.SIGTERM,), 23),
+    "while saving": (checkpoint, "_sha256", 2, (signal.SIGUSR1,), None),
+    "twice": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM, signal.SIGTERM), 30),
+    "both": (train_validation.TraVal, "training_step", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stopped(
+    moment, whole, tmp_path, capsys, monkeypatch
+):
+    module, name, call, numbers, step = MOMENTS[moment]
+    with monkeypatch.context() as patches:
+        kill_at(patches, module, name, call, numbers)
+        code, out = in_process(capsys, *FLAGS, "--output", tmp_path)
+    assert code == TRY_AGAIN == 75
+    stopped = STOPPED.fullmatch(out.splitlines()[-1])
+    assert stopped["signal"] == numbers[0].name and (step is None or int(stopped["step"]) == step)
+    (run,) = tmp_path.glob("digits/fc/*")
+    assert load(run, "last.pt")["progress"]["step"] == int(stopped["step"])
+    code, out = in_process(capsys, *FLAGS, "--output", tmp_path, "--resume", "auto")
+    assert code == 0 and FINAL_LINE.fullmatch(out.splitlines()[-1])["run"] == str(run)
+    same(whole, run)
+
+
+def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patches:
+        kill_at(patches, train_validation.TraVal, "training_step", 30, (signal.SIGINT,))
+        code, out = in_process(capsys, *FLAGS, "--output", tmp_path)
+    assert code == INTERRUPTED and "stopped by SIGINT after step 30" in out
+    with StopSignals() as signals, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_of_training_the_signals_do_what_they_did_before():
+    before = [signal.getsignal(number) for number in StopSignals.HANDLED]
+    with StopSignals():
+        assert all(signal.getsignal(number) not in before for number in StopSignals.HANDLED)
+    assert [signal.getsignal(number) for number in StopSignals.HANDLED] == before
+
+
+# ------------------------------------------------------------------------------------ several ranks
+
+
+class Rank:
+    """What an ``Agreement`` needs of ``Distributed``, for two ranks that are threads with clocks of their own."""
+
+    world_size = 2
+
+    def __init__(self, number, together, said):
+        self.number, self.together, self.said = number, together, said
+
+    def maximum(self, numbers):
+        self.said[self.number] = numbers
+        self.together.wait(20)
+        found = [max(column) for column in zip(*self.said, strict=True)]
+        self.together.wait(20)
+        return found
+
+
+def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeypatch):
+    clock, together, said = threading.local(), threading.Barrier(2), [None, None]
+    monkeypatch.setattr("utils.stopping.monotonic", lambda: clock.now)
+
+    def live(number, seconds_a_call, signalled_at):
+        clock.now = 0.0
+        signals, exchanges, heard = StopSignals(), [], None
+        agreement = Agreement(Rank(number, together, said), signals)
+        for call in range(1, 2001):
+            clock.now += seconds_a_call
+            if call == signalled_at:
+                signals._note(signal.SIGUSR1, None)
+            before = agreement._asked
+            number_heard, _ = agreement.ask()
+            if agreement._asked != before:
+                exchanges.append(call)
+            if number_heard and heard is None:
+                heard = call, number_heard
+        return exchanges, heard
+
+    with ThreadPoolExecutor(2) as pool:
+        fast, slow = pool.submit(live, 0, 0.01, None), pool.submit(live, 1, 0.02, 1000)
+        exchanges, heard = fast.result()
+        assert (exchanges, heard) == slow.result()  # in any other case one would wait for the other for ever
+    assert len(exchanges) == pytest.approx(2000 * 0.02 / 0.5, rel=0.2)  # by the slowest one's clock
+    assert 1000 <= heard[0] <= 1000 + 0.5 / 0.02 and heard[1] == signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("processes", "number", "whom"), [(2, signal.SIGTERM, "launcher"), (3, signal.SIGUSR1, "rank")]
+)
+def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(processes, number, whom, tmp_path):
+    flags = ("--deterministic", "--arch", "fc", "--epochs", 60, "--global-batch-size", 96, "--save-every-epochs", 1000, "--no-progress")
+    process = start(*flags, "--output", tmp_path / "cut", processes=processes)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("cut/digits/fc/*/checkpoints/best.pt")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid if whom == "launcher" else max(descendants(process.pid)), number)
+    out, err = process.communicate(timeout=60)
+    (line,) = [line for line in out.splitlines() if " stopped by " in line]
+    step = int(STOPPED.fullmatch(line)["step"])
+    assert process.returncode == 1  # torchrun's own
+    (run,) = tmp_path.glob("cut/digits/fc/*")
+    assert load(run, "last.pt")["progress"]["step"] == step
+    assert "main.py: " not in err  # no rank had to be told of it by a broken connection
+
+    resumed = train(*flags, "--output", tmp_path / "cut", "--resume", "auto", processes=processes)["run"]
+    assert Path(resumed) == run
+    straight = train(*flags, "--output", tmp_path / "whole", processes=processes)["run"]
+    assert differences(straight, resumed) == [] and rows(straight) == rows(resumed)
