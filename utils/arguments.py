@@ -20,6 +20,7 @@ from utils.setting import not_empty
 from utils.settings import Settings, UserError, all_settings, flag_of, groups
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes, and values in all: far beyond a recipe's
 OPTIONS = {option.name: option for _, option in all_settings()}
 
 
@@ -160,26 +161,22 @@ def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]
             f"--config {_shown(config)}: no such recipe or file{_nearest(config, names)}; there are: {', '.join(names)}"
         )
         return Path(config), {}
-    import yaml  # only runs with a recipe pay for it
-
     try:
-        document = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError, ValueError, yaml.YAMLError) as error:
-        mistakes.append(f"recipe {path}: cannot be read: {' '.join(str(error).split())}")
+        content, keys = _load_yaml(path)
+    except Exception as error:  # PyYAML answers a malformed value with whatever Python raises for it
+        mistakes.append(f"recipe {path}: cannot be read: {' '.join(str(error).split())[:300]}")
         return path, {}
     if content is None:
         return path, {}
     if not isinstance(content, dict):
         mistakes.append(f"recipe {path}: must hold 'setting: value' lines")
         return path, {}
-    keys = [str(key.value).replace("-", "_") for key, _ in document.value]
     for key in sorted({key for key in keys if keys.count(key) > 1}):
         mistakes.append(f"recipe {path}: {_shown(key)} stands there twice; keep one")
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
     known = {}
     for key, value in content.items():
-        name = str(key).replace("-", "_")
+        name = _text(key).replace("-", "_")
         if name in allowed:
             known[name] = value
         elif name in OPTIONS:
@@ -187,6 +184,36 @@ def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]
         else:
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{_nearest(name, allowed)}")
     return path, known
+
+
+def _load_yaml(path: Path) -> tuple[Any, list[str]]:
+    """A YAML file's content, and the keys of its mapping as often as they stand there."""
+    import yaml  # only runs with a recipe pay for it
+
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_RECIPE + 1)
+    if len(data) > LARGEST_RECIPE:
+        raise ValueError(f"it has more than {LARGEST_RECIPE:,} bytes")
+    loader = yaml.SafeLoader(data.decode("utf-8"))
+    document = loader.get_single_node()
+    if document is None:
+        return None, []
+    if _expanded_size(document, {}) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    content = loader.construct_document(document)
+    if not isinstance(content, dict):
+        return content, []
+    return content, [str(key.value).replace("-", "_") for key, _ in document.value]
+
+
+def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
+    """The number of values below a YAML node, each as often as an alias repeats it."""
+    if id(node) not in sizes:
+        sizes[id(node)] = 1  # should it hold itself
+        items = node.value if isinstance(node.value, list) else []
+        children = [child for item in items for child in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
+    return sizes[id(node)]
 
 
 def _recipe_path(config: str) -> Path | None:
@@ -258,9 +285,15 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    text = _plain(text)
+    text = _plain(" ".join(map(_text, value)) if isinstance(value, list) else _text(value))
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'" if isinstance(value, str) else text
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python does not write out whole numbers of more than 4300 digits
+        return "a number too large to show"
 
 
 def _plain(text: str) -> str:

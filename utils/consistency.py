@@ -89,6 +89,12 @@ def _start_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
         ),
         (v.evaluate and v.resume == "auto", "--evaluate needs a path: --resume auto continues training"),
         (v.resume and told("weights"), "--resume brings its own weights; remove --weights"),
+        (
+            v.resume_override and v.resume == "auto",
+            "--resume-override contradicts --resume auto, which looks for a run with equal settings; give its path",
+        ),
+        (v.resume_override and not v.resume, "--resume-override needs --resume PATH, the run to go on with"),
+        (v.resume_override and v.evaluate, "--resume-override is for training; remove it or --evaluate"),
     ]
 
 
@@ -123,6 +129,7 @@ def _data_rules(v: SimpleNamespace) -> list[Rule]:
             v.decode == "gpu" and v.loader == "resident",
             "--decode gpu is for images that stream; remove --loader resident",
         ),
+        (v.decode == "gpu" and v.skip_bad_images, "--skip-bad-images cannot be had with --decode gpu; remove one"),
         (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
     ]
 

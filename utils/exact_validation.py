@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.bad_images import BadImages
 from utils.data.loaders import ValidationLoader
 from utils.distributed import Distributed
 from utils.record.metrics import ClassificationMeter, Report
@@ -22,6 +23,7 @@ def validate(
     distributed: Distributed,
     autocast: AbstractContextManager,
     writer: NullWriter,
+    bad_images: BadImages,
     between: Callable[[], None],
 ) -> Report:
     """The bare module over this rank's batches, with rank 0's buffers; sums over all ranks.
@@ -36,11 +38,13 @@ def validate(
         for _ in range(loader.rounds):
             batch = next(batches, None)  # in the last round some ranks have none
             if batch is not None:
+                bad_images.note(batch)
+            if batch is not None and len(batch.targets):
                 with autocast:
                     output = model(batch.images)
                     loss = functional.cross_entropy(output, batch.targets)
                 meter.update(batch.number, loss, output, batch.targets)
-                bar.update()
+            bar.update(batch is not None)
             between()
     model.train()
     return Report.from_sums(distributed.all_reduce_sum(meter.sums).sum(0).tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +29,12 @@ class Scenario:
     def create(cls, args: Settings, world_size: int) -> Scenario:
         """Make a folder that no other run has, also not one started in the same second."""
         planned = cls.planned(args, world_size)
+        for folder in (planned.parent.parent, planned.parent):
+            if os.path.islink(folder):
+                raise UserError(
+                    f"--output {args.run.output}: {folder} is a link, and runs stay inside the output folder; remove "
+                    "it, or give the --output that it leads to"
+                )
         attempt = 1
         while True:
             folder = planned if attempt == 1 else planned.with_name(f"{planned.name}_{attempt}")

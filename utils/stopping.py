@@ -16,9 +16,9 @@ POLL_SECONDS = 0.5  # between two questions to the other processes whether one o
 class Stopped(Exception):
     """Training was told to stop and has saved its state; the message says where."""
 
-    def __init__(self, number: int, where: str) -> None:
-        self.exit_code = INTERRUPTED if number == signal.SIGINT else TRY_AGAIN
-        super().__init__(f"stopped by {signal.Signals(number).name} {where}; --resume auto continues")
+    def __init__(self, told: signal.Signals, where: str) -> None:
+        self.exit_code = INTERRUPTED if told == signal.SIGINT else TRY_AGAIN
+        super().__init__(f"stopped by {told.name} {where}; --resume auto continues")
 
 
 class StopSignals:
@@ -64,15 +64,16 @@ class Agreement:
         """To be called where the points come at another pace than before."""
         self._calls, self._interval, self._asked = 0, 1, monotonic()
 
-    def ask(self, failed: bool = False) -> tuple[int, bool]:
-        """The number of a stop signal that some process has received, or 0; and whether one of them has ``failed``."""
+    def ask(self, failed: bool = False) -> tuple[signal.Signals | None, bool]:
+        """A stop signal that some process has received, if any, and whether one of them has ``failed``."""
+        received = self.signals.received
         if self.distributed.world_size == 1:
-            return self.signals.received, failed
+            return signal.Signals(received) if received else None, failed
         self._calls += 1
         if self._calls < self._interval:
-            return 0, False
+            return None, False
         seconds = (monotonic() - self._asked) / self._calls
-        number, any_failed, slowest = self.distributed.maximum([self.signals.received, failed, seconds])
+        number, any_failed, slowest = self.distributed.maximum([received, failed, seconds])
         within = int(POLL_SECONDS / max(slowest, 1e-6))
         self._calls, self._interval, self._asked = 0, min(2 * self._interval, max(1, within)), monotonic()
-        return int(number), bool(any_failed)
+        return signal.Signals(int(number)) if number else None, bool(any_failed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
+from utils.bad_images import BadImages
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.distributed import Distributed
 from utils.exact_validation import validate
@@ -73,11 +73,11 @@ class TraVal:
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion, self.scaler = criterion, scaler
         self.args, self.distributed, self.device = args, distributed, distributed.device
-        self.lr_policy = lr_policy
+        self.lr_policy, self.name = lr_policy, curr_scen_name
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
         self.reporter = Reporter(self.writer, args)
         self.agreement = Agreement(distributed, stop_signals)
-        self.name = curr_scen_name
+        self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress = Progress()
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
@@ -150,6 +150,7 @@ class TraVal:
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(loss).backward(batch.weight + 0 * loss.detach())
             self.sums.add_pass(batch, loss, output, named)
+            self.bad_images.note(batch)
 
         scale = self.scaler.scale(self._one)
         for optimizer in self.optimizers:
@@ -175,10 +176,11 @@ class TraVal:
         With a moving average of the weights its result is the one that counts; the raw weights' stands
         beside it.
         """
-        common = self.validation_loader, self.distributed, self.autocast, self.writer, self._obey
+        common = self.validation_loader, self.distributed, self.autocast, self.writer, self.bad_images, self._obey
         self.agreement.begin()
         raw = validate(self.model, *common)
         result = validate(self.ema.module, *common) if self.ema is not None else raw
+        self.bad_images.collect(self.progress)
         if report:
             self._end_epoch(epoch, result, raw if self.ema is not None else None)
         return result
@@ -254,17 +256,15 @@ class TraVal:
     def _obey(self) -> None:
         """End the run with its state saved when a process was told to stop, or when a checkpoint cannot be written.
 
-        Called between two steps or two rounds of validation batches, on all ranks: a synchronisation point now and
-        then (see ``Agreement``).
+        Called by all ranks between two steps or rounds of validation; synchronises now and then (see ``Agreement``).
         """
-        number, failed = self.agreement.ask(self.checkpointer is not None and self.checkpointer.failed)
+        told, failed = self.agreement.ask(self.checkpointer is not None and self.checkpointer.failed)
         if failed:
             self._wait_for_checkpoint()  # raises
-        if not number:
-            return
-        self.writer.log(f"{signal.Signals(number).name}: saving")
-        self.save_now("last")
-        raise Stopped(number, f"after step {self.progress.step} (epoch {self.progress.epoch + 1})")
+        if told:
+            self.writer.log(f"{told.name}: saving")
+            self.save_now("last")
+            raise Stopped(told, f"after step {self.progress.step} (epoch {self.progress.epoch + 1})")
 
     # ------------------------------------------------------------------- synchronisation points
 
@@ -273,6 +273,7 @@ class TraVal:
         records = self.sums.collect(self.progress)
         if records:
             self.writer.curves(records)
+        self.bad_images.collect(self.progress)
 
     # ------------------------------------------------------------------------------- end of an epoch
 
@@ -318,6 +319,8 @@ class TraVal:
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])
+        if self.progress.bad_images:
+            self.writer.bad_images(self.progress.bad_images)
         self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:

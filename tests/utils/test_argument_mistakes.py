@@ -119,6 +119,9 @@ WRONG_COMMAND_LINES = [
     ("--evaluate", ("--evaluate", "--resume", "--weights", "--pretrained")),
     ("--evaluate --resume auto", ("--evaluate", "--resume auto")),
     ("--resume auto --weights x.pt", ("--resume", "--weights")),
+    ("--resume auto --resume-override", ("--resume-override", "--resume auto")),
+    ("--resume-override", ("--resume-override", "needs --resume PATH")),
+    ("--evaluate --resume x.pt --resume-override", ("--resume-override", "--evaluate")),
     # several at once
     ("--epochz 3 --lr x --amp fp8", ("--epochz",), ("--lr", "'x'"), ("--amp", "'fp8'")),
     ("-e5 --epochs x", ("-e",), ("--epochs", "'x'")),

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from utils.arguments import parse
-from utils.data import cache, readers
+from utils.data import cache, claims, readers
 from utils.data.readers import ImageFiles, MemoryImages
 from utils.settings import UserError
 
@@ -303,7 +303,7 @@ def test_the_first_damaged_image_is_named_and_nothing_is_left(tree, folder, work
 def test_a_leftover_of_the_same_name_is_written_over_whatever_it_holds(tree, folder):
     leftover = folder / f"{cache.fingerprint(files_of(tree), SIZE, True, folder)}.partial"
     folder.mkdir()
-    leftover.write_bytes(cache.MISTAKE + bytes(10 * COUNT * 3 * SIZE * SIZE))
+    leftover.write_bytes(claims.MISTAKE + bytes(10 * COUNT * 3 * SIZE * SIZE))
     assert torch.equal(decoded(files_of(tree), folder), decoded(files_of(tree), None))
     assert names(folder) == [leftover.with_suffix(".npy").name]
     assert (folder / names(folder)[0]).stat().st_size == cache.HEADER_BYTES + COUNT * 3 * SIZE * SIZE
@@ -313,14 +313,14 @@ def test_a_file_that_appears_between_the_look_and_the_lock_is_used(tree, folder,
     expected = decoded(files_of(tree), folder).clone()
     (path,) = folder.iterdir()
     path.rename(folder / "aside")
-    claim = cache._claim
+    claim = cache.claim
 
     def claim_late(*args):
         file = claim(*args)
         (folder / "aside").rename(path)
         return file
 
-    monkeypatch.setattr(cache, "_claim", claim_late)
+    monkeypatch.setattr(cache, "claim", claim_late)
     no_decoding()
     assert torch.equal(decoded(files_of(tree), folder), expected)
     assert names(folder) == [path.name]

@@ -10,17 +10,25 @@ from torch import nn
 
 from utils.record import checkpoint
 from utils.record.checkpoint import Checkpointer
+from utils.record.progress import Progress
 from utils.run_record import versions
 from utils.settings import UserError
 
 
 def state(step=1, **extra):
-    content = dict.fromkeys(checkpoint.KEYS)
-    return content | {
+    return {
         "format": checkpoint.FORMAT,
+        "arch": "linear",
         "model": {"weight": torch.full((1000,), float(step))},
-        "progress": {"step": step},
+        "ema": None,
+        "optimizer": {"state": {}, "param_groups": [{"params": [0]}]},
+        "scaler": {},
+        "progress": Progress(step=step).state(),
+        "classes": ["a", "b"],
+        "preprocessing": {},
+        "settings": {},
         "versions": versions(),
+        "fingerprint": "",
         **extra,
     }
 

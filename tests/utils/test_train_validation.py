@@ -198,7 +198,13 @@ def test_the_average_is_what_counts_and_the_raw_weights_stand_beside_it():
     traval.train(0)
     result = traval.validation(0, report=True)
     raw = validate(
-        traval.model, traval.validation_loader, traval.distributed, traval.autocast, traval.writer, lambda: None
+        traval.model,
+        traval.validation_loader,
+        traval.distributed,
+        traval.autocast,
+        traval.writer,
+        traval.bad_images,
+        lambda: None,
     )
     assert rows[0]["val_loss"] == result.loss
     assert rows[0]["raw_val_loss"] == raw.loss != result.loss

@@ -7,9 +7,11 @@ not depend on the file's format.
 
 from __future__ import annotations
 
+import errno
 import math
+import warnings
 from importlib import metadata
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -23,34 +25,55 @@ EVAL_RESIZE, EVAL_CROP = 256, 224  # evaluation sees the middle 224 of 256 pixel
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of files that may be open, of memory
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
+
+
+class UnreadableImage(UserError):
+    """The file at ``path`` holds no image that can be read."""
+
+    def __init__(self, path: str | BinaryIO, reason: object) -> None:
+        super().__init__(f"{path}: cannot be read as an image ({reason}); mend or remove the file")
+        self.path, self.reason = path, str(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # workers hand it over
+        return type(self), (self.path, self.reason)
 
 
 def open_image(path: str | BinaryIO, colour: str) -> Image.Image:
     """An image upright (EXIF rotation applied) in mode ``colour`` ('L' or 'RGB'), of a path or an open binary file.
 
-    Raises ``UserError`` with the path when the file cannot be read.
+    Raises ``UnreadableImage`` with the path when the file cannot be read, a plain ``UserError`` when that is not the
+    file's fault.
     """
     try:
-        with Image.open(path) as image:
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)
-            if image.mode.startswith("I;16") or image.mode == "I":
-                # Pillow clips 16-bit grey instead of scaling it.
-                image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-            if image.mode == "P" and "transparency" in image.info:
-                image = image.convert("RGBA")
-            return image if image.mode == colour else image.convert(colour)
-    except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: cannot be read as an image ({error}); mend or remove the file") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
+            return _open_image(path, colour)
+    except Exception as error:  # each of Pillow's readers has its own ways to fail on a damaged file
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
+            raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
+        raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _open_image(path: str | BinaryIO, colour: str) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        if image.mode.startswith("I;16") or image.mode == "I":
+            # Pillow clips 16-bit grey instead of scaling it.
+            image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+        if image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")
+        return image if image.mode == colour else image.convert(colour)
 
 
 def decode_crop(path: str, size: int, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
     """A uint8 tensor (channels, size, size) of a file, a view of (size, size, channels) memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training; without, the middle
-    of the image for evaluation. Raises ``UserError`` with the path when the file cannot be read.
+    of the image for evaluation. Raises what ``open_image`` raises.
     """
     plain = read_plain_jpeg(path, colour)
     if plain is not None:
@@ -66,7 +89,7 @@ def decode_crop(path: str, size: int, colour: str, uniforms: np.ndarray | None =
 def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
     """A uint8 tensor (channels, size, size) of a whole file, resampled only when it has another size.
 
-    A view of (size, size, channels) memory. Raises ``UserError`` with the path when the file cannot be read.
+    A view of (size, size, channels) memory. Raises what ``open_image`` raises.
     """
     return resized(_pixels(open_image(path, colour)), size)
 

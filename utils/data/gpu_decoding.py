@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from utils.data.decoding import Box, crop_box, decode_crop, open_image, read_plain_jpeg, to_tensor
+from utils.data.workers import in_shared_memory
 from utils.settings import UserError
 
 
@@ -57,9 +58,11 @@ def pack(items: Sequence[JpegFile | torch.Tensor], size: int, colour: str) -> Mi
     images = [item for item in items if isinstance(item, torch.Tensor)]
     nothing = torch.empty(0, dtype=torch.uint8)
     return MixedBatch(
-        data=torch.cat([file.data for file in files]) if files else nothing,
+        data=in_shared_memory(torch.cat([file.data for file in files])) if files else nothing,
         lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
-        decoded=torch.stack(images) if images else nothing.view(0, 1 if colour == "L" else 3, size, size),
+        decoded=in_shared_memory(torch.stack(images))
+        if images
+        else nothing.view(0, 1 if colour == "L" else 3, size, size),
         paths=[file.path for file in files],
         boxes=[file.box for file in files],
     )

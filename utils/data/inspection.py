@@ -10,7 +10,6 @@ import hashlib
 import io
 import multiprocessing
 import os
-import signal
 import sys
 import time
 import warnings
@@ -24,13 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from utils.data import readers
 from utils.data.datasets import SPECS, DatasetSpec, get_data
 from utils.data.decoding import open_image
 from utils.data.readers import ImageFiles, Images
+from utils.data.workers import Workers
 from utils.settings import DataSettings, UserError
 
 CHUNK = 64  # images that a worker takes at a time
@@ -190,7 +190,8 @@ def inspect(found: Survey, *, workers: int, progress: bool, log: Log) -> tuple[n
     try:
         with bar, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")  # whoever gives --workers knows
-            for part, (chunk, damaged) in zip(parts, _loader(chunks, parts, workers), strict=True):
+            reads = Workers(chunks, parts, min(workers, len(parts)))
+            for part, (chunk, damaged) in zip(parts, reads, strict=True):
                 records[part.start : part.stop] = chunk
                 damage.update(damaged)
                 bar.update(len(part))
@@ -198,13 +199,6 @@ def inspect(found: Survey, *, workers: int, progress: bool, log: Log) -> tuple[n
                 if bar.disable and now - told >= LOG_SECONDS:
                     told = now
                     log(f"checked {part.stop:,} of {len(found):,} images ({part.stop / (now - began):,.0f} images/s)")
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise UserError(
-            "a process that reads images was killed, by hand or for want of memory; "
-            "start again, with fewer --workers when memory is short"
-        ) from error
     finally:
         stop.set()
     return records, damage
@@ -228,22 +222,6 @@ class _Chunks(Dataset):
                 if problem:
                     damage[index] = problem
         return np.array(rows, dtype=RECORD), damage
-
-
-def _loader(chunks: _Chunks, parts: list[range], workers: int) -> DataLoader:
-    return DataLoader(
-        chunks, batch_size=None, sampler=parts, collate_fn=_as_it_is, num_workers=min(workers, len(parts)),
-        worker_init_fn=_leave_interrupts, prefetch_factor=4 if workers else None,
-    )  # fmt: skip
-
-
-def _as_it_is(read: Any) -> Any:
-    return read
-
-
-def _leave_interrupts(_: int) -> None:
-    """In a worker: Ctrl-C reaches all processes of a terminal, and the main one alone answers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:

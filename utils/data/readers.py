@@ -7,7 +7,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +23,13 @@ VALIDATION_FOLDERS = ("val", "test")
 class MemoryImages:
     """Images of one size in memory: ``pixels`` uint8 (m, c, h, w) and ``labels`` int64 (n,).
 
-    Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which shows few images often.
+    Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which shows few images often. ``unreadable``:
+    the paths of images whose files cannot be read, by their numbers; their pixels mean nothing.
     """
 
     pixels: torch.Tensor
     labels: torch.Tensor
+    unreadable: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -26,7 +26,8 @@ class Share:
     collective and batch norm cannot train on a single value. ``weight``: the factor that turns the
     mean over ``count`` samples into this share's part of the mean over the whole global batch, such
     that the average over ranks (as DDP takes it), summed over forward passes, is exactly that mean.
-    ``ends_step``: the optimizer steps after it.
+    ``ends_step``: the optimizer steps after it. Once read: ``unreadable``, the paths of images met on the way that
+    cannot be read, and ``replaced``, for how many of the ``count`` samples another image stands in.
     """
 
     epoch: int
@@ -35,6 +36,8 @@ class Share:
     count: int
     weight: float
     ends_step: bool
+    unreadable: tuple[str, ...] = ()
+    replaced: int = 0
 
 
 @dataclass(frozen=True)

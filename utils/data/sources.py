@@ -8,18 +8,21 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from utils.data.decoding import decode_crop, decode_whole
+from utils.data.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
-from utils.data.readers import Images, MemoryImages
+from utils.data.readers import ImageFiles, Images, MemoryImages
 from utils.data.sample_plan import Share, sample_uniforms
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
+from utils.data.unreadable import REFUSE, read_share
+from utils.data.workers import Workers, in_shared_memory, shared_bytes
 from utils.distributed import to_device
-from utils.settings import UserError
 
 # Shares of one epoch, their uint8 images (m, c, h, w) and their int64 labels (m,), one share's after the other's.
 Item = tuple[list[Share], torch.Tensor, torch.Tensor]
+# What a worker hands over: a share as it was read, its images, and the numbers of these (int64, m).
+Read = tuple[Share, torch.Tensor | MixedBatch, np.ndarray]
 TOGETHER_BYTES = 2**20  # of images that a resident source hands over together
 
 
@@ -41,12 +44,13 @@ class ResidentSource:
     """All images in the device's memory as one uint8 tensor; a batch is an index.
 
     Several batches of small images are handed over together: to gather and augment one of them takes little more than
-    the calls take, whatever they work on.
+    the calls take, whatever they work on. ``policy``: what becomes of unreadable images, see ``read_share``.
     """
 
-    def __init__(self, images: MemoryImages, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, images: MemoryImages, device: torch.device, policy: str = REFUSE) -> None:
+        self.device, self.policy = device, policy
         self.pixels, self.labels = images.pixels.to(device), images.labels.to(device)
+        self._unreadable = images.unreadable
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -68,8 +72,18 @@ class ResidentSource:
         return self._read([share])
 
     def _read(self, shares: list[Share]) -> Item:
-        rows = to_device(torch.from_numpy(samples_of(shares)), self.device)
-        return shares, *select(self.pixels, self.labels, rows)
+        if self._unreadable:
+            shares, shown = zip(
+                *(read_share(share, len(self), self.policy, self._look) for share in shares), strict=True
+            )
+            rows = np.concatenate(shown)
+        else:
+            rows = samples_of(shares)
+        return list(shares), *select(self.pixels, self.labels, to_device(torch.from_numpy(rows), self.device))
+
+    def _look(self, index: int, *_: int, **__: int) -> None:
+        if index in self._unreadable:
+            raise UnreadableImage(self._unreadable[index], "found when the images were decoded")
 
 
 def samples_of(shares: list[Share]) -> np.ndarray:
@@ -88,7 +102,8 @@ class StreamSource:
 
     ``size`` is the side in pixels of what the workers hand over. ``crop`` makes them take random boxes.
     ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. With ``decode_on_device`` they
-    hand over JPEG files as they are.
+    hand over JPEG files as they are. ``policy``: what becomes of unreadable images, see ``read_share``; those met only
+    on the device are refused.
     """
 
     def __init__(
@@ -103,80 +118,68 @@ class StreamSource:
         workers: int | str,
         cores: int,
         decode_on_device: bool = False,
+        policy: str = REFUSE,
     ) -> None:
         self.device = device
-        self._reads = _Reads(images, size, crop, fixed_size, seed, decode_on_device)
+        self._reads = _Reads(images, size, crop, fixed_size, seed, decode_on_device, policy)
         self.workers = measured_workers(self._reads, cores) if workers == "auto" else workers
         self._queue: list[Share] = []
-        self._loader = _data_loader(self._reads, self._queue, self.workers, pin=device.type == "cuda")
+        self._reading = Workers(self._reads, self._queue, self.workers, pin=device.type == "cuda", keep=True)
 
     def __len__(self) -> int:
         return len(self._reads.images)
 
     def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
         self._queue[:] = list(shares)
-        for share, read in zip(list(self._queue), self._loader, strict=True):
-            yield self._on_device(share, read)
+        for read in self._reading:
+            yield self._on_device(read)
 
     def read(self, share: Share) -> Item:
-        return self._on_device(share, self._reads[share])
+        return self._on_device(self._reads[share])
 
-    def _on_device(self, share: Share, read: Any) -> Item:
-        if isinstance(read, UserError):
-            raise read
-        pixels, labels = read
+    def _on_device(self, read: Read) -> Item:
+        share, pixels, shown = read
         if isinstance(pixels, MixedBatch):
             pixels = decode_batch(pixels, self.device)
+        labels = to_device(self._reads.images.labels[torch.from_numpy(shown)], self.device)
         # From pinned memory, and so beside what the device computes.
-        return [share], pixels.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-
-def _data_loader(reads: _Reads, shares: list[Share], workers: int, pin: bool) -> DataLoader:
-    return DataLoader(
-        reads,
-        batch_size=None,  # the plan makes the batches
-        sampler=shares,
-        num_workers=workers,
-        pin_memory=pin,
-        persistent_workers=workers > 0,
-        prefetch_factor=4 if workers else None,
-        generator=torch.Generator(),  # its own: however many loaders there were, the run's random numbers are the same
-    )
+        return [share], pixels.to(self.device, non_blocking=True), labels
 
 
 class _Reads(Dataset):
     """What a worker does: one share's files into one uint8 tensor, or for the device a ``MixedBatch``."""
 
-    def __init__(self, images: Images, size: int, crop: bool, fixed_size: bool, seed: int, as_files: bool) -> None:
+    def __init__(
+        self, images: Images, size: int, crop: bool, fixed_size: bool, seed: int, as_files: bool, policy: str
+    ) -> None:
         self.images, self.size, self.crop, self.fixed_size, self.seed = images, size, crop, fixed_size, seed
-        self.as_files = as_files and not fixed_size
+        self.as_files, self.policy = as_files and not fixed_size, policy
 
-    def __getitem__(self, share: Share) -> tuple[torch.Tensor | MixedBatch, torch.Tensor] | UserError:
-        try:
-            return self._read(share)
-        except UserError as error:  # handed over, because DataLoader would bury it in a worker's traceback
-            return error
-
-    def _read(self, share: Share) -> tuple[torch.Tensor | MixedBatch, torch.Tensor]:
-        indices = share.indices
-        rows = torch.from_numpy(indices)
+    def __getitem__(self, share: Share) -> Read:
         if isinstance(self.images, MemoryImages):
-            return select(self.images.pixels, self.images.labels, rows)
-        draws: Any = [None] * len(indices)
+            pixels, _ = select(self.images.pixels, self.images.labels, torch.from_numpy(share.indices))
+            return share, in_shared_memory(pixels), share.indices
+        return self._read_files(share, self.images)
+
+    def _read_files(self, share: Share, files: ImageFiles) -> Read:
+        draws: Any = [None] * len(share.indices)
         if self.crop and not self.fixed_size:
-            draws = sample_uniforms(self.seed, share.epoch, indices, CROP_STREAM, CROP_NUMBERS)
-        files = [self.images.paths[index] for index in indices]
-        colour, labels = self.images.colour, self.images.labels[rows]
+            draws = sample_uniforms(self.seed, share.epoch, share.indices, CROP_STREAM, CROP_NUMBERS)
         if self.as_files:
-            items = [read_for_gpu(path, self.size, colour, draw) for path, draw in zip(files, draws, strict=True)]
-            return pack(items, self.size, colour), labels
-        batch = empty_batch(len(files), 1 if colour == "L" else 3, self.size)
-        for place, path, draw in zip(batch, files, draws, strict=True):
+            paths = [files.paths[index] for index in share.indices]
+            items = [read_for_gpu(path, self.size, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
+            return share, pack(items, self.size, files.colour), share.indices
+        batch = empty_batch(len(share.indices), 1 if files.colour == "L" else 3, self.size)
+
+        def read(image: int, sample: int, place: int) -> None:
+            path = files.paths[image]
             if self.fixed_size:
-                place.copy_(decode_whole(path, self.size, colour))
+                batch[place].copy_(decode_whole(path, self.size, files.colour))
             else:
-                place.copy_(decode_crop(path, self.size, colour, draw))
-        return batch, labels
+                batch[place].copy_(decode_crop(path, self.size, files.colour, draws[sample]))
+
+        share, shown = read_share(share, len(files), self.policy, read)
+        return share, batch[: len(shown)], shown
 
 
 def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
@@ -184,12 +187,7 @@ def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
 
     What lies in shared memory from the beginning is not copied on its way to the training process.
     """
-    numbers = count * channels * size * size
-    if get_worker_info() is None:
-        flat = torch.empty(numbers, dtype=torch.uint8)
-    else:
-        flat = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(numbers))
-    return flat.view(count, size, size, channels).permute(0, 3, 1, 2)
+    return shared_bytes(count * channels * size * size).view(count, size, size, channels).permute(0, 3, 1, 2)
 
 
 # ------------------------------------------------------------------------------- number of workers
@@ -223,10 +221,5 @@ def measured_workers(reads: _Reads, cores: int) -> int:
 def reading_speed(reads: _Reads, parts: list[np.ndarray], workers: int) -> float:
     """Images a second while all workers read, which they do once the first ``workers`` parts have arrived."""
     shares = [Share(0, 0, part, len(part), 1.0, True) for part in parts]
-    batches = iter(_data_loader(reads, shares, workers, pin=False))
-    arrived = []
-    for read in batches:
-        if isinstance(read, UserError):
-            raise read
-        arrived.append(time.perf_counter())
+    arrived = [time.perf_counter() for _ in Workers(reads, shares, workers)]
     return sum(map(len, parts[workers:])) / (arrived[-1] - arrived[workers - 1])

@@ -23,7 +23,8 @@ class Progress:
     ``skipped_in_row`` of them are the latest, ``partly_skipped_steps`` moved some optimizers' weights only.
     ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses named in
     ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
-    ``last_step``: the numbers of the latest ``StepRecord``, which may be no numbers.
+    ``bad_images``: the paths of those that could not be read so far, ``replaced_images``: how often another one stood
+    in for one of them in training. ``last_step``: the numbers of the latest ``StepRecord``, which may be no numbers.
     ``last_validation``: loss, top-1, top-5 (percent) and count. ``shifted_steps``: what --resume-override added
     to the position in the learning rate's schedule, when an epoch got another number of steps.
     """
@@ -41,6 +42,8 @@ class Progress:
     window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
     loss_names: list[str] = field(default_factory=list)
+    bad_images: list[str] = field(default_factory=list)
+    replaced_images: int = 0
     last_step: list[float] = field(default_factory=list)
     shifted_steps: int = 0
 

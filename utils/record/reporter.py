@@ -35,6 +35,7 @@ class Reporter:
 
     def __init__(self, writer: NullWriter, args: Settings) -> None:
         self.writer, self.epochs = writer, args.optimisation.epochs
+        self.skips_bad_images = args.data.skip_bad_images
         self.steps_per_epoch = 0
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
@@ -115,6 +116,8 @@ class Reporter:
             "images_per_second": round(images_per_second, 1), "seconds": round(seconds, 3),
             "skipped_steps": progress.skipped_steps, "partly_skipped_steps": progress.partly_skipped_steps,
         }  # fmt: skip
+        if self.skips_bad_images:
+            row["unreadable_images"] = progress.replaced_images
         row |= {f"train_{name}": loss for name, loss in progress.named_losses(progress.epoch_sums).items()}
         line = f"epoch {last.epoch}/{self.epochs}  validation {result}"
         if raw is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ from utils.settings import Settings, UserError, all_settings, flag_of
 
 # What a continued run takes from its own command line: this machine's affairs, not the experiment's.
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress")
+SHOWN_CLASSES = 5  # in a message
+DEFAULTS = {option.name: option.default for _, option in all_settings()}
 Warn = Callable[[str], None]
 
 
@@ -31,30 +36,63 @@ class Found:
         stored = stored if isinstance(stored, dict) else {}
         return {name: value for name, value in stored.items() if name in known and name not in NOT_INHERITED}
 
-    def refuse_differences(self, args: Settings) -> None:
-        """Raise ``UserError`` with a line for each setting that shapes the result and was another one."""
-        begun = self.state["settings"]
-        lines = [
-            f"{flag_of(name)} {_shown(value)}: {self.path} was made with {_shown(begun.get(name))}; a run continues "
-            "with its own settings: remove the flag, or start anew without --resume"
+    def differences(self, args: Settings) -> dict[str, str]:
+        """For each setting that shapes the result and was another one, by its name: its flag and both values."""
+        begun = DEFAULTS | self.state["settings"]
+        return {
+            name: f"{flag_of(name)} {_shown(value)}: {self.path} was made with {_shown(begun[name])}"
             for name, value in args.result_values().items()
-            if value != begun.get(name)
-        ]
-        if lines:
+            if value != begun[name]
+        }
+
+    def refuse_differences(self, args: Settings) -> None:
+        """Raise ``UserError`` with a line for each of ``differences``."""
+        advice = "remove the flag, start anew without --resume, or go on like this with --resume-override"
+        if lines := [f"{difference}; {advice}" for difference in self.differences(args).values()]:
             raise UserError(*lines, on_all_ranks=True)
 
-    def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None) -> None:
-        """Raise ``UserError`` when the data set is not the one that the checkpoint was trained on.
+    def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:
+        """What the data set has other than that of the checkpoint: a line each for classes and images.
 
         Without ``fingerprint`` (evaluation) only the classes must agree.
         """
-        if list(classes) != list(self.state.get("classes", classes)):
-            raise UserError(f"--datapath: has other classes than {self.path} was trained on; give that data set")
+        lines, begun = [], self.state.get("classes", classes)
+        if list(classes) != (list(begun) if isinstance(begun, list | tuple) else begun):
+            lines.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
         if fingerprint is not None and fingerprint != self.state["fingerprint"]:
-            raise UserError(
-                f"--datapath: holds other images or labels than {self.path} was trained on; give the same data, "
-                "or train on this with --weights"
+            lines.append(
+                f"--datapath: holds other images or labels ({fingerprint[:12]}) than {self.path} was trained on "
+                f"({self.state['fingerprint'][:12]})"
             )
+        return lines
+
+    def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None) -> None:
+        """Raise ``UserError`` with a line for each of ``data_differences``."""
+        advice = "give the same data"
+        if fingerprint is not None:
+            advice += ", train on this with --weights, or go on with it by --resume-override"
+        if lines := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
+            raise UserError(*lines, on_all_ranks=True)
+
+    def refuse_strange_files(self) -> None:
+        """Raise ``UserError`` for a link, pipe or device in the run's folder: writing there could go anywhere."""
+        for folder in filter(None, (self.folder, self.folder and self.folder / "checkpoints")):
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    kind = "a link" if stat.S_ISLNK(mode) else "a pipe or device"
+                    raise UserError(f"{entry.path}: is {kind}, which a run never makes; remove it to continue the run")
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around putting the state into the parts of a run: what does not fit there is a ``UserError``."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UserError(f"{self.path}: does not fit this run ({reason})", on_all_ranks=True) from error
 
 
 def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
@@ -65,44 +103,90 @@ def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
     if args.run.resume == "auto":
         return newest_run(parent, {"name": args.run.name, **args.result_values()}, warn)
     if args.run.resume:
-        return from_path(Path(args.run.resume), warn)
+        # To evaluate, the weights are enough; to continue, nothing may be missing.
+        return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)
     if args.run.evaluate and args.model.weights:
         return Found(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
     return None
 
 
-def from_path(path: Path, warn: Warn) -> Found:
+def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> Found:
     """The checkpoint file ``path``, or the newest one of the run folder ``path``. Raises ``UserError``."""
-    if path.is_dir():
-        found = checkpoint.newest(path / "checkpoints", warn)
+    if os.path.isdir(path):
+        found = checkpoint.newest(path / "checkpoints", warn, read)
         if found is None:
             raise UserError(f"--resume {path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
         return Found(*found, path)
-    state = checkpoint.load_run(path)
+    state = read(path)
     folder = path.absolute().parent.parent
     return Found(path, state, folder if (folder / "config.yaml").is_file() else None)
 
 
 def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies."""
-    if not parent.is_dir():
+    if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
-    for folder in sorted((folder for folder in parent.iterdir() if folder.is_dir()), reverse=True):
-        if _settings_of(folder, wanted) == wanted:
-            found = checkpoint.newest(folder / "checkpoints", warn)
-            if found:
-                return Found(*found, folder)
+    lost = []
+    for folder in sorted(_run_folders(parent), reverse=True):
+        if _settings_of(folder, wanted) != wanted:
+            continue
+        found = checkpoint.newest(folder / "checkpoints", warn)
+        if found:
+            return Found(*found, folder)
+        if any((folder / "checkpoints").glob("*.pt")):
+            lost.append(folder)
+            warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
+    if lost:
+        warn(f"--resume auto: begins a new run; move {lost[0]} away or mend it to be rid of these lines")
     return None
 
 
+def _run_folders(parent: Path) -> list[Path]:
+    """The folders in ``parent`` that runs can have made: no links, and names that can be printed."""
+    try:
+        return [Path(entry) for entry in os.scandir(parent) if _is_run_folder(entry)]
+    except OSError as error:
+        raise UserError(f"--output: {parent} cannot be read ({error.strerror})") from error
+
+
+def _is_run_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and entry.name.isprintable()
+
+
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``folder``'s config.yaml says of ``names``; None when it is not of a run of ours."""
     import yaml
 
+    path = folder / "config.yaml"
+    if not os.path.isfile(path):
+        return None
     try:
-        content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        return {name: content[name.replace("_", "-")] for name in names}
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return None  # not a run of ours, or of another version
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        values = {key.value.replace("-", "_"): value for key, value in loader.get_single_node().value}
+        return {name: _plain(loader, values[name]) if name in values else DEFAULTS[name] for name in names}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        return None
+
+
+def _plain(loader: Any, node: Any) -> Any:
+    """A setting's value: a scalar or a list of scalars, which no line of a few bytes can blow up."""
+    if isinstance(node.value, list) and any(not isinstance(item.value, str) for item in node.value):
+        raise ValueError("no setting's value")
+    return loader.construct_object(node, deep=True)
+
+
+def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
+    """Which classes the data set lacks and has beyond those of the checkpoint."""
+    begun = [str(name) for name in begun] if isinstance(begun, list | tuple) else []
+    parts = [f"has {len(classes)} classes"]
+    for word, names in (("lacks", set(begun) - set(classes)), ("adds", set(classes) - set(begun))):
+        if names:
+            shown = sorted(names)[:SHOWN_CLASSES]
+            more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+            parts.append(f"{word} {', '.join(shown)}{more}")
+    if len(parts) == 1:
+        parts.append("in another order")
+    return f"{', '.join(parts)}, where there are {len(begun)}"
 
 
 def _shown(value: Any) -> str:

@@ -53,6 +53,9 @@ class NullWriter:
     def epoch(self, row: dict[str, Any]) -> None:
         """One row of metrics.csv, and metrics.npz brought up to date."""
 
+    def bad_images(self, paths: Sequence[str]) -> None:
+        """bad_images.txt: the images that were passed over, a path a line."""
+
     def flush(self) -> None:
         """Everything so far on the disk, before a checkpoint that relies on it."""
 
@@ -93,7 +96,7 @@ class RunWriter(NullWriter):
         self._curves = [] if curves is None else [curves]
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """What ``read`` makes of the file ``name``, None without one. A damaged one is set aside: no run ends for it."""
+        """What ``read`` makes of the file ``name``, None without one. A damaged one is set aside: a run goes on."""
         path = self.folder / name
         if not path.is_file():
             return None
@@ -157,6 +160,12 @@ class RunWriter(NullWriter):
             self._rows.append(row)
             self._write_csv()
             self.flush()
+
+    def bad_images(self, paths: Sequence[str]) -> None:
+        if self.folder:
+            temporary = self.folder / ".bad_images.txt.tmp"
+            temporary.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8", errors="surrogateescape")
+            os.replace(temporary, self.folder / "bad_images.txt")
 
     def _write_csv(self) -> None:
         temporary = self.folder / ".metrics.csv.tmp"
