@@ -5,7 +5,7 @@
 #
 # RECIPE is a name under configs/, DATA the folder that holds the images. NPROC=4 sets the number of processes.
 # For several machines set NNODES, RDZV_ENDPOINT (HOST:PORT of one of them) and RDZV_ID (any name of the job),
-# and start the same command on each.
+# and start the same command on each; see elastic.sh for machines that come and go. The exit codes: see torchrun.py.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
@@ -16,6 +16,7 @@ fi
 recipe=$1 data=$2
 shift 2
 
+trap 'exit 75' TERM USR1 # stopped before anything began
 if ! find_python requirements.txt; then
   echo "No python here has what requirements.txt lists; 'bash scripts/quickstart.sh' installs it into .venv" >&2
   exit 1
@@ -26,6 +27,5 @@ if [[ -n ${NNODES:-} ]]; then
 else
   where=(--standalone)
 fi
-# torchrun, by a name that belongs to this python
-exec "$PYTHON" -m torch.distributed.run "${where[@]}" --nproc-per-node "$processes" \
-  "$ROOT/main.py" --config "$recipe" --datapath "$data" "$@"
+exec "$PYTHON" "$ROOT/scripts/torchrun.py" "${where[@]}" --max-restarts "${MAX_RESTARTS:-0}" \
+  --nproc-per-node "$processes" "$ROOT/main.py" --config "$recipe" --datapath "$data" "$@"

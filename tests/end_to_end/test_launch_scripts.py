@@ -2,43 +2,24 @@
 
 import os
 import shutil
-import stat
+import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from scripts.torchrun import Launcher
 from tests.end_to_end.processes import FINAL_LINE, ROOT
+from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, run, variables
 
-SCRIPTS = ROOT / "scripts"
 SHELL_SCRIPTS = [*sorted(SCRIPTS.glob("*.sh")), *sorted(SCRIPTS.glob("*.sbatch")), ROOT / ".ci" / "run"]
 LAUNCHERS = ["mnist_fc.sh", "cifar10_resnet18.sh", "imagenet_resnet18.sh", "imagenet_resnet50.sh"]
-SBATCH = "slurm_imagenet_resnet50.sbatch"
-SYNTHETIC = ["--dataname", "synthetic", "--image-size", "32", "--device", "cpu"]
 
 
 @pytest.fixture
 def environment():
-    """Variables under which the scripts find the python that runs the tests, and start one process."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "NNODES", "USAGE")}
-    return {**kept, "PATH": path, "NPROC": "1", "OMP_NUM_THREADS": "1"}
-
-
-def executable(path, text):
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-def run(*command, env, cwd, code=0):
-    """The outcome of a command, whose exit code must be ``code``."""
-    done = subprocess.run(
-        [*map(str, command)], env=env, cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+    return variables()
 
 
 # ------------------------------------------------------------------------------------- launchers
@@ -49,7 +30,7 @@ def test_a_script_is_good_bash(script):
     subprocess.run(["bash", "-n", script], check=True)
 
 
-@pytest.mark.parametrize("script", [*LAUNCHERS, SBATCH, "launch.sh"])
+@pytest.mark.parametrize("script", [*LAUNCHERS, SBATCH, "launch.sh", "elastic.sh"])
 def test_a_launcher_without_arguments_says_how_it_is_used(script, environment, tmp_path):
     done = run("bash", SCRIPTS / script, env=environment, cwd=tmp_path, code=2)
     assert done.stdout == ""
@@ -96,46 +77,46 @@ def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_
     assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
 
 
-# srun starts a task a node: here all "nodes" are this machine
-FAKE_SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-pids=
-for ((node = 0; node < SLURM_NNODES; node++)); do
-  "$@" & pids+=" $!"
-done
-code=0
-for pid in $pids; do wait "$pid" || code=$?; done
-exit "$code"
-"""
-FAKE_SCONTROL = """#!/usr/bin/env bash
-[[ $* == "show hostnames node[1-2]" ]] && echo localhost && echo elsewhere
-"""
+@pytest.mark.parametrize(
+    ("codes", "heard", "expected"),
+    [
+        ([0, 0], 0, 0),
+        ([0, 0], signal.SIGTERM, 0),  # it came when all was done
+        ([75, 75], signal.SIGUSR1, 75),
+        ([75, 75], 0, 75),  # another machine's launcher has heard the signal
+        ([-signal.SIGTERM, -signal.SIGTERM], signal.SIGTERM, 75),  # before training began
+        ([75, -signal.SIGKILL], signal.SIGTERM, 75),
+        ([], signal.SIGTERM, 75),
+        ([130, 130], signal.SIGINT, 130),
+        ([2, 2], 0, 2),
+        ([2, 2], signal.SIGTERM, 2),  # the state could not be saved
+        ([1, 2], 0, 2),
+        ([1, 75], signal.SIGTERM, 1),
+        ([1, -signal.SIGKILL], 0, 1),
+        ([-signal.SIGSEGV], 0, 1),
+        ([], 0, 1),
+    ],
+)
+def test_the_launchers_exit_code_says_what_to_do_next(codes, heard, expected, monkeypatch):
+    launcher = Launcher()
+    launcher.heard = heard
+    monkeypatch.setattr(launcher, "exit_codes", lambda: codes)
+    assert launcher.exit_code(succeeded=not heard and not any(codes) and bool(codes)) == expected
 
 
-def test_a_slurm_job_trains_on_two_nodes_and_a_requeued_one_finds_its_run(environment, tmp_path):
-    (tmp_path / "bin").mkdir()
-    executable(tmp_path / "bin" / "srun", FAKE_SRUN)
-    executable(tmp_path / "bin" / "scontrol", FAKE_SCONTROL)
-    spooled = tmp_path / "slurm_script"  # SLURM runs a copy of the script
-    shutil.copy(SCRIPTS / SBATCH, spooled)
-    job = {
-        **environment,
-        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}",
-        "SLURM_JOB_ID": str(os.getpid()),
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_CPUS_PER_TASK": "1",
-        "SLURM_SUBMIT_DIR": str(ROOT),
-    }
-    flags = ["--arch", "fc", "--epochs", "1", "--warmup-epochs", "0", "--lr", "0.01", "--output", tmp_path / "runs"]
-    first, again = (
-        run(
-            "bash", spooled, "DATA", *SYNTHETIC, *flags, env={**job, "SLURM_NNODES": n}, cwd=tmp_path
-        ).stdout.splitlines()
-        for n in "21"  # the second time one node has to do
-    )
-    assert "_procs2_batch2048_" in FINAL_LINE.fullmatch(first[-1])["run"]
-    assert again[-1] == first[-1]
-    assert "is finished" in again[-2]
+def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(environment, tmp_path):
+    places = {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test", "MAX_RESTARTS": "3"}
+    places["PET_RDZV_CONF"] = "last_call_timeout=1"
+    flags = [*SYNTHETIC, "--epochs", "none"]
+    done = run("bash", SCRIPTS / "elastic.sh", "mnist/fc", "D", *flags, env=environment | places, cwd=tmp_path, code=2)
+    assert done.stderr.count("main.py: --epochs") == 1
+
+
+def test_an_elastic_run_needs_a_batch_that_does_not_depend_on_the_number_of_machines(environment, tmp_path):
+    (tmp_path / "own.yaml").write_text("arch: fc\n")
+    places = {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test"}
+    done = run("bash", SCRIPTS / "elastic.sh", "own.yaml", "D", env=environment | places, cwd=tmp_path, code=2)
+    assert "--global-batch-size" in done.stderr and done.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- quickstart.sh, test.sh and their python

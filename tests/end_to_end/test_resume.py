@@ -1,7 +1,5 @@
 """A run that was stopped and continued equals one that was not."""
 
-import os
-import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -62,29 +60,6 @@ def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(
         steps = [step for step, _ in values]
         assert len(steps) == len(set(steps)), f"{tag}: a step stands there twice"
         assert set(expected[tag]) <= set(values)
-
-
-def test_a_kill_at_any_moment_and_resume_auto_leave_the_same_bits(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 10, "--save-every-steps", 5)
-    whole = in_process(capsys, *flags, "--output", tmp_path / "whole")["run"]
-    log = None
-    for kill in range(3):
-        process = start(*flags, "--output", tmp_path / "cut", "--resume", "auto", start_new_session=True)
-        deadline = time.monotonic() + 60
-        begun = time.time()
-        while time.monotonic() < deadline:  # until a checkpoint of this process is there
-            log = next((tmp_path / "cut").glob("digits/fc/*/checkpoints/last.pt"), None)
-            if log and log.stat().st_mtime > begun:
-                break
-            time.sleep(0.01)
-        time.sleep(0.05 * kill)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert log is not None
-    resumed = in_process(capsys, *flags, "--output", tmp_path / "cut", "--resume", "auto")["run"]
-    assert len(list((tmp_path / "cut/digits/fc").iterdir())) == 1
-    assert differences(whole, resumed) == []
-    assert rows(whole) == rows(resumed)
 
 
 def test_a_finished_run_is_reported_as_finished_with_the_same_final_line(tmp_path, capsys):

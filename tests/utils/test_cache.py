@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,11 @@ def empty(path):
     os.truncate(path, 0)
 
 
+def name_an_image_that_is_not_there(path):
+    with open(path, "ab") as file:
+        file.write(b"[12]")
+
+
 def other_shape(path):
     np.save(path, np.zeros((COUNT, 3, SIZE * SIZE), dtype=np.uint8))
 
@@ -274,7 +280,7 @@ def other_type(path):
     np.save(path, np.zeros((COUNT, 3, SIZE, SIZE), dtype=np.int8))
 
 
-@pytest.mark.parametrize("damage", [cut, lengthen, empty, other_shape, other_type])
+@pytest.mark.parametrize("damage", [cut, lengthen, empty, name_an_image_that_is_not_there, other_shape, other_type])
 def test_a_file_that_is_not_what_it_should_be_is_made_anew_and_that_is_said(tree, folder, damage):
     expected = decoded(files_of(tree), folder).clone()
     (path,) = folder.iterdir()
@@ -405,6 +411,7 @@ cache.decode_whole = wait_and_decode
 try:
     pixels = cache.decoded(
         ImageFiles(paths, torch.zeros(len(paths)), "RGB"), 8, True, folder, workers={workers}, progress=False,
+        skip_bad={skip_bad},
         log=lambda line: print("LOG", line, flush=True),
     ).pixels
     print("PIXELS", hashlib.sha256(pixels.numpy()).hexdigest())
@@ -416,8 +423,8 @@ except UserError as error:
 class Child:
     """A process that decodes ``tree`` as soon as ``gate`` exists."""
 
-    def __init__(self, tree, folder, gate, workers=0):
-        code = CHILD.format(root=str(ROOT), tree=str(tree), folder=str(folder), gate=str(gate), workers=workers)
+    def __init__(self, tree, folder, gate, **options):
+        code = CHILD.format(root=str(ROOT), tree=str(tree), folder=str(folder), gate=str(gate), **options)
         self.output = gate.with_name(f"output{len(list(gate.parent.glob('output*')))}")
         with open(self.output, "w") as file:
             self.process = subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=subprocess.STDOUT)
@@ -444,8 +451,8 @@ def wait_until(condition):
 def start(folder, tmp_path):
     children = []
 
-    def start_one(tree, workers=0):
-        children.append(Child(tree, folder, tmp_path / "gate", workers))
+    def start_one(tree, workers=0, skip_bad=False):
+        children.append(Child(tree, folder, tmp_path / "gate", workers=workers, skip_bad=skip_bad))
         return children[-1]
 
     yield start_one
@@ -481,6 +488,20 @@ def test_who_waits_for_a_process_that_meets_a_damaged_image_need_not_find_it_aga
     assert first.lines("MISTAKE") == second.lines("MISTAKE")
     assert "00011.png: cannot be read" in first.lines("MISTAKE")[0] and second.lines("DECODING") == []
     assert names(folder) == []
+
+
+def test_who_skips_damaged_images_need_not_heed_a_process_that_does_not(tree, folder, tmp_path, start):
+    expected = decoded(files_of(tree), None).clone()
+    Path(files_of(tree).paths[-1]).write_bytes(b"no image")
+    expected[-1] = 0
+    first = start(tree)
+    first.wait_for("DECODING")
+    second = start(tree, skip_bad=True)
+    second.wait_for("LOG Waiting for another process")
+    (tmp_path / "gate").touch()
+    for child in (first, second):
+        child.end()
+    assert first.lines("MISTAKE") and second.lines("PIXELS") == [f"PIXELS {sha256(expected.numpy()).hexdigest()}"]
 
 
 def children_of(pid):

@@ -1,0 +1,182 @@
+"""torchrun whose exit code says what to do next: ``python scripts/torchrun.py [flag of torchrun ...] main.py ...``
+
+torchrun itself ends with 1 whatever its processes ended with. Here a scheduler can tell:
+
+    0   done
+    2   a mistake of the user's: the same command fails again
+    75  stopped by a signal with the state saved: run the same command with --resume auto again
+    130 the same after Ctrl-C
+    1   anything else, such as a process that was killed or another machine that is silent
+
+SIGTERM, SIGUSR1, SIGHUP and SIGQUIT reach the processes as SIGTERM, SIGINT as itself; they then have
+``--shutdown-timeout`` seconds to save and end (180 unless given), not torchrun's 30. A second Ctrl-C is passed on too,
+any other further signal is not. With several machines each launcher tells this of its own processes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+MISTAKE, TRY_AGAIN, INTERRUPTED = 2, 75, 130
+SHUTDOWN_SECONDS = 180
+SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N says otherwise; 60 is torch's own
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# nohup and a shell's & have their processes ignore these; that stays so.
+IGNORABLE = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Launcher:
+    """The signals that this process has heard, and the agent: torch's object that owns the training processes."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self.agent: LocalElasticAgent | None = None
+        self._ignored = [number for number in IGNORABLE if signal.getsignal(number) == signal.SIG_IGN]
+
+    def listen(self) -> None:
+        """Handle all stop signals from here on."""
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.agent is None:  # nothing has begun
+            os._exit(INTERRUPTED if number == signal.SIGINT else TRY_AGAIN)
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+
+        first, self.heard = not self.heard, self.heard or number
+        if first:  # torch passes the exception's signal on
+            name = signal.Signals(number).name
+            raise SignalException(name, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        if number == self.heard == signal.SIGINT:
+            for process in self.processes():
+                if process.proc.poll() is None:
+                    process.close(signal.SIGINT)
+
+    def processes(self) -> list[Any]:
+        """torch's handles of the training processes that were started last, in the order of their local ranks."""
+        context = getattr(self.agent, "_pcontext", None)
+        return [] if context is None else [handle for _, handle in sorted(context.subprocess_handlers.items())]
+
+    def exit_codes(self) -> list[int]:
+        """Those of ``processes``; minus the signal's number for one that was killed."""
+        codes = [process.proc.poll() for process in self.processes()]
+        return [code for code in codes if code is not None]
+
+    def exit_code(self, succeeded: bool) -> int:
+        """What this process ends with."""
+        codes = self.exit_codes()
+        if MISTAKE in codes:
+            return MISTAKE
+        if any(code > 0 and code not in (TRY_AGAIN, INTERRUPTED) for code in codes):
+            return 1
+        if codes and not any(codes) and (succeeded or self.heard):
+            return 0
+        if self.heard:
+            return INTERRUPTED if self.heard == signal.SIGINT else TRY_AGAIN
+        # A process that saved has agreed on it with all the others, however those have ended.
+        return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in codes), 1)
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun in this process; gives the exit code."""
+    launcher = Launcher()
+    launcher.listen()
+
+    from torch.distributed import DistError, run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher import api
+
+    args = run.parse_args(argv)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+    if args.max_restarts:
+        # Else the training processes meet in a store of rank 0's agent, and an agent that outlives that one, and does
+        # not become rank 0 itself, sends its processes to the dead one's address for ever.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    silence = re.search(r"\bread_timeout=(\d+)", args.rdzv_conf or "")
+    api.LocalElasticAgent = agent_class(launcher, int(silence[1]) if silence else SILENCE_SECONDS)
+    problem = None
+    try:
+        run.run(args)
+    except SignalException as error:
+        problem = f"stopped by {error}"
+    except ChildFailedError:
+        problem = "failed"
+    except (RendezvousError, DistError) as error:
+        place = f" at {args.rdzv_endpoint}" if args.rdzv_endpoint else ""
+        problem = f"no contact with the other launchers{place} ({type(error).__name__}: {error})"
+    if problem:
+        print(f"torchrun.py: {' '.join(problem.split())}{endings(launcher)}", file=sys.stderr)
+    return launcher.exit_code(succeeded=problem is None)
+
+
+def endings(launcher: Launcher) -> str:
+    """How the training processes ended, in words."""
+    codes = launcher.exit_codes()
+    words = [f"exit code {code}" if code >= 0 else signal.Signals(-code).name for code in codes]
+    return "; its processes ended with " + ", ".join(words) if words else ""
+
+
+def limit_silence(seconds: int) -> None:
+    """End this process's connections that hear nothing for ``seconds``.
+
+    A store's client waits for an answer, in a call that no signal interrupts, until the system gives the connection
+    up: after a quarter of an hour or never when the other machine has fallen silent.
+    """
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):  # not Linux
+        return
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:  # no socket, or none of TCP's
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 2))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 4))
+
+
+def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAgent]:
+    """torch's agent, with this launcher's signals, patience and second thoughts about restarts."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            launcher.agent = self
+            limit_silence(silence_seconds)  # the connection to the meeting point is there by now
+            self._seconds = getattr(self, "_shutdown_timeout", int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]))
+
+        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+            started = super()._start_workers(worker_group)
+            launcher.listen()  # in place of the handlers that torch has just set
+            return started
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            first = self._remaining_restarts == worker_group.spec.max_restarts
+            if first and any(failure.exitcode == MISTAKE for failure in result.failures.values()):
+                self._remaining_restarts = 0  # the same command would fail again
+            return result
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+            if self._pcontext:  # torch gives them 30 s when it ends them for a restart
+                self._pcontext.close(death_sig, self._seconds)
+            super()._shutdown(death_sig)
+
+    return Agent
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # Python's teardown would take a second in which a stop signal kills

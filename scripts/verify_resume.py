@@ -1,0 +1,254 @@
+"""Does a training that is killed and continued end with the bits of one that is not? Tried out, here, with your flags.
+
+    python scripts/verify_resume.py                                  # the digits, 20 kills
+    python scripts/verify_resume.py --kills 50 --ranks 2 --arch conv2 --amp fp16 --ema-decay 0.99
+    python scripts/verify_resume.py --workers-cycle 0 2 1 --dataname folder --datapath my_data --epochs 2
+
+Runs the training once straight and once killed (SIGKILL to all its processes) at random moments, continued each time
+with --resume auto; compares weights, moving average, optimizer, scaler, metrics, TensorBoard points, and the samples
+and images of every step. Exit code 0: equal, 1: different, 2: a mistake, or fewer kills than asked for. Heavy imports
+stand inside the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shlex
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.verification.runs import Failure, Run, Timeline, kept_straight_run, moments, straight_run
+from utils import arguments
+from utils.setting import between
+from utils.settings import UserError
+from utils.tools import ToolParser, make_folder, run_tool, table
+
+if TYPE_CHECKING:
+    from scripts.verification.comparison import Comparison
+
+NAME = "verify_resume.py"
+KILLS = 20
+SAVE_EVERY_STEPS = 10
+MOST_ROUNDS = 10  # killed runs, should one end before its last kills
+SHOWN = 5  # differences of each file
+
+
+def main(argv: list[str]) -> int:
+    """The tool; gives its exit code."""
+    own, flags = read_flags(argv)
+    with ended_by_signals(), folder_of(own.keep) as folder:
+        try:
+            straight, timeline = run_straight(own, flags, folder)
+        except Failure as error:
+            raise UserError(*f"the straight run {error}".splitlines()) from error
+        try:
+            kills, comparisons = run_killed(own, flags, folder, straight, timeline)
+        except Failure as error:
+            print(f"The killed run, continued, {error}")
+            print(f"verdict: DIFFERENT: the killed run, continued, {str(error).splitlines()[0].rstrip(':')}")
+            return 1
+        return tell(own, kills, comparisons, len(timeline.steps))
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument("--kills", type=_whole(1), default=KILLS, metavar="N", help=f"how often to kill [{KILLS}]")
+    parser.add_argument("--ranks", type=_whole(1), default=1, metavar="N", help="training processes [1]")
+    parser.add_argument(
+        "--kill-seed", type=_whole(0), metavar="N", help="draw the moments of this number [another each time]"
+    )
+    parser.add_argument(
+        "--workers-cycle", type=_whole(0), nargs="+", metavar="N",
+        help="after each kill go on with the next of these numbers of data workers",
+    )  # fmt: skip
+    parser.add_argument("--keep", metavar="DIR", help="keep both runs' folders there")
+    parser.add_argument(
+        "--straight-from", metavar="DIR", help="take the straight run of an earlier --keep DIR with the same flags"
+    )
+    return parser
+
+
+def _whole(low: int) -> Any:
+    def convert(text: str) -> int:
+        try:
+            problem = between(low, 10**6)(int(text))
+        except ValueError:
+            problem = "must be a whole number"
+        if problem:
+            raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+        return int(text)
+
+    return convert
+
+
+def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's flags, and the checked training flags with what the comparison needs added."""
+    own, flags = build_parser().parse_known_args(argv)
+    args = arguments.parse(flags, own.ranks)
+    unfit = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
+    mistakes = [f"{flag}: the tool starts and continues the runs itself; remove it" for flag in unfit if unfit[flag]]
+    if "output" in args.origins and args.origins["output"] != "default":
+        mistakes.append("--output: both runs go to a folder of their own; remove it, or give --keep DIR")
+    if mistakes:
+        raise UserError(*mistakes)
+    added = [] if args.run.deterministic else ["--deterministic"]
+    if not args.logging.save_every_steps:
+        added += ["--save-every-steps", str(SAVE_EVERY_STEPS)]
+    if args.logging.progress:
+        added.append("--no-progress")
+    arguments.parse([*flags, *added], own.ranks)  # what --deterministic contradicts
+    if own.kill_seed is None:
+        own.kill_seed = random.SystemRandom().randrange(10**6)
+    return own, [*flags, *added]
+
+
+@contextmanager
+def folder_of(keep: str | None) -> Iterator[Path]:
+    """Where both runs go: the folder to keep, which must be new or empty, or one that is removed again."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+        return
+    try:
+        folder = make_folder(keep)
+    except UserError as error:
+        raise UserError(str(error).replace("--output", "--keep", 1)) from error
+    if any(folder.iterdir()):
+        raise UserError(f"--keep {keep}: is not empty; give a new folder")
+    yield folder
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP raise ``KeyboardInterrupt``, once: what was started is then killed in peace."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> tuple[Run, Timeline]:
+    """The run to compare with."""
+    say(f"training: {shlex.join(flags)}")
+    if own.straight_from is not None:
+        straight, timeline = kept_straight_run(Path(own.straight_from) / "straight", flags, own.ranks)
+    else:
+        straight, timeline = straight_run(folder / "straight", flags, own.ranks)
+    say(
+        f"straight run on {own.ranks} rank(s): {len(timeline.steps)} steps in {timeline.end:.1f} s after "
+        f"{timeline.start_up:.1f} s to start; longest gap between two steps {timeline.longest_gap:.3g} s"
+    )
+    say(f"kills: {own.kills} at moments drawn by --kill-seed {own.kill_seed}")
+    return straight, timeline
+
+
+def run_killed(
+    own: argparse.Namespace, flags: list[str], folder: Path, straight: Run, timeline: Timeline
+) -> tuple[Counter[str], list[Comparison]]:
+    """Killed runs until there are kills enough, each finished and compared; where the kills landed."""
+    from scripts.verification.comparison import compare_runs
+
+    chance, landed, comparisons = random.Random(own.kill_seed), Counter(), []
+    free_settings = ("workers",) if own.workers_cycle else ()
+    for number in range(1, MOST_ROUNDS + 1):
+        killed = Run(folder / f"killed_{number}", flags, own.ranks)
+        kill_again_and_again(own, killed, timeline, sum(landed.values()), chance)
+        landed.update(landing.place.kind for landing in killed.landings)
+        comparisons += compare_runs(straight, killed, free_settings)
+        if any(comparison.differences for comparison in comparisons) or sum(landed.values()) >= own.kills:
+            break
+        if number < MOST_ROUNDS:
+            say("the run came to its end before the last kills; they go to another one")
+    return landed, comparisons
+
+
+def kill_again_and_again(
+    own: argparse.Namespace, killed: Run, timeline: Timeline, before: int, chance: random.Random
+) -> None:
+    """One run, killed up to the number still wanted, then finished."""
+    stall_seconds = 300 + 10 * (timeline.start_up + timeline.end)
+    for step, delay in moments(timeline, own.kills - before, chance):
+        if not killed.kill_at(step, delay, more_flags(own, killed), stall_seconds):
+            return
+        landing = killed.landings[-1]
+        count = f"kill {before + len(killed.landings)} of {own.kills}"
+        say(f"{count}: {landing.place}, {landing.seconds:.1f} s after the start")
+    killed.finish(*more_flags(own, killed), stall_seconds=stall_seconds)
+    say("continued to the end")
+
+
+def more_flags(own: argparse.Namespace, killed: Run) -> list[str]:
+    """What is added to the flags of the next start."""
+    cycle = own.workers_cycle
+    workers = ["--workers", str(cycle[killed.starts % len(cycle)])] if cycle else []
+    return ["--resume", "auto", *workers]
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+def tell(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[Comparison], steps: int) -> int:
+    """Table and verdict; gives the exit code."""
+    kills = sum(landed.values())
+    say(f"landed: {', '.join(f'{count} {kind}' for kind, count in sorted(landed.items())) or 'none'}\n")
+    merged: dict[str, tuple[int, list[str]]] = {}
+    for item in comparisons:
+        count, differences = merged.get(item.what, (0, []))
+        merged[item.what] = count + item.count, differences + item.differences
+    rows = [[what, f"{count:,}", "no" if wrong else "yes"] for what, (count, wrong) in merged.items()]
+    say(table(["compared bit for bit", "values", "equal"], rows) + "\n")
+    different = {what: wrong for what, (_, wrong) in merged.items() if wrong}
+    for what, wrong in different.items():
+        shown = one_of_each_kind(wrong)
+        more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
+        say(f"- {what}: {'; '.join(shown)}{more}")
+    after = f"after {kills} kill{'s' * (kills != 1)} on {own.ranks} rank(s)"
+    if different:
+        first = "; ".join(f"{what}: {wrong[0]}" for what, wrong in different.items())
+        say(f"verdict: DIFFERENT: {first} ({after})")
+        return 1
+    if kills < own.kills:
+        say(f"verdict: EQUAL {after}, fewer than the {own.kills} asked for: {steps} steps end too soon; train longer")
+        return 2
+    say(f"verdict: EQUAL {after}")
+    return 0
+
+
+def one_of_each_kind(differences: Sequence[str]) -> list[str]:
+    """The first of the model's, the first of the optimizer's ..., the first of each column."""
+    kinds = {re.sub(r"\d+", "", text.partition(":")[0].partition("/")[0]): text for text in reversed(differences)}
+    return list(kinds.values())[::-1][:SHOWN]
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

@@ -1,0 +1,143 @@
+"""The SLURM script with stand-ins for SLURM's commands: it saves when its time is up, requeues itself and goes on."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.end_to_end.processes import FINAL_LINE, ROOT, load
+from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, variables
+
+# srun starts a task a node, here all on this machine, hands SIGUSR1 on to them and ends with their highest exit code.
+FAKE_SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+pids=() heard=
+trap 'heard=1; kill -USR1 "${pids[@]}"' USR1
+for ((node = 0; node < SLURM_NNODES; node++)); do
+  "$@" & pids+=($!)
+done
+highest=0
+for pid in "${pids[@]}"; do
+  code=
+  while [[ -z $code || $heard ]]; do
+    heard= code=0
+    wait "$pid" || code=$?
+  done
+  ((code <= highest)) || highest=$code
+done
+exit "$highest"
+"""
+FAKE_SCONTROL = """#!/usr/bin/env bash
+[[ $* == "show hostnames node[1-2]" ]] && echo localhost && echo elsewhere
+[[ $1 != requeue ]] || echo "$*" >> "$REQUEUED"
+"""
+
+
+class Job:
+    """A SLURM job of the script: ``start`` runs it as SLURM does, from a copy."""
+
+    def __init__(self, folder):
+        (folder / "bin").mkdir()
+        executable(folder / "bin" / "srun", FAKE_SRUN)
+        executable(folder / "bin" / "scontrol", FAKE_SCONTROL)
+        self.script, self.requeued, self.id = folder / "slurm_script", folder / "requeued", str(os.getpid())
+        shutil.copy(SCRIPTS / SBATCH, self.script)
+        base = variables()
+        self.env = {
+            **base,
+            "PATH": f"{folder / 'bin'}{os.pathsep}{base['PATH']}",
+            "REQUEUED": str(self.requeued),
+            "SLURM_JOB_ID": self.id,
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NNODES": "2",
+            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_SUBMIT_DIR": str(ROOT),
+        }
+        self.folder = folder
+
+    def start(self, *flags, **more):
+        line = ["bash", self.script, "DATA", *flags]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([*map(str, line)], env=self.env | more, cwd=self.folder, **pipes)
+
+    def requeues(self):
+        return self.requeued.read_text().splitlines() if self.requeued.exists() else []
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def test_a_slurm_job_whose_time_is_up_saves_requeues_itself_and_goes_on_to_the_end(job, tmp_path):
+    flags = [*SYNTHETIC, "--arch", "fc", "--epochs", "100", "--warmup-epochs", "0", "--lr", "0.01", "--no-progress"]
+    flags += ["--output", tmp_path / "runs"]
+    first = job.start(*flags)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/**/last.pt")):
+        assert first.poll() is None and time.monotonic() < deadline, first.communicate()
+        time.sleep(0.1)
+    first.send_signal(signal.SIGUSR1)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 75, err
+    assert out.count(" stopped by ") == 1
+    assert job.requeues() == [f"requeue {job.id}"]
+    (run_folder,) = tmp_path.glob("runs/synthetic/fc/*")
+    step = load(run_folder, "last.pt")["progress"]["step"]
+    assert f"after step {step} " in out
+
+    # The second time one node has to do; what is then finished stays so.
+    for _ in range(2):
+        process = job.start(*flags, "--max-steps", step + 2, SLURM_NNODES="1", SLURM_RESTART_COUNT="1")
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert FINAL_LINE.fullmatch(out.splitlines()[-1])["run"] == str(run_folder)
+    assert "is finished" in out.splitlines()[-2]
+    assert load(run_folder, "final.pt")["progress"]["step"] == step + 2
+    assert "Continuing" in (run_folder / "log.txt").read_text()
+    assert len(job.requeues()) == 1
+
+
+# A launcher that ends with $CODE, when it is told so or at once.
+FAKE_LAUNCHER = """#!/usr/bin/env bash
+[[ ! $AT_ONCE ]] || exit "$CODE"
+trap 'sleep 0.2; exit $CODE' USR1
+touch started
+while true; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "code", "before", "requeued"),
+    [
+        ("USR1", 75, 0, True),
+        ("USR1 USR1", 75, 99, True),
+        ("USR1", 75, 100, False),  # enough
+        ("USR1", 1, 0, False),  # it failed
+        ("USR1", 0, 0, False),  # it had just finished
+        ("TERM", 75, 0, False),  # cancelled
+        ("USR1 TERM", 75, 0, False),
+        ("", 75, 0, False),  # stopped by somebody else
+        ("", 1, 0, False),
+    ],
+)
+def test_a_slurm_job_is_requeued_only_when_its_time_is_up_and_its_state_saved(signals, code, before, requeued, job):
+    (job.folder / "scripts").mkdir()
+    (job.folder / "scripts" / "launch.sh").write_text(FAKE_LAUNCHER)
+    process = job.start(
+        CODE=str(code), AT_ONCE="" if signals else "1", SLURM_SUBMIT_DIR=str(job.folder), SLURM_NNODES="1",
+        SLURM_RESTART_COUNT=str(before),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while signals and not (job.folder / "started").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for name in signals.split():
+        process.send_signal(getattr(signal, f"SIG{name}"))
+        time.sleep(0.05)  # two at once would be handled in the order of their numbers
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, out + err
+    assert job.requeues() == [f"requeue {job.id}"] * requeued
+    assert ("submit the job again" in err) == (before == 100)

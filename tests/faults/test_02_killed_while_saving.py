@@ -1,0 +1,80 @@
+"""A run killed at any moment of a save has a checkpoint that loads, and goes on from it."""
+
+import signal
+
+import pytest
+
+from main import main
+from tests.end_to_end.processes import differences, rows
+from tests.faults import hooked
+from tests.faults.hooked import server  # noqa: F401 - a fixture
+from utils.record.checkpoint import newest
+
+FLAGS = (
+    "--device", "cpu", "--deterministic", "--arch", "fc", "--epochs", "2", "--ema-decay", "0.9",
+    "--save-every-steps", "4", "--no-progress",
+)  # fmt: skip
+STEPS_AN_EPOCH = 23
+LEFT = {"initial.pt", "last.pt", "previous.pt", "best.pt", "final.pt", "manifest.json"}
+# Where the save is cut, and the step of the checkpoint that is then the newest one whole.
+POINTS = {
+    "copy step=8 when=before": 4,
+    "write step=8": 4,
+    "flush step=8": 4,
+    "manifest step=8 nth=1 when=before": 4,
+    "manifest step=8 nth=1 when=after": 4,
+    "prune step=8 when=before": 4,
+    "prune step=8 when=after": 4,
+    "rename step=8 when=before": 4,
+    "rename step=8 when=after": 8,
+    "manifest step=8 nth=2 when=before": 8,
+    "manifest step=8 nth=2 when=after": 8,
+    "rename step=23 name=best when=before": 20,
+    "rename step=23 name=best when=after": 20,
+    "rename step=46 name=final when=after": 44,
+    "prune step=46 when=after": 46,  # final.pt is there, last.pt is not
+    "rename step=46 name=last when=after": 46,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run of FLAGS that nothing happens to."""
+    output = tmp_path_factory.mktemp("whole")
+    assert main([*FLAGS, "--output", str(output)]) == 0
+    return next(output.glob("digits/fc/*"))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_in_each_phase_of_a_save_leaves_a_whole_checkpoint_to_go_on_from(server, whole, tmp_path, capsys, point):  # noqa: F811
+    flags = (*FLAGS, "--output", str(tmp_path), "--resume", "auto")
+    assert hooked.train(server, tmp_path / "log", f"kill {point}", *flags) == -signal.SIGKILL
+    folder = next(tmp_path.glob("digits/fc/*"))
+    warnings = []
+    _, state = newest(folder / "checkpoints", warnings.append)
+    assert (state["progress"]["step"], warnings) == (POINTS[point], [])
+
+    assert main([*flags]) == 0
+    assert "is damaged" not in capsys.readouterr().err
+    assert list(tmp_path.glob("digits/fc/*")) == [folder]
+    assert differences(whole, folder) == []
+    assert rows(whole) == rows(folder)
+
+
+def test_the_saves_after_a_cut_one_leave_nothing_of_it_behind(server, tmp_path):  # noqa: F811
+    flags = (*FLAGS, "--output", str(tmp_path), "--resume", "auto")
+    for point in ("write step=8", "rename step=12 when=before"):
+        assert hooked.train(server, tmp_path / "log", f"kill {point}", *flags) == -signal.SIGKILL
+    folder = next(tmp_path.glob("digits/fc/*/checkpoints"))
+    assert {path.name for path in folder.iterdir()} - LEFT != set()
+    assert main([*flags]) == 0
+    assert {path.name for path in folder.iterdir()} == LEFT
+
+
+def test_a_run_killed_in_its_very_first_save_is_begun_anew(server, whole, tmp_path):  # noqa: F811
+    flags = (*FLAGS, "--output", str(tmp_path), "--resume", "auto")
+    assert hooked.train(server, tmp_path / "log", "kill write step=0", *flags) == -signal.SIGKILL
+    assert main([*flags]) == 0
+    finished = [folder for folder in tmp_path.glob("digits/fc/*") if (folder / "checkpoints/final.pt").is_file()]
+    assert len(finished) == 1
+    assert differences(whole, finished[0]) == []

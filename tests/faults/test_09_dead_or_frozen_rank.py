@@ -1,0 +1,144 @@
+"""Row 9: a process of a run dies or freezes, or their launcher dies: all of them end, and the run can go on.
+
+How long it takes. When a process dies, the others notice at their next exchange, and torchrun within 0.1 s. When one
+freezes, the others give up after ``--timeout`` seconds (600 by default); torchrun then kills what does not obey SIGTERM
+after 30 s, which is its own figure. When torchrun dies, the system tells its processes, which save and end.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from main import main
+from scripts.verification.processes import descendants
+from tests.end_to_end.processes import ROOT, command, load
+from tests.faults.conftest import MARK, marked
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
+
+BATCH, IMAGES = 60, 1437
+FLAGS = ("--arch", "fc", "--global-batch-size", BATCH, "--save-every-steps", 10, "--no-progress", "--epochs", 100000)
+TIMEOUT_SECONDS = 5
+LOST = r"main\.py: rank \d has lost the other processes \(.+\); .*--resume auto continues"
+
+
+class Outcome(NamedTuple):
+    """How a run has ended after its fault."""
+
+    code: int
+    out: str
+    err: str
+    left: dict[int, str]  # processes that had not ended
+    output: Path
+    processes: list[int]  # of training, before the fault
+
+
+class Run:
+    """A run on its way; ``launcher`` is torchrun or what stands in for it."""
+
+    def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run")):
+        line = command(*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, processes=ranks)
+        line[1:3] = map(str, launcher)
+        self.output, self.mark = output, uuid.uuid4().hex
+        with open(f"{output}.out", "w") as out, open(f"{output}.err", "w") as err:
+            self.process = subprocess.Popen(line, stdout=out, stderr=err, env={**os.environ, MARK: self.mark})
+
+    def ranks(self):
+        """The training processes, once they have saved something."""
+        saved = "digits/fc/*/checkpoints/last.pt"
+        wait(lambda: list(self.output.glob(saved)) or self.process.poll() is not None, 120)
+        assert list(self.output.glob(saved)), Path(f"{self.output}.err").read_text()
+        return sorted(descendants(self.process.pid))
+
+    def ended(self, processes):
+        """What the run left, when everything of it has ended or a minute after the launcher."""
+        code = self.process.wait(120)
+        wait(lambda: not marked(self.mark), 60, must=False)
+        left = marked(self.mark)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        out, err = (Path(f"{self.output}.{name}").read_text() for name in ("out", "err"))
+        return Outcome(code, out, err, left, self.output, processes)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Each fault's outcome. They happen side by side, for the frozen process takes torchrun half a minute."""
+    folder = tmp_path_factory.mktemp("runs")
+    frozen = Run(folder / "frozen", 2, (ROOT / "scripts" / "torchrun.py",))
+    frozen_ranks = frozen.ranks()
+    os.kill(frozen_ranks[1], signal.SIGSTOP)
+    killed, orphans = Run(folder / "killed", 3), Run(folder / "orphans", 2)
+    killed_ranks, orphan_ranks = killed.ranks(), orphans.ranks()
+    os.kill(killed_ranks[-1], signal.SIGKILL)
+    os.kill(orphans.process.pid, signal.SIGKILL)
+    return {
+        "killed": killed.ended(killed_ranks),
+        "orphans": orphans.ended(orphan_ranks),
+        "frozen": frozen.ended(frozen_ranks),
+    }
+
+
+def wait(condition, seconds, must=True):
+    """Return once ``condition`` gives something true."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not must or condition()
+
+
+def goes_on(outcome):
+    """The same command with --resume auto continues the run, with the samples that its steps have seen counted right."""
+    (run,) = outcome.output.glob("digits/fc/*")
+    before = load(run, "last.pt")["progress"]["step"]
+    last = before + 5
+    flags = [*FLAGS, "--device", "cpu", "--output", outcome.output, "--resume", "auto", "--max-steps", last]
+    assert main([*map(str, flags)]) == 0
+    progress = load(run, "final.pt")["progress"]
+    an_epoch = -(-IMAGES // BATCH)
+    assert progress["step"] == last
+    assert progress["samples_seen"] == last // an_epoch * IMAGES + last % an_epoch * BATCH
+    return before
+
+
+def test_a_killed_rank_ends_the_others_and_the_run_goes_on(outcomes):
+    outcome = outcomes["killed"]
+    assert len(outcome.processes) == 3
+    assert outcome.code == 1
+    assert not outcome.left
+    tells_its_loss_in_a_line(outcome)
+    goes_on(outcome)
+
+
+def test_a_frozen_rank_ends_the_others_within_the_timeout_and_the_run_goes_on(outcomes):
+    outcome = outcomes["frozen"]
+    assert outcome.code == 1
+    assert not outcome.left
+    assert tells_its_loss_in_a_line(outcome) == 1
+    assert outcome.err.splitlines()[-1] == "torchrun.py: failed; its processes ended with exit code 1, SIGKILL"
+    goes_on(outcome)
+
+
+def test_ranks_without_their_launcher_save_and_end_and_the_run_goes_on(outcomes):
+    outcome = outcomes["orphans"]
+    assert outcome.code == -signal.SIGKILL
+    assert not outcome.left
+    assert "Traceback" not in outcome.err
+    told = re.search(r"stopped by SIGTERM after step (\d+)", outcome.out)
+    assert goes_on(outcome) == int(told[1])
+
+
+def tells_its_loss_in_a_line(outcome):
+    """How many survivors have told in one line each what happened, without a traceback; torchrun may print its own."""
+    assert str(ROOT / "main.py") + '"' not in outcome.err
+    ours = [line for line in outcome.err.splitlines() if line.startswith("main.py: ")]
+    assert ours and all(re.fullmatch(LOST, line) for line in ours), outcome.err
+    assert len(ours) < len(outcome.processes)
+    return len(ours)

@@ -1,0 +1,224 @@
+"""Row 11: a machine of a run dies, falls silent or comes: the others go on from the checkpoint, or end in time.
+
+The machines are network namespaces, each with an address of its own on a bridge, and ``scripts/elastic.sh`` is started
+on each. The waits, by default and here, in seconds:
+
+- a process waits for the others in one exchange: ``--timeout`` 600, here 5. It notices at once when the other machine's
+  system says that the process is gone; only silence takes the whole time;
+- a machine counts as lost after ``keep_alive_interval`` x ``keep_alive_max_attempt`` = 5 x 3 of silence, here 1 x 3;
+- the meeting stays open for ``last_call_timeout`` 30 for more machines once there are enough, here 2;
+- a launcher that hears nothing from the meeting point ends after ``read_timeout`` 60 in one call, here 5;
+- a launcher waits for enough machines for ``join_timeout`` 600, here 60.
+
+The last four are torchrun's; ``PET_RDZV_CONF`` (its ``--rdzv-conf``) sets them.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from main import main
+from tests.end_to_end.processes import FINAL_LINE, ROOT, load
+
+EPOCHS, IMAGES = 60, 1437
+RECIPE = f"dataname: digits\narch: fc\nepochs: {EPOCHS}\nglobal-batch-size: 90\nsave-every-steps: 10\n"
+FLAGS = ("--device", "cpu", "--no-progress")
+TIMEOUT_SECONDS = 5
+WAITS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2,read_timeout=5,join_timeout=60"
+PORT = 29400
+SECONDS = 180  # for what should take some 20
+
+
+def ip(*words):
+    """Run ``ip``; gives what it printed."""
+    done = subprocess.run(["ip", *map(str, words)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(map(str, words))}: {done.stderr.strip()}")
+    return done.stdout
+
+
+class Network:
+    """Machines with the addresses 10.77.0.1 and up on one switch: ``machines[n]`` is the name of one's namespace."""
+
+    def __init__(self):
+        self.name = f"test-{uuid.uuid4().hex[:8]}"
+        self.switch, self.machines = f"{self.name}-switch", []
+        self.spaces = []
+
+    def build(self, machines):
+        self._add(self.switch)
+        ip("-n", self.switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", self.switch, "link", "set", "bridge", "up")
+        for number in range(1, machines + 1):
+            space = f"{self.name}-{number}"
+            self._add(space)
+            self.machines.append(space)
+            peer = ("peer", "name", f"port{number}", "netns", self.switch)
+            ip("link", "add", "eth0", "netns", space, "type", "veth", *peer)
+            ip("-n", self.switch, "link", "set", f"port{number}", "master", "bridge", "up")
+            ip("-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                ip("-n", space, "link", "set", device, "up")
+
+    def _add(self, space):
+        ip("netns", "add", space)
+        self.spaces.append(space)
+
+    def processes(self):
+        """The ids of all processes on the machines."""
+        return [int(pid) for space in self.machines for pid in ip("netns", "pids", space).split()]
+
+    def remove(self):
+        """Give everything back; returns the processes that were still there, killed now."""
+        left = self.processes()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for space in self.spaces:
+            ip("netns", "delete", space)
+        return left
+
+
+@pytest.fixture
+def network():
+    """An empty network, or a reason why there can be none here."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no program ip here")
+    network = Network()
+    try:
+        network.build(machines=3)
+    except OSError as error:
+        network.remove()
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    yield network
+    left = network.remove()
+    assert not left, f"left running: {left}"
+    assert network.name not in ip("netns", "list")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "elastic.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory):
+    """The uninterrupted run, in one process."""
+    output = tmp_path_factory.mktemp("whole")
+    assert main([*FLAGS, "--config", str(recipe), "--output", str(output)]) == 0
+    return folder(output)
+
+
+class Machine:
+    """elastic.sh on the machine with the address 10.77.0.``number``; ``host`` is that of the meeting point."""
+
+    def __init__(self, network, number, host, nodes, recipe, output, flags=()):
+        self.space, self.log = network.machines[number - 1], f"{output}-{number}-{uuid.uuid4().hex[:4]}"
+        variables = {
+            "NNODES": nodes, "RDZV_ENDPOINT": f"10.77.0.{host}:{PORT}", "RDZV_ID": network.name, "NPROC": "1",
+            "MAX_RESTARTS": "5", "GLOO_SOCKET_IFNAME": "eth0", "PET_LOCAL_ADDR": f"10.77.0.{number}",
+            "PET_RDZV_CONF": f"{WAITS},is_host={number == host}", "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }  # fmt: skip
+        line = ["ip", "netns", "exec", self.space, "bash", ROOT / "scripts/elastic.sh", recipe, "."]
+        line += [*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, *flags]
+        with open(f"{self.log}.out", "w") as out, open(f"{self.log}.err", "w") as err:
+            self.launcher = subprocess.Popen([*map(str, line)], stdout=out, stderr=err, env={**os.environ, **variables})
+
+    def die(self):
+        """The machine is gone; its system still answers for its processes."""
+        for pid in ip("netns", "pids", self.space).split():
+            os.kill(int(pid), signal.SIGKILL)
+        self.launcher.wait(10)
+
+    def fall_silent(self):
+        """Nothing reaches the machine any more, and nothing comes from it."""
+        ip("-n", self.space, "link", "set", "eth0", "down")
+
+    def ended(self):
+        """The exit code and what was printed, once the launcher has ended."""
+        code = self.launcher.wait(SECONDS)
+        return code, *(Path(f"{self.log}.{name}").read_text() for name in ("out", "err"))
+
+
+def folder(output):
+    (run,) = output.glob("digits/fc/*")
+    return run
+
+
+def wait(condition, *machines):
+    """Return once ``condition`` gives something true; fails when a machine ends before."""
+    deadline = time.monotonic() + SECONDS
+    while not (given := condition()):
+        assert time.monotonic() < deadline
+        for machine in machines:
+            assert machine.launcher.poll() is None, machine.ended()
+        time.sleep(0.05)
+    return given
+
+
+def saved(output):
+    return list(output.glob("digits/fc/*/checkpoints/last.pt"))
+
+
+def finished(machine, output, whole, counts):
+    """``machine`` has ended well, with every step at its learning rate and all samples counted; gives its output.
+
+    ``counts``: on how many machines the run was begun and continued.
+    """
+    code, out, err = machine.ended()
+    assert code == 0, err
+    run = folder(output)
+    for name in ("lr", "step", "epoch"):
+        np.testing.assert_array_equal(np.load(run / "metrics.npz")[name], np.load(whole / "metrics.npz")[name])
+    assert load(run, "final.pt")["progress"]["samples_seen"] == EPOCHS * IMAGES
+    log = (run / "log.txt").read_text()
+    assert [*map(int, re.findall(r"(\d+) process\(es\)", log))] == counts, log
+    assert log.count("Continuing") == len(counts) - 1
+    return out
+
+
+def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network, recipe, whole, tmp_path):
+    # The lost machine has the lowest address, hence rank 0: it wrote the checkpoints, and the others met there.
+    output, slow = tmp_path / "runs", ("--val-batch-size", 1)  # time for a machine to come
+    lost, *peers = (Machine(network, n, 3, "2:3", recipe, output, slow) for n in (1, 2, 3))
+    wait(lambda: saved(output), lost, *peers)
+    lost.die()
+    wait(lambda: "Continuing" in (folder(output) / "log.txt").read_text(), *peers)
+    back = Machine(network, 1, 3, "2:3", recipe, output, slow)
+    printed = "".join(finished(machine, output, whole, [3, 2, 3]) for machine in (*peers, back))
+    assert FINAL_LINE.search(printed)
+
+
+def test_a_silent_machines_peer_goes_on_and_the_silent_one_ends(network, recipe, whole, tmp_path):
+    output = tmp_path / "runs"
+    silent, peer = (Machine(network, n, 2, "1:2", recipe, output) for n in (1, 2))
+    wait(lambda: saved(output), silent, peer)
+    silent.fall_silent()
+    finished(peer, output, whole, [2, 1])
+    code, _, err = silent.ended()
+    assert code == 1
+    assert "torchrun.py: no contact with the other launchers at 10.77.0.2" in err.splitlines()[-1]
+
+
+def test_without_the_meeting_point_all_end_and_the_same_command_goes_on(network, recipe, whole, tmp_path):
+    output = tmp_path / "runs"
+    host, peer = (Machine(network, n, 1, "1:2", recipe, output) for n in (1, 2))
+    wait(lambda: saved(output), host, peer)
+    host.die()
+    code, _, err = peer.ended()
+    assert code == 1
+    assert "torchrun.py: no contact with the other launchers at 10.77.0.1" in err.splitlines()[-1]
+    finished(Machine(network, 2, 2, "1:2", recipe, output), output, whole, [2, 1])

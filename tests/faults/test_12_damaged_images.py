@@ -1,0 +1,469 @@
+"""A damaged image ends a run with its path, or with --skip-bad-images is passed over alike by whatever reads; odd images
+are read as Pillow shows them."""
+
+import contextlib
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from sklearn.datasets import load_digits, load_sample_images
+
+import main
+from tests.end_to_end.processes import FINAL_LINE, ROOT, rows, start
+from utils.arguments import parse
+from utils.data import unreadable
+from utils.data.datasets import get_data
+from utils.data.decoding import UnreadableImage, open_image
+from utils.data.loaders import loaders
+from utils.settings import UserError
+
+CPU = torch.device("cpu")
+CLASSES, EACH = 10, {"train": 4, "test": 3}  # images of each class
+BAD = {"train": (6, 7, 21, 39), "test": (4, 5, 6, 7, 20)}  # two in a row at a class's end, the last of all; a batch
+STAND_INS = {6: 8, 7: 8, 21: 22, 39: 0}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """Class folders of handwritten digits, 28 by 28 grey pixels, as for MNIST."""
+    root, digits = tmp_path_factory.mktemp("clean"), load_digits()
+    for label in range(CLASSES):
+        images = iter(digits.images[digits.target == label])
+        for split, count in EACH.items():
+            (root / split / str(label)).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.kron(next(images), np.ones((3, 3))).astype(np.uint8) * 15
+                Image.fromarray(np.pad(pixels, 2)).save(root / split / str(label) / f"{number}.png")
+    return root
+
+
+def path_of(root, split, index):
+    return root / split / str(index // EACH[split]) / f"{index % EACH[split]}.png"
+
+
+def copied(clean, root):
+    shutil.copytree(clean, root, ignore=shutil.ignore_patterns(".decoded"))
+    return root
+
+
+@pytest.fixture
+def damaged(clean, tmp_path):
+    """The same folders with the images ``BAD`` spoilt, each in one of the ways below."""
+    root = copied(clean, tmp_path / "data")
+    ways = list(DAMAGE.values()) * 2
+    for split, indices in BAD.items():
+        for index in indices:
+            ways.pop()(path_of(root, split, index))
+    return root
+
+
+# ------------------------------------------------------------------------------------------ damage
+
+
+def cut_in_half(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def text(path):
+    path.write_text("this is no image\n" * 10)
+
+
+def enormous_png(path):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", bytes(100)) + chunk(b"IEND", b""))
+
+
+def enormous_jpeg(path):
+    Image.new("RGB", (64, 64)).save(path, "JPEG")
+    data = bytearray(path.read_bytes())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"  # 65535 by 65535
+    path.write_bytes(data)
+
+
+def dangling_link(path):
+    path.unlink()
+    path.symlink_to("nowhere.png")
+
+
+DAMAGE = {way.__name__: way for way in (cut_in_half, empty, text, enormous_png, enormous_jpeg, dangling_link)}
+
+
+def run_in_process(capsys, *flags):
+    """Exit code, stdout and stderr of the program."""
+    code = main.main(["--device", "cpu", "--arch", "fc", "--no-progress", *map(str, flags)])
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("spoil", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_every_kind_of_damage_ends_a_run_with_one_line_that_names_the_path(tmp_path, capsys, split, spoil):
+    photographs = load_sample_images().images
+    for folder in ("train", "val"):
+        for label in range(2):
+            (tmp_path / folder / str(label)).mkdir(parents=True)
+            for number in range(2):
+                image = Image.fromarray(photographs[label][:80, :100])
+                image.save(tmp_path / folder / str(label) / f"{number}.jpg")
+    bad = tmp_path / split / "1" / "0.jpg"
+    spoil(bad)
+    flags = ["--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--epochs", 1, "--workers", 0]
+    code, _, err = run_in_process(capsys, *flags, "--output", tmp_path / "runs")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert err.startswith(f"main.py: {bad}: cannot be read as an image (") and "mend or remove the file" in err
+    assert not list(tmp_path.glob("runs/*/*/*/checkpoints/final.pt"))
+
+
+@pytest.mark.parametrize("loader", ["stream", "resident"])
+def test_damage_met_by_a_worker_ends_the_program_with_exit_code_2_and_one_line(clean, tmp_path, loader):
+    root = copied(clean, tmp_path / "data")
+    bad = path_of(root, "train", 17)
+    cut_in_half(bad)
+    flags = ["--dataname", "mnist", "--datapath", root, "--arch", "fc", "--workers", 2, "--loader", loader]
+    process = start(*flags, "--no-progress", "--epochs", 1, "--output", tmp_path / "runs")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2 and len(err.splitlines()) == 1
+    assert err.startswith(f"main.py: {bad}: cannot be read as an image")
+
+
+MEMORY_PROGRAM = """
+import resource, sys, time
+from utils.data.decoding import UnreadableImage, decode_crop
+def peak_megabytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+before = peak_megabytes()
+for path in sys.argv[1:]:
+    try:
+        decode_crop(path, 224, "RGB")
+    except UnreadableImage:
+        print(peak_megabytes() - before < 50)
+"""
+
+
+def test_enormous_dimensions_are_refused_without_taking_their_memory(tmp_path):
+    enormous_png(tmp_path / "a.png")
+    enormous_jpeg(tmp_path / "a.jpg")
+    command = [sys.executable, "-c", MEMORY_PROGRAM, str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout.split(), done.stderr) == (["True", "True"], "")
+
+
+@pytest.mark.parametrize("action", ["error", "always"])
+def test_large_images_are_read_without_pillows_warning(tmp_path, monkeypatch, action):
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # Pillow warns from here on and refuses twice as many
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(action)
+        assert open_image(str(tmp_path / "large.png"), "RGB").size == (30, 20)
+    assert caught == []
+
+
+@pytest.mark.parametrize(
+    "error", [struct.error("two\nlines"), zlib.error("cut"), IndexError(), EOFError(), OSError("cut")]
+)
+def test_whatever_a_reader_of_pillows_raises_is_one_line_with_the_path(clean, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", fail)
+    with pytest.raises(
+        UnreadableImage, match=r"0\.png: cannot be read as an image \((two lines|cut|\w+)\); mend"
+    ) as caught:
+        open_image(str(path_of(clean, "train", 0)), "L")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_is_not_the_files_fault_is_not_taken_for_a_bad_image(clean):
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    path = str(path_of(clean, "train", 0))
+    with contextlib.ExitStack() as opened:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        with contextlib.suppress(OSError):
+            while True:
+                opened.enter_context(open(path, "rb"))
+        with pytest.raises(UserError, match=r"0\.png: cannot be read .*Too many open files") as caught:
+            open_image(path, "L")
+    assert not isinstance(caught.value, UnreadableImage)
+
+
+# ------------------------------------------------------------------------------------------ skipping
+
+
+def make(root, *flags, rank=0, world_size=1, dataname="mnist"):
+    """Both loaders; of images of one size, or for the data set 'folder' of any."""
+    line = ["--dataname", dataname, "--datapath", root, "--device", "cpu", "--val-batch-size", 2]
+    line += [] if "--global-batch-size" in flags else ["--batch-size", 3]
+    args = parse([*map(str, line), *map(str, flags)], world_size)
+    data = get_data(args.data, CPU)
+    return loaders(
+        data, args.data, CPU, seed=0, channels_last=False, rank=rank, world_size=world_size, progress=False,
+        log=lambda line: None,
+    )[:2]  # fmt: skip
+
+
+READERS = {
+    "read in place": ("--loader", "stream", "--workers", 0),
+    "1 worker": ("--loader", "stream", "--workers", 1),
+    "2 workers": ("--loader", "stream", "--workers", 2),
+    "resident": ("--loader", "resident", "--workers", 0),
+    "resident, decoded by workers": ("--loader", "resident", "--workers", 2),
+}
+every_reader = pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+
+
+def paths_passed(root, index):
+    """Those of a bad training image and of the bad ones up to its stand-in."""
+    passed = [index]
+    while (passed[-1] + 1) % 40 in STAND_INS:
+        passed.append((passed[-1] + 1) % 40)
+    return [str(path_of(root, "train", bad)) for bad in passed]
+
+
+@every_reader
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "second start"])
+def test_training_shows_the_next_readable_image_with_its_label_and_the_samples_own_random_numbers(
+    clean, damaged, tmp_path, reader, again
+):
+    """The reference: whole folders where the stand-ins' files lie in place of the bad ones."""
+    whole = copied(clean, tmp_path / "whole")
+    for bad, stand_in in STAND_INS.items():
+        shutil.copy(path_of(clean, "train", stand_in), path_of(whole, "train", bad))
+    if again:
+        make(damaged, *reader, "--skip-bad-images")
+    found = list(make(damaged, *reader, "--skip-bad-images")[0].batches(3))
+    expected = list(make(whole, "--loader", "stream", "--workers", 0)[0].batches(3))
+    assert len(found) == len(expected)
+    for batch, reference in zip(found, expected, strict=True):
+        assert torch.equal(batch.images, reference.images)
+        assert batch.indices.tolist() == reference.indices.tolist() and batch.number == reference.number
+        shown = [STAND_INS.get(index, index) for index in batch.indices.tolist()]
+        assert batch.targets.tolist() == [index // EACH["train"] for index in shown]
+        bad = [index for index in batch.indices.tolist() if index in STAND_INS]
+        assert batch.unreadable == tuple(path for index in bad for path in paths_passed(damaged, index))
+        assert batch.replaced == len(bad)
+    assert sum(batch.replaced for batch in found) == len(STAND_INS)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_stand_in_is_cropped_with_the_random_numbers_of_the_sample_that_it_stands_for(
+    clean, damaged, tmp_path, workers
+):
+    whole = copied(clean, tmp_path / "whole")
+    for bad, stand_in in STAND_INS.items():
+        shutil.copy(path_of(clean, "train", stand_in), path_of(whole, "train", bad))
+    flags, folder = ("--image-size", 16, "--workers"), {"dataname": "folder"}
+    found = list(make(damaged, *flags, workers, "--skip-bad-images", **folder)[0].batches(3))
+    expected = list(make(whole, *flags, 0, **folder)[0].batches(3))
+    assert all(torch.equal(*(batch.images for batch in pair)) for pair in zip(found, expected, strict=True))
+    assert sum(batch.replaced for batch in found) == len(STAND_INS)
+
+
+@every_reader
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_validation_leaves_bad_images_out_and_counts_the_others_once(clean, damaged, reader, world_size):
+    """The reference: the whole folders' batches without the bad images."""
+    expected = {batch.number: batch for batch in make(clean, "--loader", "stream", "--workers", 0)[1].batches()}
+    found = {}
+    for rank in range(world_size):
+        _, loader = make(damaged, *reader, "--skip-bad-images", rank=rank, world_size=world_size)
+        found |= {batch.number: batch for batch in loader.batches()}
+    assert sorted(found) == sorted(expected)
+    for number, batch in found.items():
+        whole = expected[number]
+        kept = [place for place, index in enumerate(whole.indices.tolist()) if index not in BAD["test"]]
+        assert batch.images.shape == (len(kept), 1, 28, 28) and torch.equal(batch.images, whole.images[kept])
+        assert batch.targets.tolist() == whole.targets[kept].tolist()
+        assert batch.indices.tolist() == whole.indices[kept].tolist()
+        bad = [index for index in whole.indices.tolist() if index in BAD["test"]]
+        assert batch.unreadable == tuple(str(path_of(damaged, "test", index)) for index in bad)
+    assert sorted(len(batch.targets) for batch in found.values())[:3] == [0, 0, 1]  # 4 and 5, 6 and 7, 20
+    assert sum(len(batch.targets) for batch in found.values()) == 30 - 5
+
+
+@pytest.mark.parametrize("loader", ["stream", "resident"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_any_number_of_ranks_shows_and_reports_the_same(damaged, loader, world_size):
+    """Steps of 4 images on 3 ranks: some have one image and fill up with others', which count on one rank alone."""
+    flags = ("--loader", loader, "--workers", 0, "--skip-bad-images", "--global-batch-size", 4)
+
+    def by_sample(world_size):
+        shown, reported, replaced = {}, [], 0
+        for rank in range(world_size):
+            for batch in make(damaged, *flags, rank=rank, world_size=world_size)[0].batches(1):
+                shown |= dict(zip(batch.indices.tolist(), batch.images, strict=False))
+                reported, replaced = reported + list(batch.unreadable), replaced + batch.replaced
+        return shown, sorted(reported), replaced
+
+    (alone, *counts), (parts, *other_counts) = by_sample(1), by_sample(world_size)
+    assert counts == other_counts and counts[1] == len(STAND_INS)
+    assert alone.keys() == parts.keys() and all(torch.equal(alone[index], parts[index]) for index in alone)
+
+
+@every_reader
+def test_very_many_bad_images_in_a_row_are_a_broken_disk(damaged, reader, monkeypatch):
+    monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 5)  # images 4 to 7 of the validation are bad
+    train, validation = make(damaged, *reader, "--skip-bad-images")
+    assert len([*train.batches(0), *validation.batches()]) == 14 + 15
+    monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 4)
+    with pytest.raises(UserError, match=r"test/1/1\.png and the 3 images after it cannot be read .*see to the disk"):
+        train, validation = make(damaged, *reader, "--skip-bad-images", "--cache-dir", damaged / "other")
+        list(validation.batches())
+
+
+@pytest.mark.parametrize("loader", ["stream", "resident"])
+def test_a_folder_without_a_readable_image_ends_the_run_all_the_same(clean, tmp_path, capsys, loader):
+    root = copied(clean, tmp_path / "data")
+    for index in range(30):
+        text(path_of(root, "test", index))
+    flags = ["--dataname", "mnist", "--datapath", root, "--loader", loader, "--workers", 0, "--skip-bad-images"]
+    code, _, err = run_in_process(capsys, *flags, "--epochs", 1, "--output", tmp_path / "runs")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "and the 29 images after it cannot be read" in err and str(root / "test") in err
+
+
+def test_what_was_decoded_with_the_flag_hides_no_damage_from_a_run_without_it(damaged):
+    flags = ("--loader", "resident", "--workers", 0)
+    make(damaged, *flags, "--skip-bad-images")
+    assert len(list((damaged / ".decoded").glob("*.npy"))) == 2
+    with pytest.raises(UserError, match="cannot be read as an image") as caught:
+        make(damaged, *flags)
+    assert str(caught.value).startswith(str(path_of(damaged, "train", 6)))
+
+
+def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, tmp_path):
+    """Size and time of the file stay, as when a network was down, so the decoded images are the same file's."""
+    root = copied(clean, tmp_path / "data")
+    path = path_of(root, "train", 6)
+    content, times = path.read_bytes(), path.stat()
+    path.write_bytes(bytes(len(content)))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    flags = ("--loader", "resident", "--workers", 0)
+    batches = make(root, *flags, "--skip-bad-images")[0].batches(0)
+    assert [path for batch in batches for path in batch.unreadable] == [str(path)]
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for more in (("--skip-bad-images",), ()):
+        found = list(make(root, *flags, *more)[0].batches(0))
+        expected = make(clean, "--loader", "stream", "--workers", 0)[0].batches(0)
+        assert all(torch.equal(*(b.images for b in pair)) for pair in zip(found, expected, strict=True))
+        assert all(batch.unreadable == () for batch in found)
+    assert len(list((root / ".decoded").glob("*.npy"))) == 2  # training and validation: none was made anew
+
+
+def test_skipping_and_decoding_on_a_gpu_contradict_each_other():
+    with pytest.raises(UserError, match="--skip-bad-images cannot be had with --decode gpu"):
+        parse(["--dataname", "imagenet", "--datapath", "d", "--decode", "gpu", "--skip-bad-images"])
+
+
+# ------------------------------------------------------------------------------------------ whole runs
+
+
+def test_a_run_that_skips_is_the_same_on_one_and_two_processes_and_lists_what_it_skipped(damaged, tmp_path):
+    flags = ["--dataname", "mnist", "--datapath", damaged, "--arch", "fc", "--skip-bad-images", "--epochs", 2]
+    flags += ["--global-batch-size", 8, "--val-batch-size", 2, "--no-progress"]
+    kinds = {
+        "stream, 1 process": (("--loader", "stream", "--workers", 1), 1),
+        "resident, 1 process": (("--loader", "resident"), 1),
+        "stream, 2 processes": (("--loader", "stream", "--workers", 1), 2),
+        "resident, 2 processes": (("--loader", "resident"), 2),
+    }
+    runs = {
+        kind: start(*flags, *more, "--output", tmp_path / kind, processes=processes)
+        for kind, (more, processes) in kinds.items()
+    }
+    listed = sorted(str(path_of(damaged, split, index)) for split, indices in BAD.items() for index in indices)
+    lines = {}
+    for kind, process in runs.items():
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        final = FINAL_LINE.fullmatch(out.splitlines()[-1])
+        lines[kind] = final["count"], rows(final["run"])
+        assert final["count"] == "25"
+        assert (next((tmp_path / kind).glob("mnist/fc/*")) / "bad_images.txt").read_text().splitlines() == listed
+        assert [row["unreadable_images"] for row in lines[kind][1]] == ["4", "8"]
+    assert lines["stream, 1 process"] == lines["resident, 1 process"]
+    assert lines["stream, 2 processes"] == lines["resident, 2 processes"]
+
+
+# ------------------------------------------------------------------------------------------ odd images
+
+
+def odd_images(folder):
+    """Files in odd modes, and for each the RGB image that it shows."""
+    photograph = Image.fromarray(load_sample_images().images[1][100:180, 200:320])
+    grey = np.asarray(photograph.convert("L"))
+    palette = photograph.quantize(64)
+    transparent = palette.copy()
+    transparent.info["transparency"] = bytes(range(64))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = {
+        "cmyk.jpg": (photograph.convert("CMYK"), {}),
+        "grey.jpg": (photograph.convert("L"), {}),
+        "grey.png": (photograph.convert("L"), {}),
+        "grey_alpha.png": (photograph.convert("LA"), {}),
+        "palette.png": (palette, {}),
+        "transparent.png": (transparent, {"transparency": bytes(range(64))}),
+        "one_transparent_colour.png": (palette, {"transparency": 3}),
+        "alpha.png": (photograph.convert("RGBA"), {}),
+        "two_colours.png": (photograph.convert("1"), {}),
+        "turned.jpg": (photograph, {"exif": turned}),
+        "palette.bmp": (palette, {}),
+        "lab.tif": (photograph.convert("YCbCr"), {}),
+        "deep.png": (Image.fromarray(grey.astype(np.uint16) * 257), {}),
+        "deep.tif": (Image.fromarray(grey.astype(np.uint16) * 257), {}),
+    }
+    for name, (image, options) in files.items():
+        image.save(folder / name, **options)
+        with Image.open(folder / name) as written, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shown = ImageOps.exif_transpose(written).convert("RGB")
+        if name.startswith("deep"):  # Pillow has no conversion for 16 bits: 65535 levels are scaled to 255
+            assert np.asarray(written).max() > 255
+            shown = Image.fromarray(grey).convert("RGB")
+        yield name, shown
+
+
+def test_odd_modes_show_the_pixels_of_pillows_conversion(tmp_path):
+    """Folders of odd files give the same bits as folders of plain PNG files of what Pillow shows of them."""
+    for root in ("odd", "plain"):
+        for place in ("train/a", "train/b", "val/a", "val/b"):
+            (tmp_path / root / place).mkdir(parents=True)
+    for name, shown in odd_images(tmp_path / "odd/train/a"):
+        shown.save(tmp_path / "plain/train/a" / f"{name}.png")
+    for root, part in (("odd", "train/a"), ("plain", "train/a")):
+        for place in ("train/b", "val/a", "val/b"):
+            shutil.copytree(tmp_path / root / part, tmp_path / root / place, dirs_exist_ok=True)
+
+    def batches(root):
+        line = ["--dataname", "folder", "--datapath", str(tmp_path / root), "--image-size", "48", "--device", "cpu"]
+        args = parse([*line, "--batch-size", "7", "--workers", "1"])
+        data = get_data(args.data, CPU)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train, validation, _ = loaders(
+                data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False
+            )
+            return [*train.batches(0), *validation.batches()]
+
+    odd, plain = batches("odd"), batches("plain")
+    assert sum(len(batch.targets) for batch in odd) == 4 * 14
+    assert all(torch.equal(left.images, right.images) for left, right in zip(odd, plain, strict=True))

@@ -1,0 +1,321 @@
+"""A data worker that dies and shared memory that is used up are told in one line; what is meant for the run spares them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from tests.end_to_end.processes import ROOT, command, differences, start
+from tests.faults.conftest import SECONDS
+from utils.data import cache, sources
+from utils.data.readers import ImageFiles
+from utils.data.sample_plan import Share
+from utils.data.sources import StreamSource, measured_workers
+from utils.data.workers import in_shared_memory
+from utils.settings import UserError
+
+CPU = torch.device("cpu")
+COUNT = 24
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Class folders for training and validation, two classes, every image the same 64 by 64 pixels."""
+    root = tmp_path_factory.mktemp("tree")
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for split, count in (("train", COUNT), ("val", 4)):
+        for number in range(count):
+            folder = root / split / "ab"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    return root
+
+
+@pytest.fixture
+def files(tree):
+    paths = sorted(map(str, (tree / "train").rglob("*.jpg")))
+    return ImageFiles(paths, torch.zeros(COUNT, dtype=torch.int64), "RGB")
+
+
+def streaming(files, workers=1, **options):
+    options = {"size": 32, "crop": True, "fixed_size": False, "seed": 0, "cores": 2, **options}
+    return StreamSource(files, CPU, workers=workers, **options)
+
+
+def shares(count=COUNT // 4):
+    return [Share(0, step, np.arange(4 * step, 4 * step + 4), 4, 1.0, True) for step in range(count)]
+
+
+def stream(files):
+    return list(streaming(files).batches(shares()))
+
+
+def fill_cache(files):
+    return cache.decode(files, 32, False, workers=1, progress=False, log=print)
+
+
+def measure(files):
+    many = ImageFiles(files.paths * 100, files.labels.repeat(100), "RGB")
+    return measured_workers(streaming(many)._reads, 2)
+
+
+READERS = [stream, fill_cache, measure]
+
+
+def fail_at_the_seventh(monkeypatch, failure):
+    """In a worker, decoding ends with ``failure`` when it comes to the seventh image that it reads."""
+    read, decode, parent = [], cache.decode_crop, os.getpid()
+
+    def decode_or_fail(*arguments):
+        read.append(1)
+        if len(read) == 7 and os.getpid() != parent:
+            failure()
+        return decode(*arguments)
+
+    for module in (cache, sources):
+        monkeypatch.setattr(module, "decode_crop", decode_or_fail)
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------ its end
+
+
+@pytest.mark.parametrize(
+    ("read", "failure", "how"),
+    [
+        *(
+            (read, kill_itself, r"was killed \(SIGKILL\), by hand or because memory ran out; .*--workers")
+            for read in READERS
+        ),
+        (stream, lambda: os._exit(3), r"ended with exit code 3; .*--workers 0"),
+        (stream, lambda: os._exit(0), r"ended with exit code 0; .*--workers 0"),
+    ],
+)
+def test_the_end_of_a_worker_is_one_line_that_says_how_and_what_to_do(monkeypatch, files, read, failure, how):
+    fail_at_the_seventh(monkeypatch, failure)
+    with pytest.raises(UserError, match=f"process [0-9]+, which reads images, {how}") as caught:
+        read(files)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_an_error_of_the_program_in_a_worker_keeps_its_kind_and_its_traceback(monkeypatch, files, read):
+    def bug():
+        raise RuntimeError("DataLoader worker (pid 1) is a bug, No space left on device")
+
+    fail_at_the_seventh(monkeypatch, bug)
+    with pytest.raises(RuntimeError, match=r"(?s)Traceback.*decode_or_fail.*is a bug"):
+        read(files)
+
+
+def test_a_worker_that_dies_between_two_batches_is_told_at_the_next_not_where_training_stands(files):
+    source = streaming(files, workers=2)
+    batches = source.batches(shares())
+    next(batches)
+    victim = source._reading._processes[0].pid
+    os.kill(victim, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while state(victim) != "Z":  # here torch alone raises RuntimeError
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.1)
+    with pytest.raises(UserError, match=f"process {victim}, .* was killed"):
+        list(batches)
+
+
+@linux
+def test_a_run_whose_worker_is_killed_ends_with_one_line_and_no_process_stays(tree, tmp_path):
+    process = training(tree, tmp_path, "--epochs", 10000)
+    (victim, *_) = workers_of(process)
+    os.kill(victim, signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    assert len(err.splitlines()) == 1 and f"main.py: process {victim}, which reads images, was killed" in err
+
+
+# ------------------------------------------------------------------------------------------ shared memory
+
+
+def with_small_shared_memory(line, kilobytes=1024):
+    """Run a command where /dev/shm holds ``kilobytes``; skipped where such a file system may not be mounted."""
+    inside = f"mount -t tmpfs -o size={kilobytes}k tmpfs /dev/shm && "
+    may = ["unshare", "--mount", "sh", "-c", f"{inside} true"]
+    try:
+        subprocess.run(may, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount a small /dev/shm here: {error}")
+    return subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", f'{inside} exec "$@"', "sh", *line],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@linux
+def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_none_is_needed(tree, tmp_path):
+    flags = ["--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 128, "--batch-size", 24]
+    flags += ["--epochs", 1, "--no-progress"]
+    runs = {
+        kind: with_small_shared_memory(command(*flags, *more, "--output", tmp_path / kind))
+        for kind, more in {
+            "streaming": ["--workers", 2],
+            "in place": ["--workers", 0],
+            "decoding": ["--workers", 2, "--loader", "resident"],
+        }.items()
+    }
+    ends = {kind: (*run.communicate(timeout=200), run.returncode) for kind, run in runs.items()}
+    _, err, code = ends["streaming"]
+    assert code == 2 and len(err.splitlines()) == 1, err
+    assert "/dev/shm" in err and "No space left" in err and "--shm-size" in err and "--workers 0" in err
+    for kind in ("in place", "decoding"):
+        assert ends[kind][2] == 0, ends[kind]
+
+
+class Tensors(Dataset):
+    """Bytes as many as asked for."""
+
+    def __getitem__(self, part):
+        return in_shared_memory(torch.zeros(part, dtype=torch.uint8))
+
+
+SHM_PROGRAM = """
+import sys
+from tests.faults.test_13_dead_workers import Tensors
+from utils.data.workers import Workers
+kept = []
+try:
+    for read in Workers(Tensors(), [100_000] * 40, 2):
+        kept.append(read)
+except ValueError as error:
+    print(len(kept), error)
+"""
+
+
+@linux
+def test_shared_memory_that_is_used_up_on_the_way_is_an_error_and_no_waiting_for_ever(tmp_path):
+    process = with_small_shared_memory([sys.executable, "-c", SHM_PROGRAM])
+    out, err = process.communicate(timeout=100)
+    assert (err, process.returncode) == ("", 0)
+    arrived, _, message = out.partition(" ")
+    assert 0 < int(arrived) < 11 and "No space left on device" in message and len(message.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+def training(tree, output, *flags):
+    """A run of two kinds of images, started and gone so far that its workers read."""
+    line = ["--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 16, "--batch-size", 4]
+    line += ["--workers", 2, "--output", output, "--deterministic", "--no-progress", *flags]
+    return start(*line)
+
+
+def workers_below(pid):
+    """The data workers of a process; torch gives them their name."""
+    found = []
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(OSError):
+                found += [int(child)] * (Path(f"/proc/{child}/comm").read_text() == "pt_data_worker\n")
+    return found
+
+
+def state(pid):
+    """A process's letter in /proc, 'Z' also for one that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def workers_of(process):
+    """The two workers that train and the two that validate, once all of them have begun."""
+    while len(found := workers_below(process.pid)) < 4:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return found
+
+
+@linux
+def test_signals_that_reach_the_workers_do_not_disturb_the_run(tree, tmp_path):
+    epochs = 20
+    undisturbed, disturbed = (training(tree, tmp_path / kind, "--epochs", epochs) for kind in "ab")
+    workers, sent = workers_of(disturbed), 0
+    while disturbed.poll() is None:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, number)
+                    sent += disturbed.poll() is None
+        time.sleep(0.05)
+    ends = [process.communicate(timeout=200) for process in (undisturbed, disturbed)]
+    assert [process.returncode for process in (undisturbed, disturbed)] == [0, 0], ends
+    assert sent >= 3 * len(workers)
+    runs = [next((tmp_path / kind).glob("folder/fc/*")) for kind in "ab"]
+    assert differences(*runs) == []
+
+
+@linux
+def test_a_run_that_ends_by_itself_does_not_wait_for_workers_that_had_a_signal(tree, tmp_path):
+    process = training(tree, tmp_path, "--max-steps", 20, "--epochs", 1000)
+    workers = workers_of(process)
+    for worker in workers:
+        os.kill(worker, signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert process.returncode == 0 and all(state(worker) == "Z" for worker in workers)
+
+
+@linux
+def test_no_worker_outlives_a_training_process_that_is_killed(tree, tmp_path):
+    process = training(tree, tmp_path, "--epochs", 10000)
+    workers = workers_of(process)
+    process.kill()
+    process.communicate()
+    assert_gone(workers)
+
+
+class Arrays(Dataset):
+    """Far more bytes than a pipe holds."""
+
+    def __getitem__(self, part):
+        return np.zeros(3_000_000, dtype=np.uint8)
+
+
+PIPE_PROGRAM = """
+import time
+from tests.faults.test_13_dead_workers import Arrays
+from utils.data.workers import Workers
+for _ in Workers(Arrays(), list(range(100)), 2):
+    print("one", flush=True)
+    time.sleep(1000)
+"""
+
+
+@linux
+def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken():
+    process = subprocess.Popen([sys.executable, "-c", PIPE_PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    time.sleep(0.5)  # the pipe fills
+    workers = workers_below(process.pid)
+    process.kill()
+    process.communicate()
+    assert len(workers) == 2
+    assert_gone(workers)
+
+
+def assert_gone(workers):
+    deadline = time.monotonic() + SECONDS
+    while left := [worker for worker in workers if state(worker) != "Z"]:
+        assert time.monotonic() < deadline, f"left running: {left}"
+        time.sleep(0.1)

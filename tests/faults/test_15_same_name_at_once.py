@@ -1,0 +1,53 @@
+"""Runs that would share a folder: each gets its own, and a run is written by one process at a time."""
+
+import shutil
+import time
+
+from tests.end_to_end.processes import FINAL_LINE, load, rows, start
+from tests.faults.small_run import FLAGS, begin
+
+SECONDS = 120
+
+
+def test_runs_of_one_name_started_at_once_get_a_folder_each(tmp_path):
+    flags = (*FLAGS, "--epochs", 1, "--name", "same", "--output", tmp_path)
+    processes = [start(*flags) for _ in range(3)]
+    folders = []
+    for process in processes:
+        out, err = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, err
+        folders.append(FINAL_LINE.fullmatch(out.splitlines()[-1])["run"])
+    assert len(set(folders)) == 3
+    for folder in folders:
+        assert load(folder, "final.pt")["progress"]["epoch"] == 1
+        assert [row["epoch"] for row in rows(folder)] == ["1"]
+
+
+def test_of_two_processes_that_continue_one_run_at_once_the_second_is_refused(tmp_path):
+    flags = (*FLAGS, "--epochs", 10_000, "--output", tmp_path, "--resume", "auto")
+    run = begin(tmp_path, "--epochs", 10_000, "--max-steps", 5)
+    processes = [start(*flags) for _ in range(2)]
+    try:
+        deadline = time.monotonic() + SECONDS
+        while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        ended = [process for process in processes if process.poll() is not None]
+        assert [process.returncode for process in ended] == [2]
+        out, err = ended[0].communicate()
+        assert err.splitlines() == [f"main.py: {run}: another process is writing this run; wait for it or stop it"]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert list(run.parent.iterdir()) == [run]
+
+
+def test_a_copy_of_a_run_is_a_run_of_its_own(tmp_path):
+    run = begin(tmp_path, "--max-steps", 2)
+    copied = run.with_name(f"{run.name}_copy")
+    shutil.copytree(run, copied)
+    first, second = (start("--no-progress", "--resume", folder) for folder in (run, copied))
+    for process in (first, second):
+        _, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, err) == (0, "")
+    assert rows(run) == rows(copied)

@@ -1,0 +1,120 @@
+"""A checkpoint that lacks any part, however deep, is not continued from; weights need only what they use."""
+
+import copy
+
+import pytest
+import torch
+
+import main
+from tests.faults.small_run import FLAGS, begin, copy_of, told
+from utils.record import checkpoint
+from utils.record.inventory import parts
+from utils.settings import UserError
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with a gradient scaler, momentum and a moving average."""
+    return begin(tmp_path_factory.mktemp("trained"), "--amp", "fp16", "--max-steps", 2)
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    return copy_of(trained, tmp_path, monkeypatch)
+
+
+def without(state, path):
+    """A copy of ``state`` without the part at ``path``."""
+    state = copy.deepcopy(state)
+    *above, key = path.split("/")
+    holder = state
+    for name in above:
+        holder = holder[int(name) if isinstance(holder, list) or int_key(holder, name) else name]
+    del holder[int(key) if isinstance(holder, list) or int_key(holder, key) else key]
+    return state
+
+
+def int_key(holder, name):
+    return isinstance(holder, dict) and name not in holder and int(name) in holder
+
+
+def save(state, path):
+    path.unlink(missing_ok=True)
+    torch.save(state, path)
+    (path.parent / "manifest.json").unlink(missing_ok=True)
+
+
+def removable(state):
+    """The path of every part that can be taken out: keys and items, but not those of tuples."""
+    tuples = [path for path, value in parts(state) if isinstance(value, tuple)]
+    inside = tuple(f"{path}/" for path in (*tuples, "contents"))
+    return sorted(path for path, _ in parts(state) if not path.startswith(inside))
+
+
+def test_each_part_taken_out_is_named_and_the_run_is_not_continued(trained, tmp_path):
+    state = checkpoint.load_run(trained / "checkpoints/last.pt")
+    paths = removable(state)
+    for path in (
+        "format", "contents", "progress/step", "optimizer/state/0/momentum_buffer", "scaler/scale", "classes/3",
+        "ema/model/layers.1.weight", "ema/n_averaged", "settings/lr", "optimizer/param_groups/0/params/2",
+        "progress/epoch_sums/1", "scaler/_growth_tracker", "model/layers.5.bias", "optimizer/state/3",
+    ):  # fmt: skip
+        assert path in paths
+    for path in paths:
+        save(without(state, path), tmp_path / "part.pt")
+        with pytest.raises(UserError) as caught:
+            checkpoint.load_run(tmp_path / "part.pt")
+        (line,) = caught.value.mistakes
+        # An item taken out of a list is told by the list's length.
+        named = path if not path.rpartition("/")[2].isdigit() or path.startswith("optimizer/state") else path[:-2]
+        assert "part.pt: lacks" in line and named.strip("/") in line, (path, line)
+
+
+def test_a_part_of_another_kind_is_named(trained, tmp_path):
+    state = checkpoint.load_run(trained / "checkpoints/last.pt")
+    state["optimizer"]["state"][0]["momentum_buffer"] = torch.zeros(3)
+    save(state, tmp_path / "part.pt")
+    with pytest.raises(UserError, match=r"optimizer/state/0/momentum_buffer \(float32 300x64; it is float32 3\)"):
+        checkpoint.load_run(tmp_path / "part.pt")
+
+
+@pytest.mark.parametrize(
+    "path", ["progress/samples_seen", "optimizer/state/1/momentum_buffer", "scaler/scale", "ema/model/layers.3.bias"]
+)
+def test_the_program_refuses_and_names_what_is_missing(run, capsys, path):
+    for name in ("last", "best", "final", "initial"):
+        file = run / f"checkpoints/{name}.pt"
+        state = checkpoint.load(file)
+        if name == "initial" and path.startswith("optimizer"):
+            file.unlink()  # no step, no momentum
+        else:
+            save(without(state, path), file)
+    code, (line,) = told(capsys, ("--resume", run / "checkpoints/last.pt"))
+    assert code == 2 and path in line
+    code, lines = told(capsys, ("--resume", run))
+    assert code == 2 and sum(path in line for line in lines) == len(lines) - 1
+
+
+UNUSED = ("optimizer", "scaler", "progress", "contents", "versions", "fingerprint", "preprocessing", "format", "model")
+
+
+def test_evaluation_and_weights_need_only_what_they_use(run, capsys):
+    last = run / "checkpoints/last.pt"
+
+    assert main.main(["--device", "cpu", "--evaluate", "--resume", str(last)]) == 0
+    expected = capsys.readouterr().out.splitlines()[-1]
+    state = checkpoint.load(last)
+    save({key: value for key, value in state.items() if key not in UNUSED}, last)
+    assert main.main(["--device", "cpu", "--evaluate", "--resume", str(last)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == expected
+    assert told(capsys, (*FLAGS, "--weights", last, "--max-steps", 1)) == (0, [])
+
+
+def test_another_format_gives_weights_but_no_run_to_continue(run, capsys):
+    last = run / "checkpoints/last.pt"
+    state = checkpoint.load(last)
+    save({key: value for key, value in state.items() if key != "contents"} | {"format": 1}, last)
+    code, (line,) = told(capsys, ("--resume", last))
+    assert code == 2 and "has checkpoint format 1" in line
+    assert told(capsys, ("--device", "cpu", "--evaluate", "--resume", last)) == (0, [])
+    assert told(capsys, (*FLAGS, "--weights", last, "--max-steps", 1)) == (0, [])

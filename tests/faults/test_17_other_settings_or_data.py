@@ -1,0 +1,248 @@
+"""A run goes on with its own settings and data: others are refused with a line each, or taken on request."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+import main
+from tests.end_to_end.processes import load, rows
+from tests.faults.small_run import FLAGS, begin, copy_of, told
+from utils.arguments import parse
+from utils.optim.lr_policy import build_lr_policy
+from utils.settings import all_settings
+
+STEPS = 23  # of an epoch of the digits at the default batch
+CPU = ("--device", "cpu", "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of 3 epochs cut in its second one."""
+    return begin(tmp_path_factory.mktemp("trained"), "--max-steps", STEPS + 7)
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    return copy_of(trained, tmp_path, monkeypatch)
+
+
+def rates(run):
+    """The learning rate of each row's last step."""
+    return {int(row["epoch"]): float(row["lr"]) for row in rows(run)}
+
+
+# ----------------------------------------------------------------------------------------- refused
+
+# For each setting that shapes the result: another value than the run's.
+OTHER = {
+    "seed": "7", "dataname": "synthetic", "image_size": "16", "global_batch_size": "128", "max_shift": "2",
+    "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1.0", "arch": "conv2",
+    "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
+    "weight_decay": "0.25", "label_smoothing": "0.1", "lr_policy": "constant", "lr_gamma": "0.5",
+    "warmup_epochs": "1.0", "accumulate": "2", "clip_grad_norm": "1.0", "clip_grad_value": "1.0",
+    "clip_grad_agc": "0.01", "grad_penalty": "0.1", "ema_decay": "0.5", "amp": "bf16", "init_scale": "2.0",
+    "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
+    "compile_augment": None, "tf32": None,
+}  # fmt: skip
+OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "skip_bad_images"}
+
+
+def test_the_table_above_holds_every_setting_that_shapes_the_result():
+    shaping = {option.name for _, option in all_settings() if option.metadata["shapes_result"]}
+    assert shaping - OF_OTHER_DATA_OR_START == set(OTHER)
+
+
+@pytest.mark.parametrize("name", [name for name in OTHER if name not in ("max_shift", "shift_padding")])
+def test_each_setting_that_shapes_the_result_is_refused_with_both_values(run, capsys, name):
+    flag = "--" + name.replace("_", "-")
+    begun = load(run, "last.pt")["settings"][name]
+    on = {"decay_norm_bias": "--no-decay-norm-bias"}.get(name, flag)
+    code, (line,) = told(capsys, (*CPU, "--resume", run, *([on] if OTHER[name] is None else [flag, OTHER[name]])))
+    value = OTHER[name] or str(not begun)
+    assert code == 2 and line.startswith(f"main.py: {flag} {value}: ") and f"was made with {begun}; " in line
+    assert "--resume-override" in line
+
+
+def test_all_differences_are_told_at_once_and_nothing_is_touched(run, capsys):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, lines = told(capsys, (*CPU, "--resume", run, "--epochs", 9, "--lr", 1, "--seed", 3, "--amp", "bf16"))
+    assert code == 2 and [line.split()[1] for line in lines] == ["--seed", "--epochs", "--lr", "--amp"]
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+# -------------------------------------------------------------------------------------- other data
+
+
+def images(folder, classes, first=0):
+    """Class folders of 8 training and 4 validation images a class, numbered from ``first``."""
+    numbers = random.Random(first)
+    for split, count in (("train", 8), ("val", 4)):
+        for name in classes:
+            (folder / split / name).mkdir(parents=True)
+            for n in range(first, first + count):
+                image = Image.frombytes("RGB", (8, 8), numbers.randbytes(192))
+                image.save(folder / split / name / f"{n}.png")
+
+
+@pytest.fixture
+def on_images(tmp_path, monkeypatch):
+    """A run on the class folders in ``data``, 8 steps an epoch, cut in its second epoch."""
+    images(tmp_path / "data", "abcd")
+    monkeypatch.chdir(tmp_path)
+    flags = ("--dataname", "folder", "--datapath", "data", "--batch-size", "4", "--image-size", "8", "--workers", "0")
+    assert main.main([*FLAGS, *flags, "--max-steps", "11"]) == 0
+    (folder,) = Path("runs/folder/fc").iterdir()
+    return folder
+
+
+OTHER_DATA = {
+    "other images": ("abcd", 100, ["holds other images or labels"]),
+    "another class": ("abce", 0, ["lacks d, adds e", "holds other images"]),
+    "fewer classes": ("abc", 0, ["has 3 classes, lacks d, where there are 4", "holds other images"]),
+    "more classes": ("abcdef", 0, ["has 6 classes, adds e, f, where there are 4", "holds other images"]),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_DATA)
+def test_other_data_is_refused_with_what_is_different(on_images, tmp_path, capsys, case):
+    classes, first, expected = OTHER_DATA[case]
+    images(tmp_path / "other", classes, first)
+    code, lines = told(capsys, (*CPU, "--resume", on_images, "--workers", 0, "--datapath", "other"))
+    assert code == 2 and len(lines) == len(expected)
+    for line, words in zip(lines, expected, strict=True):
+        assert "--datapath: " in line and words in line
+
+
+@pytest.mark.parametrize("case", OTHER_DATA)
+def test_override_goes_on_with_other_data_where_the_network_fits_it(on_images, tmp_path, capsys, case):
+    classes, first, expected = OTHER_DATA[case]
+    images(tmp_path / "other", classes, first)
+    code, lines = told(
+        capsys, (*CPU, "--resume", on_images, "--resume-override", "--workers", 0, "--datapath", "other")
+    )
+    if len(classes) != 4:
+        (line,) = lines
+        assert code == 2 and expected[0] in line and "--weights" in line
+        return
+    assert code == 0 and all("warning: " in line for line in lines) and len(lines) == len(expected) + 2
+    assert "epoch 3 begins" in lines[-1]
+    final = load(on_images, "final.pt")
+    assert final["classes"] == list(classes) and final["progress"]["epoch"] == 3
+    assert final["progress"]["step"] == 11 + 8, "the cut epoch is not gone on with"
+    assert [row["epoch"] for row in rows(on_images)] == ["1", "3"]
+    assert told(capsys, (*CPU, "--resume", on_images, "--workers", 0)) == (0, []), "the run is of the new data now"
+
+
+# ---------------------------------------------------------------------------------------- override
+
+
+def test_override_goes_on_in_the_same_folder_with_the_new_settings(run, capsys):
+    code, lines = told(
+        capsys, (*CPU, "--resume", run, "--resume-override", "--epochs", 4, "--lr", 0.05, "--momentum", 0.5)
+    )
+    assert code == 0 and [line.split()[2] for line in lines] == ["--epochs", "--lr", "--momentum"]
+    log = (run / "log.txt").read_text()
+    assert all(line.removeprefix("main.py: ") in log for line in lines)
+    # From here on the learning rate is that of a run that always had these settings.
+    policy = build_lr_policy(parse(["--epochs", "4", "--lr", "0.05"]).optimisation, STEPS)
+    assert rates(run) == {1: rates(run)[1]} | {epoch: pytest.approx(policy(epoch * STEPS - 1)) for epoch in (2, 3, 4)}
+    final = load(run, "final.pt")
+    assert final["progress"]["step"] == 4 * STEPS, "the cut epoch was gone on with"
+    assert final["optimizer"]["param_groups"][0]["momentum"] == 0.5
+    assert (final["settings"]["epochs"], final["settings"]["lr"]) == (4, 0.05)
+
+
+def test_config_is_that_of_the_new_settings_and_the_old_one_is_kept(run, trained, capsys):
+    told(capsys, (*CPU, "--resume", run, "--resume-override", "--epochs", 4, "--max-steps", STEPS + 9))
+    told(capsys, (*CPU, "--resume", run, "--resume-override", "--epochs", 5, "--max-steps", STEPS + 11))
+    kept = [yaml.safe_load((run / name).read_text())["epochs"] for name in ("config.1.yaml", "config.2.yaml")]
+    assert kept == [3, 4] and yaml.safe_load((run / "config.yaml").read_text())["epochs"] == 5
+    assert (run / "config.1.yaml").read_bytes() == (trained / "config.yaml").read_bytes()
+    assert told(capsys, (*FLAGS, "--epochs", 5, "--resume", "auto")) == (0, [])
+    assert list(run.parent.iterdir()) == [run] and load(run, "last.pt")["progress"]["epoch"] == 5
+
+
+def test_override_without_a_difference_changes_nothing(run, trained, capsys):
+    assert told(capsys, (*CPU, "--resume", run, "--resume-override")) == (0, [])
+    assert not (run / "config.1.yaml").exists() and load(run, "final.pt")["progress"]["step"] == 3 * STEPS
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(128, 12), (32, 45)])
+def test_with_another_batch_the_next_epoch_begins_and_the_schedule_keeps_its_place(run, capsys, batch, steps):
+    line = (*CPU, "--resume", run, "--resume-override", "--global-batch-size", batch)
+    code, lines = told(capsys, (*line, "--max-steps", STEPS + 7 + 5))
+    assert code == 0 and "after step 7 of an epoch, epoch 3 begins" in lines[-1]
+    assert told(capsys, (*CPU, "--resume", run)) == (0, [])  # stopped and continued, as any run
+    policy = build_lr_policy(parse(["--epochs", "3"]).optimisation, steps)
+    assert rates(run)[3] == pytest.approx(policy(3 * steps - 1))
+    assert load(run, "final.pt")["progress"]["step"] == STEPS + 7 + steps
+
+
+def test_in_the_last_epoch_that_epoch_begins_again(run, capsys):
+    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", "--epochs", 2, "--seed", 5))
+    assert code == 0 and "epoch 2 begins" in lines[-1]
+    progress = load(run, "final.pt")["progress"]
+    assert (progress["epoch"], progress["step"]) == (2, STEPS + 7 + STEPS)
+
+
+def test_an_epoch_of_the_same_samples_is_gone_on_with(run, capsys):
+    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", "--weight-decay", 0))
+    assert code == 0 and len(lines) == 1
+    final = load(run, "final.pt")
+    assert final["progress"]["step"] == 3 * STEPS and final["optimizer"]["param_groups"][0]["weight_decay"] == 0
+
+
+IMPOSSIBLE = [
+    (("--arch", "conv2"), ("--arch conv2",)),
+    (("--optimizer", "adamw"), ("--optimizer adamw",)),
+    (("--arch", "conv4", "--optimizer", "lamb", "--lr", "1"), ("--arch conv4", "--optimizer lamb")),
+    (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
+    (("--image-size", "16"), ("size mismatch",)),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), IMPOSSIBLE)
+def test_what_the_state_cannot_follow_is_refused_all_the_same(run, capsys, flags, expected):
+    before = sorted(path.name for path in run.rglob("*"))
+    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", *flags))
+    lines = [line for line in lines if "warning" not in line]
+    assert code == 2 and len(lines) == len(expected)
+    assert all(words in line for words, line in zip(expected, lines, strict=True))
+    assert load(run, "last.pt")["progress"]["step"] == STEPS + 7
+    assert [name for name in before if not name.startswith("events")] == sorted(
+        path.name for path in run.rglob("*") if not path.name.startswith("events")
+    )
+
+
+def test_a_moving_average_neither_begins_nor_ends_by_override(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main([*CPU, "--arch", "fc", "--max-steps", "2"]) == 0
+    (run,) = (tmp_path / "runs/digits/fc").iterdir()
+    code, (line,) = told(capsys, (*CPU, "--resume", run, "--resume-override", "--ema-decay", 0.9))
+    assert code == 2 and "--ema-decay 0.9" in line and "None" in line
+
+
+def test_the_moving_averages_decay_may_change(run, capsys):
+    code, (line,) = told(capsys, (*CPU, "--resume", run, "--resume-override", "--ema-decay", 0.5))
+    assert code == 0 and "--ema-decay 0.5" in line
+
+
+def test_a_scaler_begins_and_ends_by_override(run, capsys):
+    line = (*CPU, "--resume", run, "--resume-override", "--max-steps")
+    code, (told_amp,) = told(capsys, (*line, STEPS + 9, "--amp", "fp16", "--init-scale", 65536))
+    assert code == 0 and "--amp fp16" in told_amp and load(run, "last.pt")["scaler"]["scale"] == 65536
+    code, (told_amp,) = told(capsys, (*line, STEPS + 11, "--amp", "off"))
+    assert code == 0 and "--amp off" in told_amp and load(run, "last.pt")["scaler"] == {}
+
+
+def test_a_checkpoint_outside_a_run_folder_begins_a_folder_that_auto_finds(run, tmp_path, capsys):
+    shutil.copyfile(run / "checkpoints/last.pt", tmp_path / "loose.pt")
+    shutil.rmtree(run)
+    assert told(capsys, (*CPU, "--resume", "loose.pt", "--max-steps", STEPS + 9)) == (0, [])
+    assert told(capsys, (*FLAGS, "--resume", "auto")) == (0, [])
+    (new,) = run.parent.iterdir()
+    assert load(new, "final.pt")["progress"]["epoch"] == 3

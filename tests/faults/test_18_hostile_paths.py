@@ -1,0 +1,277 @@
+"""Names and paths of any kind: refused with a line, or harmless; nothing outside the output folder is written."""
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import main
+from tests.end_to_end.processes import load, start
+from tests.faults.small_run import FLAGS, begin, copy_of, told
+
+SHORT = (*FLAGS, "--max-steps", "1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return begin(tmp_path_factory.mktemp("trained"), "--max-steps", 2)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """The current folder, with a neighbour that must stay as it is."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/precious.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "here"
+    assert sorted(os.listdir(tmp_path)) == ["here", "outside"]
+    assert os.listdir(tmp_path / "outside") == ["precious.txt"]
+    assert (tmp_path / "outside/precious.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def run(trained, workplace, monkeypatch):
+    return copy_of(trained, workplace, monkeypatch)
+
+
+def refused(capsys, line, *words):
+    code, lines = told(capsys, line)
+    assert code == 2 and len([line for line in lines if "warning" not in line]) == 1, lines
+    assert all(word in lines[-1] for word in words), lines
+
+
+# -------------------------------------------------------------------------------------- new runs
+
+NAMES = ["../../x", "/etc", "..", "a/b", "a\nb", "a\0b", "\x1b[31m", "x" * 81, "-rf", "~", "$(touch x)", "\udcff", " "]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_name_that_is_no_plain_file_name_is_refused(workplace, capsys, name):
+    refused(capsys, (*SHORT, f"--name={name}"), "--name")
+    assert os.listdir(workplace) == []
+
+
+@pytest.mark.parametrize("flag", ["--output", "--datapath", "--resume", "--weights", "--arch", "--optimizer"])
+@pytest.mark.parametrize("value", ["\udcff", "a\0b", " "], ids=ascii)
+def test_a_value_that_is_no_text_is_refused(workplace, capsys, flag, value):
+    refused(capsys, (*SHORT, flag, value), flag)
+    assert os.listdir(workplace) == []
+
+
+@pytest.mark.parametrize(
+    "arch", ["../../outside", "/tmp/x", "a/../b", "timm/../x", "x" * 5000, "a\nb"], ids=lambda a: a[:15]
+)
+def test_a_network_that_is_a_path_is_refused(workplace, capsys, arch):
+    refused(capsys, (*SHORT, "--arch", arch), "--arch")
+    assert os.listdir(workplace) == []
+
+
+def output_link_to_nothing():
+    os.symlink("../outside/nothing", "out")
+    return "out"
+
+
+def output_link_to_itself():
+    os.symlink("out", "out")
+    return "out"
+
+
+def output_file():
+    Path("out").write_text("")
+    return "out"
+
+
+def output_pipe():
+    os.mkfifo("out")
+    return "out"
+
+
+def output_of_links(where, target):
+    def make():
+        place = Path("out", where)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(target)
+        return "out"
+
+    return make
+
+
+OUTPUTS = {
+    "a dangling link": output_link_to_nothing,
+    "a link to itself": output_link_to_itself,
+    "a file": output_file,
+    "a pipe": output_pipe,
+    "a device": lambda: "/dev/null",
+    "a place in /proc": lambda: "/proc/self/out",
+    "too long": lambda: "x" * 300,
+    "far too long": lambda: "x/" * 5000,
+    "data folder leads out": output_of_links("digits", "../../outside"),
+    "network's folder leads out": output_of_links("digits/fc", "../../../outside"),
+    "network's folder dangles": output_of_links("digits/fc", "../../../outside/nothing"),
+    "network's folder loops": output_of_links("digits/fc", "fc"),
+}
+
+
+@pytest.mark.parametrize("more", [(), ("--resume", "auto")], ids=["new", "auto"])
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_an_output_that_cannot_be_or_leads_out_is_refused(workplace, capsys, output, more):
+    refused(capsys, (*SHORT, "--output", OUTPUTS[output](), *more), "--output")
+
+
+def test_an_output_that_is_a_link_to_a_folder_is_that_folder(workplace, capsys):
+    (workplace / "disk").mkdir()
+    os.symlink("disk", "out")
+    assert told(capsys, (*SHORT, "--output", "out")) == (0, [])
+    assert len(list(Path("disk/digits/fc").iterdir())) == 1
+
+
+def test_an_output_that_cannot_be_written_is_refused(workplace):
+    """A read-only mount of the process's own, for a superuser may write whatever the permissions say."""
+    os.mkdir("out")
+    clone_newns, read_only, remount_bind, private = 0x20000, 1, 0x1020, 0x44000
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def isolate():
+        here = os.fsencode(os.path.abspath("out"))
+        failed = libc.unshare(clone_newns) or libc.mount(None, b"/", None, private, None)
+        failed = failed or libc.mount(here, here, None, 0x1000, None)
+        if failed or libc.mount(None, here, None, remount_bind | read_only, None):
+            os._exit(77)
+
+    process = start(*SHORT, "--output", "out", preexec_fn=isolate)
+    out, err = process.communicate(timeout=120)
+    if process.returncode == 77:
+        pytest.skip("mounting needs a superuser")
+    assert process.returncode == 2 and "--output out: cannot make" in err and "Read-only file system" in err
+    assert len(err.splitlines()) == 1 and os.listdir("out") == []
+
+
+# --------------------------------------------------------------------------- runs to continue
+
+
+def a_pipe(path):
+    os.mkfifo(path)
+
+
+STRANGE = {
+    "a pipe": a_pipe,
+    "a folder": os.mkdir,
+    "a dangling link": lambda path: os.symlink("nothing", path),
+    "a link to itself": lambda path: os.symlink(os.path.basename(path), path),
+    "a link to a device": lambda path: os.symlink("/dev/zero", path),
+    "a link to another folder": lambda path: os.symlink("/", path),
+}
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--weights", "--evaluate --resume", "--evaluate --weights"])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_no_file_is_refused_as_a_checkpoint_at_once(workplace, capsys, kind, flag):
+    STRANGE[kind]("strange.pt")
+    refused(capsys, (*SHORT, *flag.split(), "strange.pt"), "strange.pt")
+    assert os.listdir(workplace) == ["strange.pt"]
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/stdin", "/proc/self/mem", "x" * 5000, "a/" * 3000, "/dev/full"])
+def test_a_path_that_no_checkpoint_can_have_is_refused(workplace, capsys, path):
+    refused(capsys, (*SHORT, "--resume", path))
+
+
+@pytest.mark.parametrize(
+    "place", ["checkpoints/last.pt", "config.yaml", "log.txt", "metrics.npz", "checkpoints/manifest.json"]
+)
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_run_with_a_file_that_is_none_is_refused_or_goes_on(run, capsys, place, kind):
+    """Whatever is not a plain file may lead anywhere. A folder harms nobody."""
+    path = run / place
+    path.unlink()
+    STRANGE[kind](path)
+    code, lines = told(capsys, ("--device", "cpu", "--no-progress", "--resume", run))
+    if kind == "a folder":
+        assert code in (0, 2) and len([line for line in lines if "warning" not in line]) == (code == 2), lines
+    else:
+        assert code == 2 and f"{path}: is a" in lines[-1] and "remove it" in lines[-1]
+    told(capsys, (*FLAGS, "--resume", "auto"))  # and does not hang
+
+
+@pytest.mark.parametrize("name", ["log.txt", ".metrics.csv.tmp", "checkpoints/.last.tmp", "checkpoints/.last.copy"])
+def test_a_link_to_a_file_elsewhere_is_not_written_through(run, workplace, capsys, name):
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(workplace.parent / "outside/precious.txt")
+    refused(capsys, ("--device", "cpu", "--resume", run), str(run / name), "is a link")
+
+
+def test_checkpoints_that_lead_elsewhere_are_not_written(run, workplace, capsys):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to(workplace.parent / "outside")
+    code, lines = told(capsys, ("--device", "cpu", "--resume", run))
+    assert code == 2 and "holds no checkpoint" in lines[-1]
+
+
+def test_auto_passes_over_a_run_that_is_a_link(run, workplace, capsys):
+    moved = workplace / "moved"
+    run.rename(moved)
+    os.symlink(moved.absolute(), run)
+    before = sorted(moved.rglob("*"))
+    assert told(capsys, (*SHORT, "--resume", "auto")) == (0, [])
+    assert sorted(moved.rglob("*")) == before and len(list(run.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"\x1b[31mred"], ids=ascii)
+def test_auto_passes_over_a_folder_whose_name_cannot_be_shown(run, capsys, name):
+    os.rename(os.fsencode(run), os.path.join(os.fsencode(run.parent), b"9999_" + name))
+    assert told(capsys, (*SHORT, "--resume", "auto")) == (0, [])
+    assert len(list(run.parent.iterdir())) == 2
+
+
+def test_a_current_folder_whose_name_is_no_text_does_not_matter(trained, workplace, monkeypatch, capsys):
+    os.mkdir(b"caf\xe9")
+    monkeypatch.chdir(os.fsdecode(b"caf\xe9"))
+    assert told(capsys, SHORT) == (0, [])
+    (run,) = Path("runs/digits/fc").iterdir()
+    assert load(run, "final.pt")["progress"]["step"] == 1
+    assert told(capsys, (*FLAGS, "--resume", "auto")) == (0, [])
+
+
+# -------------------------------------------------------------------------------------------- data
+
+
+@pytest.fixture
+def data(workplace):
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for name in "ab":
+            (workplace / "data" / split / name).mkdir(parents=True)
+            for n in range(4):
+                Image.new("RGB", (8, 8), (n, n, n)).save(workplace / "data" / split / name / f"{n}.png")
+    return workplace / "data"
+
+
+ON_DATA = (*SHORT, "--dataname", "folder", "--datapath", "data", "--image-size", "8", "--workers", "0")
+LINKS = {
+    "class holds its parent": ("train/a/up", "../.."),
+    "class holds itself": ("train/a/self", "."),
+    "class is a loop": ("train/c", "c"),
+    "image dangles": ("train/a/9.png", "nothing.png"),
+    "image loops": ("train/a/9.png", "9.png"),
+    "image is a device": ("train/a/9.png", "/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_links_in_the_data_that_loop_or_dangle_end_in_a_line_or_a_run(data, capsys, link):
+    place, target = LINKS[link]
+    os.symlink(target, data / place)
+    code, lines = told(capsys, ON_DATA)
+    assert code in (0, 2) and (code == 0 or (lines and all("warning" in line for line in lines[:-1]))), lines
+
+
+def test_a_new_run_in_a_folder_of_many_links_trains(workplace, capsys):
+    """The checks above do not refuse what is sound."""
+    assert main.main([*SHORT, "--output", "../here/./out"]) == 0
+    (run,) = (workplace / "out/digits/fc").iterdir()
+    assert torch.load(run / "checkpoints/last.pt", weights_only=True)["progress"]["step"] == 1

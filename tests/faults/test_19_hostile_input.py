@@ -1,0 +1,268 @@
+"""Whatever stands on the command line or in a recipe: settings that read back, or a line a mistake with exit code 2."""
+
+import os
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import main
+from utils import arguments
+from utils.settings import UserError, all_settings, flag_of
+
+OFTEN = settings(
+    max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+SECONDS = 20  # far more than any answer takes, far less than a bomb
+LONGEST_LINE = 1000
+OPTIONS = [option for _, option in all_settings()]
+IN_RECIPE = [option for option in OPTIONS if option.metadata["in_recipe"]]
+FLAGS = [flag_of(option.name) for option in OPTIONS]
+
+
+def answer(argv):
+    """The settings, or None and the mistakes: lines that can be printed, in bounded time."""
+    began = time.monotonic()
+    try:
+        result, lines = arguments.parse(argv), []
+    except UserError as error:
+        result, lines = None, error.mistakes
+        assert lines
+    assert time.monotonic() - began < SECONDS
+    for line in lines:
+        assert line.strip() and len(line) < LONGEST_LINE + 2 * max(map(len, argv)), line
+        " ".join(line.split()).encode()
+    return result, lines
+
+
+def reads_back(args, tmp_path):
+    """Whether the saved recipe gives the same settings."""
+    (tmp_path / "again.yaml").write_text(arguments.as_recipe(args, "main.py"), encoding="utf-8")
+    again = arguments.parse(["--config", str(tmp_path / "again.yaml")]).values()
+    return all(again[option.name] == args.values()[option.name] for option in IN_RECIPE)
+
+
+# ------------------------------------------------------------------------------------ command line
+
+NUMBERS = [
+    "1e400", "-1e400", "1" + "0" * 400, "9" * 5000, "0x10", "0b1", "1_000", "\u0661\u0662", "\uff11", "1e-400", "-0",
+    "+3", " 3 ", "3\n", "0.1e1", "1.", ".5", "nan", "-nan", "infinity", "-inf", "1e5", "1,5", "1:30", "--3", "3-", "½",
+    "2147483647", "2147483648", "-2147483649", "1e308", "4.9e-324", "0.30000000000000004", "True", "None", "null", "~",
+]  # fmt: skip
+TEXTS = [
+    "",
+    " ",
+    "\0",
+    "a\0",
+    "\udcff",
+    "a\nb",
+    "\u2028",
+    "\x1b[31m",
+    "%s",
+    "%(prog)s",
+    "{}",
+    "@file",
+    "-",
+    "--",
+    "=",
+    "'",
+    "\\",
+]
+TEXTS += [
+    "../..",
+    "~",
+    "$HOME",
+    "*",
+    "!!python/object:x",
+    "off",
+    "on",
+    "no",
+    "x" * 10_000,
+    "\U0001f600",
+    "\ufeff",
+    "lr: 1 # x",
+]
+values = st.one_of(
+    st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.text(max_size=8),
+    st.integers().map(str), st.floats().map(str),
+    st.sampled_from([choice for option in OPTIONS for choice in option.metadata["choices"] or ()]),
+)  # fmt: skip
+words = st.one_of(
+    st.sampled_from(FLAGS), st.sampled_from(["-b", "-w", "-a", "-o", "-e", "-h1", "--no-compile"]), values
+)
+
+
+def without_help(argv):
+    return not any(word in ("-h", "--help") or word.startswith("--h") for word in argv)
+
+
+@OFTEN
+@given(flag=st.sampled_from(FLAGS), value=values, joined=st.booleans())
+def test_any_value_of_any_flag_is_taken_and_reads_back_or_is_told_in_lines(tmp_path, flag, value, joined):
+    argv = [f"{flag}={value}"] if joined else [flag, value]
+    if without_help(argv):
+        result, _ = answer(argv)
+        assert result is None or reads_back(result, tmp_path)
+
+
+@OFTEN
+@given(argv=st.lists(words, max_size=8).filter(without_help))
+def test_any_words_are_taken_and_read_back_or_are_told_in_lines(tmp_path, argv):
+    result, _ = answer(argv)
+    assert result is None or reads_back(result, tmp_path)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_each_setting_answers_every_number_and_text_above(option, tmp_path):
+    for value in (*NUMBERS, *TEXTS):
+        result, _ = answer([f"{flag_of(option.name)}={value}"])
+        assert result is None or reads_back(result, tmp_path), value
+
+
+def test_many_unknown_flags_are_a_line_each():
+    _, lines = answer([f"--bogus{n}=1" for n in range(300)])
+    assert len(lines) == 300
+
+
+# ---------------------------------------------------------------------------------------- recipes
+
+
+def of_recipe(data, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
+    return answer(["--config", str(path)])
+
+
+def doubling(levels, first, inner):
+    return f"a0: &a0 {first}\n" + "".join(
+        f"a{n}: &a{n} {inner.format(f'*a{n - 1}', f'*a{n - 1}')}\n" for n in range(1, levels)
+    )
+
+
+def doubling_value(levels):
+    text = "x"
+    for n in range(levels):
+        text = f"[&a{n} [{text}], *a{n}]"
+    return f"lr: {text}\n"
+
+
+TOUCH = "os.mkdir ['attacked']"
+REFUSED = {
+    "billion laughs": doubling(40, "[lol, lol]", "[{}, {}]"),
+    "billion laughs in a value": doubling_value(60),
+    "billion laughs of merges": doubling(30, "{x: 1, y: 2}", "{{<<: [{}, {}]}}"),
+    "merge into itself": "lr: &a {<<: *a}",
+    "holds itself": "lr: &a [*a]",
+    "mapping in itself": "&a {lr: *a}",
+    "deep": "{a: " * 5000,
+    "deep lists": "lr: " + "[" * 200 + "]" * 200,
+    "huge": "# " + "x" * 10**7 + "\nlr: 1",
+    "many keys": "".join(f"k{n}: 1\n" for n in range(5000)),
+    "large hexadecimal": "seed: 0x" + "f" * 5000,
+    "large binary": "lr: 0b" + "1" * 50_000,
+    "large decimal": "seed: " + "9" * 5000,
+    "sixties": "epochs: " + ":".join(["1"] * 3000),
+    "large key": "? 0x" + "f" * 800 + "\n: 1",
+    "infinite": "lr: 1e400",
+    "int of nothing": "seed: !!int ''",
+    "float of nothing": "lr: !!float ''",
+    "bool of a word": "nesterov: !!bool perhaps",
+    "no date": "name: 2001-99-99",
+    "date": "name: 2001-01-01",
+    "bytes": "name: !!binary aGVsbG8=",
+    "set": "!!set {lr, epochs}",
+    "pairs": "!!pairs [lr: 1]",
+    "python object": f"!!python/object/apply:{TOUCH}",
+    "python object in a value": f"lr: !!python/object/new:{TOUCH}",
+    "python name": "lr: !!python/name:os.system",
+    "python tuple": "augment: !!python/tuple [flip]",
+    "own tag": "%TAG ! tag:example.org,2000:\n---\nlr: !number 1",
+    "other version": "%YAML 9.9\n---\nlr: 1",
+    "twice": "lr: 1\nlr: 2",
+    "twice in two spellings": "weight-decay: 1\nweight_decay: 1",
+    "unknown alias": "lr: *nothing",
+    "list as key": "? [lr]\n: 1",
+    "no key": "? \n: 1",
+    "NUL": "lr: \0",
+    "tab": "lr:\t- 1",
+    "not UTF-8": b"name: caf\xe9\n",
+    "UTF-16 of half a character": b"\xff\xfel\0r",
+    "half a surrogate": "datapath: \ud800",
+    "escaped surrogate": 'datapath: "\\udcff"\ndataname: folder',
+    "binary file": bytes(range(256)) * 10,
+    "two documents": "lr: 1\n---\nlr: 2",
+    "not a mapping": "- lr\n- 1",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_hostile_recipe_is_told_in_lines_at_once(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    result, lines = of_recipe(REFUSED[name], tmp_path)
+    assert result is None and all(str(tmp_path / "recipe.yaml") in line for line in lines)
+    assert os.listdir(tmp_path) == ["recipe.yaml"]
+
+
+def test_anchors_and_merges_of_a_sane_size_are_fine(tmp_path):
+    result, _ = of_recipe("<<: {lr: 0.3, momentum: &m 0.5}\nlabel-smoothing: *m\n", tmp_path)
+    assert (result.optimisation.lr, result.optimisation.momentum, result.optimisation.label_smoothing) == (
+        0.3,
+        0.5,
+        0.5,
+    )
+
+
+scalars = st.one_of(
+    st.sampled_from(NUMBERS), st.sampled_from(["!!int ''", "&a 1", "*a", "[1, [2]]", "{a: 1}", "[]", "'", "|", "? x", ""]),
+    st.text(st.characters(blacklist_categories=("Cs",)), max_size=6), st.floats().map(str), st.booleans().map(str),
+)  # fmt: skip
+lines_of_recipe = st.lists(st.tuples(st.sampled_from([option.name for option in OPTIONS]), scalars), max_size=5)
+
+
+@OFTEN
+@given(lines=lines_of_recipe)
+def test_any_values_in_a_recipe_are_taken_and_read_back_or_are_told_in_lines(tmp_path, lines):
+    result, _ = of_recipe("".join(f"{name}: {value}\n" for name, value in lines), tmp_path)
+    assert result is None or reads_back(result, tmp_path)
+
+
+@OFTEN
+@given(data=st.binary(max_size=60))
+def test_any_bytes_as_a_recipe_are_taken_or_told_in_lines(tmp_path, data):
+    of_recipe(data, tmp_path)
+
+
+@OFTEN
+@given(place=st.floats(0, 1), mask=st.integers(1, 255))
+def test_a_saved_configuration_with_a_wrong_byte_is_taken_or_told_in_lines(tmp_path, place, mask):
+    data = bytearray(arguments.as_recipe(arguments.parse(["--lr", "0.5"]), "main.py --lr 0.5").encode())
+    data[int(place * (len(data) - 1))] ^= mask
+    of_recipe(bytes(data), tmp_path)
+
+
+NO_FILES = {
+    "a folder": os.mkdir,
+    "a pipe": os.mkfifo,
+    "a link to itself": lambda path: os.symlink(os.path.basename(path), path),
+    "a dangling link": lambda path: os.symlink("nothing", path),
+    "a device": lambda path: os.symlink("/dev/zero", path),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_a_recipe_that_is_no_file_is_one_line(tmp_path, kind):
+    path = str(tmp_path / "recipe.yaml")
+    NO_FILES[kind](path)
+    _, (line,) = answer(["--config", path])
+    assert "--config" in line and "no such recipe" in line
+
+
+def test_the_program_prints_a_line_a_mistake_and_ends_with_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("lr: 0x" + "f" * 5000 + "\nepochs: [[1]]\nbogus: 1\n")
+    assert main.main(["--config", "recipe.yaml", "--seed", "1e400", "--name", "a\nb\x1b", "\u0661", "--x=\udcff"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 7
+    assert all(line.startswith("main.py: ") for line in err.splitlines())
+    assert os.listdir(tmp_path) == ["recipe.yaml"]
