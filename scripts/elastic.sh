@@ -12,8 +12,9 @@
 #   give --save-every-steps, or part of an epoch is lost. One that is stopped by SIGTERM or SIGUSR1 has all save first.
 # A machine comes (back) while there are fewer than MAX: all save, meet, and go on with it.
 # Each of these costs a machine up to one of its MAX_RESTARTS (10); one that has none left ends the job for all.
-# The machine of RDZV_ENDPOINT is the meeting point. Without it the others end (within 2 minutes and --timeout when it
-#   falls silent); start the same command again with another one, and the run goes on.
+# The machine of RDZV_ENDPOINT is the meeting point. Without it the launchers of the others end (after 60 s when it falls
+#   silent) and their processes with them, within 3 minutes; start the same command again with another one, and the run
+#   goes on.
 # PET_RDZV_CONF=last_call_timeout=5,keep_alive_interval=2 and the like, as of torchrun's --rdzv-conf, shorten the waits.
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")

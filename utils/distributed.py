@@ -50,6 +50,11 @@ class Ranks:
             )
         except ValueError as error:
             raise UserError(f"environment: {', '.join(names)} must be whole numbers; start with torchrun") from error
+        if not 0 <= rank < world_size or local_rank < 0 or local_world_size < 1:
+            raise UserError(
+                f"environment: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
+                f"{local_world_size} cannot be; start with torchrun"
+            )
         return cls(rank, world_size, local_rank, local_world_size)
 
     @property

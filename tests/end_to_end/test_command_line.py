@@ -182,6 +182,14 @@ def test_environment_that_is_no_number_is_one_line(name, workplace, monkeypatch,
     assert name in answer and "torchrun" in answer
 
 
+@pytest.mark.parametrize(("rank", "world_size"), [("0", "0"), ("2", "2"), ("-1", "2")])
+def test_a_rank_that_cannot_be_is_one_line(rank, world_size, workplace, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    (answer,) = check_answer(main.main([]), *capsys.readouterr(), 1)
+    assert f"RANK {rank} of WORLD_SIZE {world_size}" in answer
+
+
 # ------------------------------------------------------------------------------- real processes
 
 

@@ -1,5 +1,7 @@
 """A run killed at any moment of a save has a checkpoint that loads, and goes on from it."""
 
+import hashlib
+import json
 import signal
 
 import pytest
@@ -69,6 +71,8 @@ def test_the_saves_after_a_cut_one_leave_nothing_of_it_behind(server, tmp_path):
     assert {path.name for path in folder.iterdir()} - LEFT != set()
     assert main([*flags]) == 0
     assert {path.name for path in folder.iterdir()} == LEFT
+    expected = {name: [hashlib.sha256((folder / name).read_bytes()).hexdigest()] for name in LEFT - {"manifest.json"}}
+    assert json.loads((folder / "manifest.json").read_text())["sha256"] == expected
 
 
 def test_a_run_killed_in_its_very_first_save_is_begun_anew(server, whole, tmp_path):  # noqa: F811

@@ -163,7 +163,18 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
     ("processes", "number", "whom"), [(2, signal.SIGTERM, "launcher"), (3, signal.SIGUSR1, "rank")]
 )
 def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(processes, number, whom, tmp_path):
-    flags = ("--deterministic", "--arch", "fc", "--epochs", 60, "--global-batch-size", 96, "--save-every-epochs", 1000, "--no-progress")
+    flags = (
+        "--deterministic",
+        "--arch",
+        "fc",
+        "--epochs",
+        60,
+        "--global-batch-size",
+        96,
+        "--save-every-epochs",
+        1000,
+        "--no-progress",
+    )
     process = start(*flags, "--output", tmp_path / "cut", processes=processes)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("cut/digits/fc/*/checkpoints/best.pt")) and time.monotonic() < deadline:

@@ -270,6 +270,12 @@ def test_links_in_the_data_that_loop_or_dangle_end_in_a_line_or_a_run(data, caps
     assert code in (0, 2) and (code == 0 or (lines and all("warning" in line for line in lines[:-1]))), lines
 
 
+def test_a_pipe_named_like_an_image_is_passed_over(data, capsys):
+    """Reading one waits until somebody writes to it."""
+    os.mkfifo(next((data / "train").iterdir()) / "pipe.jpg")
+    assert told(capsys, ON_DATA)[0] == 0
+
+
 def test_a_new_run_in_a_folder_of_many_links_trains(workplace, capsys):
     """The checks above do not refuse what is sound."""
     assert main.main([*SHORT, "--output", "../here/./out"]) == 0

@@ -6,7 +6,7 @@ import gzip
 import os
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -222,6 +222,22 @@ def class_names(root: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _images_below(folder: str) -> Iterator[str]:
+    """The images in ``folder`` and below. Links to folders are not followed, for they may loop.
+
+    What is no file, a pipe for example, is passed over: reading it could take forever. A link to nowhere is not, so
+    that it is told of.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _images_below(entry.path)
+                continue
+            named_so = entry.name.lower().endswith(IMAGE_ENDINGS) and not entry.name.startswith(".")
+            if named_so and (entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))):
+                yield entry.path
+
+
 def image_files(root: Path, classes: Sequence[str], colour: str, may_lack: bool = False) -> ImageFiles:
     """All images below the folders ``classes`` of ``root``, by class and name. Raises ``UserError`` for an empty one.
 
@@ -230,12 +246,7 @@ def image_files(root: Path, classes: Sequence[str], colour: str, may_lack: bool 
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = [
-            os.path.join(folder, file)
-            for folder, _, files in os.walk(root / name)  # links to folders are not followed: they may loop
-            for file in files
-            if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
-        ]
+        found = list(_images_below(os.path.join(root, name)))
         if not found and not may_lack:
             raise UserError(f"--datapath: {root / name} holds no images ({', '.join(IMAGE_ENDINGS)})")
         paths += sorted(found)

@@ -25,6 +25,7 @@ from utils.settings import UserError
 
 T = TypeVar("T")
 CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
+LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
 
@@ -209,15 +210,23 @@ def _told_elsewhere(hook: Callable[[Any], None]) -> Callable[[Any], None]:
 def _lock(log: TextIO, folder: Path) -> None:
     """Keep a second process out of the run until ``log`` is closed, by whatever end, also kill -9.
 
-    A record lock, unlike flock's, is not inherited by data workers, which may outlive the process for seconds.
+    A record lock, unlike flock's, is not inherited by data workers, which may outlive the process for seconds. Where
+    torchrun has restarted this process, the one before is given time: a network file system keeps a lost machine's
+    locks for a while.
     """
     import fcntl
 
-    try:
-        fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):  # anything else: a file system that knows no locks
-            raise UserError(f"{folder}: another process is writing this run; wait for it or stop it") from error
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    deadline = time.monotonic() + (LOCK_SECONDS if restarted else 0)
+    while True:
+        try:
+            return fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return None  # a file system that knows no locks
+            if time.monotonic() >= deadline:
+                raise UserError(f"{folder}: another process is writing this run; wait for it or stop it") from error
+        time.sleep(1)
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
