@@ -192,14 +192,13 @@ def kill_again_and_again(
     own: argparse.Namespace, killed: Run, timeline: Timeline, before: int, chance: random.Random
 ) -> None:
     """One run, killed up to the number still wanted, then finished."""
-    stall_seconds = 300 + 10 * (timeline.start_up + timeline.end)
     for step, delay in moments(timeline, own.kills - before, chance):
-        if not killed.kill_at(step, delay, more_flags(own, killed), stall_seconds):
+        if not killed.kill_at(step, delay, more_flags(own, killed), timeline.stall_seconds):
             return
         landing = killed.landings[-1]
         count = f"kill {before + len(killed.landings)} of {own.kills}"
         say(f"{count}: {landing.place}, {landing.seconds:.1f} s after the start")
-    killed.finish(*more_flags(own, killed), stall_seconds=stall_seconds)
+    killed.finish(*more_flags(own, killed), stall_seconds=timeline.stall_seconds)
     say("continued to the end")
 
 

@@ -24,7 +24,7 @@ from utils.settings import UserError
 PROGRAM = Path(__file__).resolve().parent.parent / "hooked_main.py"
 RUN_LINE = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)
 POLL_SECONDS = 0.002
-STALL_SECONDS = 300  # and ten times the straight run's: with nothing new for so long, a training is taken to hang
+STALL_SECONDS = 3600  # with nothing new for so long, a training is taken to hang
 START_SHARE, GAP_SHARE = 0.15, 0.25  # of the kills: before the first step, in a long gap between two
 LAST_LINES = 15
 
@@ -52,6 +52,11 @@ class Timeline:
     def longest_gap(self) -> float:
         """The longest time between two steps, or from the last one to the end."""
         return max((after - before for before, after in pairwise([*self.steps, self.end])), default=0.0)
+
+    @property
+    def stall_seconds(self) -> float:
+        """With nothing new for so long, a training that should go as the straight one did is taken to hang."""
+        return 300 + 10 * (self.start_up + self.end)
 
 
 @dataclass
@@ -104,7 +109,7 @@ class Run:
     def place(self) -> records.Place:
         return records.place(self.records)
 
-    def finish(self, *more_flags: str, stall_seconds: float = 10 * STALL_SECONDS) -> None:
+    def finish(self, *more_flags: str, stall_seconds: float = STALL_SECONDS) -> None:
         """Train to the end. Raises ``Failure``."""
         with self.started(*more_flags) as process:
             self._watch(process, lambda: False, stall_seconds)

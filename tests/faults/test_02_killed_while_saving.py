@@ -20,7 +20,6 @@ STEPS_AN_EPOCH = 23
 LEFT = {"initial.pt", "last.pt", "previous.pt", "best.pt", "final.pt", "manifest.json"}
 # Where the save is cut, and the step of the checkpoint that is then the newest one whole.
 POINTS = {
-    "copy step=8 when=before": 4,
     "write step=8": 4,
     "flush step=8": 4,
     "manifest step=8 nth=1 when=before": 4,

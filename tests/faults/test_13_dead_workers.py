@@ -281,7 +281,7 @@ def test_no_worker_outlives_a_training_process_that_is_killed(tree, tmp_path):
     process = training(tree, tmp_path, "--epochs", 10000)
     workers = workers_of(process)
     process.kill()
-    process.communicate()
+    process.wait()
     assert_gone(workers)
 
 
@@ -309,7 +309,7 @@ def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken():
     time.sleep(0.5)  # the pipe fills
     workers = workers_below(process.pid)
     process.kill()
-    process.communicate()
+    process.wait()
     assert len(workers) == 2
     assert_gone(workers)
 

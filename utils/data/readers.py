@@ -226,8 +226,10 @@ def _images_below(folder: str) -> Iterator[str]:
     """The images in ``folder`` and below. Links to folders are not followed, for they may loop.
 
     What is no file, a pipe for example, is passed over: reading it could take forever. A link to nowhere is not, so
-    that it is told of.
+    that it is told of. A folder that is not there has none.
     """
+    if not os.path.isdir(folder):
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -187,12 +187,12 @@ def _signals_held_back() -> Iterator[None]:
 def _leave_signals(training: int, _: int) -> None:
     """In a worker: end with process ``training``, or when it says so, but not for a signal meant for the whole run.
 
-    The training process answers those: it finishes its step, for which it may need another batch, and saves.
+    The training process answers those: it finishes its step, for which it may need another batch, and saves. Here they
+    are blocked from the beginning (see ``_signals_held_back``).
     """
     if not CAN_WAIT:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_RUN)  # in all threads that begin from here on, too
     if multiprocessing.get_start_method() == "fork" and os.getppid() != training:  # it has ended already
         os._exit(0)
     threading.Thread(target=_end_with, args=(training, os.getppid()), daemon=True).start()
