@@ -99,7 +99,8 @@ class Checkpointer:
         after = before | {f"{name}.pt": [digest] for name in names}
         if "last" in names and "last.pt" in before:
             after["previous.pt"] = before["last.pt"]
-        _write_manifest(self.folder, {name: [*after[name], *before.get(name, [])] for name in after})
+        both = {name: list(dict.fromkeys([*after[name], *before.get(name, [])])) for name in after}
+        _write_manifest(self.folder, both)
         for name in names:
             self._place(written, name)
         _sync_folder(self.folder)
