@@ -24,9 +24,8 @@ from utils import arguments
 from utils.consistency import FLAG, RECIPE
 from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
-from utils.setting import between
 from utils.settings import Settings, UserError, flag_of
-from utils.tools import ToolParser, make_folder, run_tool, table
+from utils.tools import ToolParser, make_folder, run_tool, table, whole
 
 if TYPE_CHECKING:
     import torch
@@ -81,29 +80,16 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
-    parser.add_argument("--batches", type=_whole(1), metavar="N", help=f"forward passes to audit [{BATCHES}]")
+    parser.add_argument("--batches", type=whole(1), metavar="N", help=f"forward passes to audit [{BATCHES}]")
     parser.add_argument("--float64", action="store_true", help="compare with float64 instead of float32")
     parser.add_argument("--batch", metavar="FILE", help="repeat and audit a step that main.py --dump-bad-batch saved")
-    parser.add_argument("--top", type=_whole(0), default=TOP, metavar="N", help=f"layers in the table [{TOP}]")
+    parser.add_argument("--top", type=whole(0), default=TOP, metavar="N", help=f"layers in the table [{TOP}]")
     parser.add_argument("--output", metavar="DIR", help="folder of the files [audits/DATANAME_ARCH]")
     parser.add_argument(
         "--fail-on-findings", action="store_true",
         help="exit code 1 when there is a finding that ordinary loss scaling does not mend",
     )  # fmt: skip
     return parser
-
-
-def _whole(low: int) -> Any:
-    def convert(text: str) -> int:
-        try:
-            problem = between(low, 10**6)(int(text))
-        except ValueError:
-            problem = "must be a whole number"
-        if problem:
-            raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-        return int(text)
-
-    return convert
 
 
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found | dict[str, Any] | None]:

@@ -12,7 +12,6 @@ once.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils.cpu import SPINS, threads_per_process
 from utils.distributed import Distributed, Ranks
 from utils.settings import RunSettings, UserError
-from utils.tools import ToolParser, make_folder, run_tool
+from utils.tools import ToolParser, make_folder, run_tool, seconds, whole
 
 if TYPE_CHECKING:
     from scripts.benchmarks.measure import Match, Row, Setup
@@ -65,8 +64,8 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     parts = "; ".join(f"{name}: {text}" for name, text in PARTS.items())
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"{parts} [all]")
-    parser.add_argument("--rounds", type=_whole_number, default=3, metavar="N", help="measurements of each side [3]")
-    parser.add_argument("--seconds", type=_seconds, default=2.0, metavar="X", help="about how long one takes [2]")
+    parser.add_argument("--rounds", type=whole(1, 1000), default=3, metavar="N", help="measurements of each side [3]")
+    parser.add_argument("--seconds", type=seconds, default=2.0, metavar="X", help="about how long one takes [2]")
     parser.add_argument(
         "--output", default="benchmarks/all", metavar="DIR", help="folder of the files [benchmarks/all]"
     )
@@ -79,22 +78,6 @@ def build_parser() -> ToolParser:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="CPU rows, GPU rows [both]")
     parser.add_argument("--fail-below-target", action="store_true", help="exit code 1 when a row misses its target")
     return parser
-
-
-def _whole_number(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number from 1 to 1000")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number above 0, and 3600 at most")
-    return value
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.distributed import Distributed, Ranks
-from utils.setting import between
 from utils.settings import RunSettings, Settings, UserError, flag_of
-from utils.tools import ToolParser, make_folder, run_tool, table
+from utils.tools import ToolParser, make_folder, run_tool, table, whole
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
-    number = {"type": _whole_number, "metavar": "N"}
+    number = {"type": whole(1, 2**24), "metavar": "N"}
     parser.add_argument("--arch", "-a", metavar="NAME", help="a network, named as for main.py [an MLP; resnet18]")
     parser.add_argument("--width", **number, help="inputs and outputs of each layer of the MLP [4096]")
     parser.add_argument("--layers", **number, help="linear layers of the MLP [3]")
@@ -78,16 +77,6 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)  # for measure_memory: a row's number
     return parser
-
-
-def _whole_number(text: str) -> int:
-    try:
-        problem = between(1, 2**24)(int(text))
-    except ValueError:
-        problem = "must be a whole number"
-    if problem:
-        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return int(text)
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:

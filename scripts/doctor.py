@@ -28,9 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import arguments
 from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
-from utils.setting import between
 from utils.settings import Settings, UserError
-from utils.tools import ToolParser, make_folder, run_tool
+from utils.tools import ToolParser, make_folder, run_tool, seconds
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +105,11 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument(
-        "--seconds", type=_seconds, default=SECONDS, metavar="X", help=f"time for each part, about [{SECONDS:g}]"
+        "--seconds",
+        type=seconds,
+        default=SECONDS,
+        metavar="X",
+        help=f"time for each part, about [{SECONDS:g}]",
     )
     parser.add_argument("--try-compile", action="store_true", help="try --compile on a CPU too, where it takes long")
     parser.add_argument(
@@ -115,16 +118,6 @@ def build_parser() -> ToolParser:
     parser.add_argument("--output", metavar="DIR", help="folder for doctor.txt and doctor.csv [none are written]")
     parser.add_argument("--memory-of", type=json.loads, help=argparse.SUPPRESS)  # for memory_in_child
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        problem = between(0.01, 3600)(float(text))
-    except ValueError:
-        problem = "must be a number"
-    if problem:
-        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return float(text)
 
 
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

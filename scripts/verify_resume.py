@@ -24,15 +24,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.verification.runs import Failure, Run, Timeline, kept_straight_run, moments, straight_run
 from utils import arguments
-from utils.setting import between
 from utils.settings import UserError
-from utils.tools import ToolParser, make_folder, run_tool, table
+from utils.tools import ToolParser, make_folder, run_tool, table, whole
 
 if TYPE_CHECKING:
     from scripts.verification.comparison import Comparison
@@ -66,13 +65,16 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
-    parser.add_argument("--kills", type=_whole(1), default=KILLS, metavar="N", help=f"how often to kill [{KILLS}]")
-    parser.add_argument("--ranks", type=_whole(1), default=1, metavar="N", help="training processes [1]")
+    parser.add_argument("--kills", type=whole(1), default=KILLS, metavar="N", help=f"how often to kill [{KILLS}]")
+    parser.add_argument("--ranks", type=whole(1), default=1, metavar="N", help="training processes [1]")
     parser.add_argument(
-        "--kill-seed", type=_whole(0), metavar="N", help="draw the moments of this number [another each time]"
+        "--kill-seed",
+        type=whole(0),
+        metavar="N",
+        help="draw the moments of this number [another each time]",
     )
     parser.add_argument(
-        "--workers-cycle", type=_whole(0), nargs="+", metavar="N",
+        "--workers-cycle", type=whole(0), nargs="+", metavar="N",
         help="after each kill go on with the next of these numbers of data workers",
     )  # fmt: skip
     parser.add_argument("--keep", metavar="DIR", help="keep both runs' folders there")
@@ -80,19 +82,6 @@ def build_parser() -> ToolParser:
         "--straight-from", metavar="DIR", help="take the straight run of an earlier --keep DIR with the same flags"
     )
     return parser
-
-
-def _whole(low: int) -> Any:
-    def convert(text: str) -> int:
-        try:
-            problem = between(low, 10**6)(int(text))
-        except ValueError:
-            problem = "must be a whole number"
-        if problem:
-            raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-        return int(text)
-
-    return convert
 
 
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from utils import arguments
 from utils.cpu import let_threads_wait_briefly
+from utils.setting import between
 from utils.settings import Settings, UserError
 
 
@@ -41,6 +43,27 @@ class ToolParser(argparse.ArgumentParser):
         """
         own, others = self.parse_known_args(argv)
         return own, arguments.parse(others, checkpoint=checkpoint)
+
+
+def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
+    """What argparse takes for ``type``: text into a whole number between ``low`` and ``high``."""
+    return lambda text: _number(text, int, low, high)
+
+
+def seconds(text: str) -> float:
+    """What argparse takes for ``type``: text into a time between 0.01 and 3600 seconds."""
+    return _number(text, float, 0.01, 3600)
+
+
+def _number(text: str, kind: type[int] | type[float], low: float, high: float) -> Any:
+    try:
+        value = kind(text)
+        problem = between(low, high)(value) if math.isfinite(value) else "must be a finite number"
+    except (ValueError, OverflowError):
+        problem = "must be a whole number" if kind is int else "must be a number"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return value
 
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:

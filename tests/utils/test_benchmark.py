@@ -399,8 +399,8 @@ def test_a_missed_target_fails_only_when_asked(tool, tmp_path):
     ("flags", "words"),
     [
         (["--only", "speed"], ["speed", "start-up"]),
-        (["--rounds", "0"], ["--rounds", "whole number"]),
-        (["--seconds", "nan"], ["--seconds", "above 0"]),
+        (["--rounds", "0"], ["--rounds", "at least 1"]),
+        (["--seconds", "nan"], ["--seconds", "finite"]),
         (["--mnist", "/nowhere", "--timm-train", "/no/train.py"], ["--mnist /nowhere", "--timm-train /no/train.py"]),
         (["--output", ""], ["--output"]),
     ],

@@ -58,7 +58,7 @@ def allowed_for(module):
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
         "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency"},
-        "utils.tools": {"utils.settings", "utils.arguments", "utils.cpu"},
+        "utils.tools": {"utils.setting", "utils.settings", "utils.arguments", "utils.cpu"},
         "utils.train_validation": {
             "utils.settings",
             "utils.distributed",
