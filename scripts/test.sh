@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints and tests; installs what is missing first. Flags are pytest's: bash scripts/test.sh tests/utils -x
+# Lints and tests, two files at a time; installs what is missing first. Flags are pytest's: bash scripts/test.sh tests/utils -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$ROOT"
@@ -7,4 +7,4 @@ ready_python requirements-dev.txt
 
 "$PYTHON" -m ruff check
 "$PYTHON" -m ruff format --check
-"$PYTHON" -m pytest "$@"
+"$PYTHON" -m pytest -n 2 --dist loadfile "$@"
