@@ -18,7 +18,7 @@ from utils.cpu import let_threads_wait_briefly
 from utils.distributed import Distributed, Ranks, end_process, lost_contact
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError
-from utils.stopping import INTERRUPTED, Stopped, StopSignals
+from utils.stopping import INTERRUPTED, Stopped, StoppedAtOnce, StopSignals
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
     try:
         ranks = Ranks.from_environment()
         args = arguments.parse(argv, ranks.world_size)
-        with Distributed(ranks, args.run, args.precision.tf32) as distributed:
-            return run(argv, args, distributed)
+        with StopSignals() as stop_signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
+            return run(argv, args, distributed, stop_signals)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
             print("\n".join(f"main.py: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
@@ -65,6 +65,10 @@ def main(argv: list[str]) -> int:
         if ranks.is_main:
             print("main.py: interrupted; the same command with --resume auto continues", file=sys.stderr)
         return INTERRUPTED
+    except StoppedAtOnce as stop:
+        if ranks.is_main:
+            print(f"main.py: {stop}", file=sys.stderr)
+        return stop.exit_code
     except RuntimeError as error:
         reason = lost_contact(error) if ranks.world_size > 1 else None
         if reason is None:
@@ -77,7 +81,7 @@ def main(argv: list[str]) -> int:
         return 1
 
 
-def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
+def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals: StopSignals) -> int:
     """Everything after the command line is known to be good."""
     from utils.record.override import refuse_impossible
     from utils.record.progress import Progress
@@ -108,8 +112,8 @@ def run(argv: list[str], args: Settings, distributed: Distributed) -> int:
     if args.run.dry_run:
         return tell_plan(args, parts, distributed, found)
     if args.run.evaluate:
-        return evaluate(args, parts, distributed)
-    return train(argv, args.with_absolute_paths(), parts, distributed, found, warnings)
+        return evaluate(args, parts, distributed, found)
+    return train(argv, args.with_absolute_paths(), parts, distributed, found, warnings, stop_signals)
 
 
 def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
@@ -197,8 +201,9 @@ def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found:
 
 
 def train(
-    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: Found | None, warnings: list[str]
-) -> int:
+    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: Found | None, warnings: list[str],
+    stop_signals: StopSignals,
+) -> int:  # fmt: skip
     """Train, from the beginning or from ``found``, into the run's folder. ``warnings`` go into its log."""
     from utils.record.checkpoint import Checkpointer
     from utils.record.writer import build_writer
@@ -217,7 +222,7 @@ def train(
         writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
     checkpointer = Checkpointer(scenario.checkpoints, distributed.is_main)
     try:
-        with StopSignals() as stop_signals:
+        with stop_signals.held():
             traval = build_traval(args, parts, distributed, scenario, writer, checkpointer, stop_signals)
             announce(argv, args, parts, distributed, scenario, writer)
             for line in (*warnings, *changes):
@@ -242,6 +247,10 @@ def train(
         if distributed.is_main:
             print(f"main.py: {error}", file=sys.stderr)
         return 1
+    except (UserError, RuntimeError, KeyboardInterrupt) as error:
+        with suppress(OSError):
+            writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
+        raise
     except OSError as error:  # of the log, TensorBoard or the metrics files
         raise UserError(f"--output: cannot write {scenario.folder} ({error}); --resume auto continues") from error
     finally:
@@ -295,10 +304,10 @@ def begin(
     distributed.on_main(lambda: warn_of_little_space(scenario, writer))
 
 
-def evaluate(args: Settings, parts: Parts, distributed: Distributed) -> int:
+def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Validate once and leave nothing behind."""
     from utils.record.writer import build_writer
-    from utils.run_record import final_line
+    from utils.run_record import final_line, reached
     from utils.train_validation import TraVal
 
     writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
@@ -306,6 +315,8 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed) -> int:
         parts.model, None, None, parts.criterion, parts.scaler, args, parts.validation_loader,
         distributed=distributed, writer=writer,
     )  # fmt: skip
+    if found is not None:
+        writer.log(f"Evaluating {found.path}{reached(found.state)}")
     writer.log(final_line(traval.validation(0, report=False), None))
     return 0
 

@@ -28,21 +28,25 @@ rounds=(
   "--ranks 1 --arch fc --epochs 8 --loader stream --workers 2 --mixup 0.2 --label-smoothing 0.1 --lr-policy multistep"
 )
 folder=$(mktemp -d "${TMPDIR:-/tmp}/soak.XXXXXX")
-trap 'rmdir "$folder" 2>/dev/null || true' EXIT
+different=
+trap '[[ -n $different ]] || rm -rf "$folder"' EXIT
+trap 'exit 130' INT TERM
 end=$((SECONDS + 60 * 10#$minutes))
 kills=0
 for ((round = 1; SECONDS < end; round++)); do
   flags="${rounds[(round - 1) % ${#rounds[@]}]} --device cpu --kills 10 --seed $round --kill-seed $round"
+  echo "round $round: verify_resume.py $flags"
   code=0
   # shellcheck disable=SC2086 # the flags are words
   output=$("$PYTHON" "$ROOT/scripts/verify_resume.py" $flags --keep "$folder/$round" 2>&1) || code=$?
   verdict=${output##*$'\n'}
   if [[ $code -eq 1 || ! $verdict =~ ^"verdict: EQUAL after "([0-9]+) ]]; then
-    printf '%s\n\nround %d: %s\nits folders: %s\nkills survived: %d\n' "$output" "$round" "$flags" "$folder/$round" "$kills"
+    different=yes
+    printf '%s\n\nits folders: %s\nkills survived: %d\n' "$output" "$folder/$round" "$kills"
     exit 1
   fi
   kills=$((kills + BASH_REMATCH[1]))
-  echo "round $round, $((SECONDS / 60)) min: $verdict ($flags)"
+  echo "$verdict, $((SECONDS / 60)) min"
   rm -rf "${folder:?}/$round"
 done
 echo "kills survived: $kills"

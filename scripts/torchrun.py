@@ -15,6 +15,7 @@ any other further signal is not. With several machines each launcher tells this 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ MISTAKE, TRY_AGAIN, INTERRUPTED = 2, 75, 130
 SHUTDOWN_SECONDS = 180
 SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N says otherwise; 60 is torch's own
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+QUIET = ("torch.distributed.run", "torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent")
 # nohup and a shell's & have their processes ignore these; that stays so.
 IGNORABLE = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -98,6 +100,8 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher import api
 
+    for name in QUIET:  # what they would say is said in one line below
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     args = run.parse_args(argv)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
     if args.max_restarts:
@@ -109,6 +113,11 @@ def main(argv: list[str]) -> int:
     problem = None
     try:
         run.run(args)
+    except (AssertionError, ValueError) as error:  # torch's answer to flags of its own that cannot be
+        if launcher.agent is not None:
+            raise
+        print(f"torchrun.py: {' '.join(str(error).split()) or 'a number of nodes or processes is 0'}", file=sys.stderr)
+        return MISTAKE
     except SignalException as error:
         problem = f"stopped by {error}"
     except ChildFailedError:
@@ -123,9 +132,10 @@ def main(argv: list[str]) -> int:
 
 def endings(launcher: Launcher) -> str:
     """How the training processes ended, in words."""
-    codes = launcher.exit_codes()
-    words = [f"exit code {code}" if code >= 0 else signal.Signals(-code).name for code in codes]
-    return "; its processes ended with " + ", ".join(words) if words else ""
+    words = [f"exit code {code}" if code >= 0 else signal.Signals(-code).name for code in launcher.exit_codes()]
+    if len(set(words)) == 1:
+        return f"; all processes here ended with {words[0]}"
+    return "; " + ", ".join(f"process {number}: {word}" for number, word in enumerate(words)) if words else ""
 
 
 def limit_silence(seconds: int) -> None:

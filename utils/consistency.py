@@ -20,7 +20,10 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
     def told(name: str) -> bool:
         return origins[name] in (RECIPE, FLAG)
 
+    begins = v.resume in (None, "auto") and not (v.evaluate and v.weights)  # else a checkpoint may say the rest
+    forgotten = begins and origins["dataname"] == DEFAULT and told("datapath")
     rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v)]
+    rules.append((forgotten, "--datapath needs --dataname: folder for class folders, mnist, cifar10, imagenet ..."))
     return [line for wrong, line in rules if wrong]
 
 

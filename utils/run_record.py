@@ -52,11 +52,10 @@ def announce(
 
 def tell_end(args: Settings, scenario: Scenario, writer: NullWriter, progress: Progress, report: Report) -> None:
     """The last lines of a run that is done."""
-    # Only an epoch that --max-steps cut can be better than the best whole one.
-    if math.isfinite(report.loss) and report.top1 > progress.best_top1:
-        writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the epoch")
-    elif progress.best_epoch:
+    if progress.best_epoch:
         writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
+    elif math.isfinite(report.loss):
+        writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
     writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
     writer.log(final_line(report, scenario.folder))
 
@@ -68,6 +67,14 @@ def final_line(report: Report, folder: Path | None) -> str:
         f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} "
         f"val_count={report.count}{run_folder}"
     )
+
+
+def reached(state: dict[str, Any]) -> str:
+    """Where a checkpoint was made, in words; nothing for bare weights."""
+    progress = state.get("progress")
+    if not isinstance(progress, dict) or "step" not in progress:
+        return ""
+    return f", after epoch {progress.get('epoch')}, step {progress['step']}"
 
 
 def tell_finished(found: Found, distributed: Distributed) -> int:
@@ -125,6 +132,6 @@ def warn_of_little_space(scenario: Scenario, writer: NullWriter) -> None:
     free, needed = shutil.disk_usage(scenario.checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
     if free < needed:
         writer.log(
-            f"warning: {scenario.folder} has {free / 1e6:,.0f} MB left on its disk, and checkpoints may take "
-            f"{needed / 1e6:,.0f} MB; free some space or choose another --output"
+            f"warning: {scenario.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
+            f"{needed / 1e6:,.1f} MB; free some space or choose another --output"
         )

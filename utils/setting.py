@@ -17,12 +17,15 @@ Check = Callable[[Any], str | None]
 def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
     """A check that a number (or each number of a list) lies between ``low`` and ``high``."""
 
+    def shown(bound: float) -> str:
+        return f"{bound:,}" if isinstance(bound, int) and bound >= 10**6 else f"{bound:g}"
+
     def check(value: Any) -> str | None:
         for number in value if isinstance(value, tuple) else (value,):
             if number <= low if open_low else number < low:
-                return f"must be {'more than' if open_low else 'at least'} {low:g}"
+                return f"must be {'more than' if open_low else 'at least'} {shown(low)}"
             if number >= high if open_high else number > high:
-                return f"must be {'less than' if open_high else 'at most'} {high:g}"
+                return f"must be {'less than' if open_high else 'at most'} {shown(high)}"
         return None
 
     return check

@@ -107,8 +107,9 @@ class DataSettings:
         metavar="DIR", shapes_result=False,
     )  # fmt: skip
     skip_bad_images: bool = setting(
-        False, "go on when images cannot be read: in training the next one stands in, in validation they are left out"
-    )
+        False, "go on when images cannot be read: in training the next one stands in, in validation they are left out",
+        shapes_result=False,  # for a run that meets none it changes nothing, and one that does cannot go on without
+    )  # fmt: skip
     batch_size: int = setting(
         64, "images per process in one forward pass", short="-b", check=between(1, 2**20), shapes_result=False
     )

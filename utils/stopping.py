@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from types import FrameType, TracebackType
 
@@ -21,17 +23,35 @@ class Stopped(Exception):
         super().__init__(f"stopped by {told.name} {where}; --resume auto continues")
 
 
-class StopSignals:
-    """As a context manager: SIGTERM, SIGUSR1 and the first SIGINT are noted instead of ending the process.
+class StoppedAtOnce(BaseException):
+    """A stop signal came where nothing is under way that would have to be saved."""
 
-    A second SIGINT raises ``KeyboardInterrupt``, for a person who does not want to wait.
+    def __init__(self, told: signal.Signals) -> None:
+        self.exit_code = TRY_AGAIN
+        super().__init__(f"stopped by {told.name} before or after training; --resume auto continues")
+
+
+class StopSignals:
+    """As a context manager: SIGTERM and SIGUSR1 raise ``StoppedAtOnce``, within ``held`` they and SIGINT are noted.
+
+    A second SIGINT raises ``KeyboardInterrupt`` there too, for a person who does not want to wait.
     """
 
     HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
     def __init__(self) -> None:
         self.received = 0
+        self._holding = False
         self._before: dict[int, object] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Around training, which asks for ``received`` where it can stop."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
 
     def __enter__(self) -> StopSignals:
         for number in self.HANDLED:
@@ -43,8 +63,10 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == self.received == signal.SIGINT:
+        if number == signal.SIGINT and (not self._holding or self.received == number):
             raise KeyboardInterrupt
+        if not self._holding:
+            raise StoppedAtOnce(signal.Signals(number))
         self.received = self.received or number
 
 

@@ -78,8 +78,7 @@ class TraVal:
         self.reporter = Reporter(self.writer, args)
         self.agreement = Agreement(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
-        self.progress = Progress()
-        self._show_first_batch = True
+        self.progress, self._show_first_batch = Progress(), True
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are
@@ -280,9 +279,10 @@ class TraVal:
     def _end_epoch(self, epoch: int, result: Report, raw: Report | None) -> None:
         """The epoch's row, points, line and checkpoints."""
         progress = self.progress
-        best = result.top1 > progress.best_top1 and math.isfinite(result.loss)
         whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
-        if best and whole:  # an epoch cut by --max-steps must leave no trace in a run that goes on
+        counts = whole or not progress.best_epoch  # a cut epoch's best.pt goes with the first whole one
+        best = counts and result.top1 > progress.best_top1 and math.isfinite(result.loss)
+        if best and whole:
             progress.best_top1, progress.best_epoch = result.top1, epoch + 1
         row = self.reporter.epoch(progress, result, raw, best)
         progress.last_validation = [result.loss, result.top1, result.top5, result.count]

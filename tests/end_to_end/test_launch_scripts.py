@@ -193,7 +193,11 @@ def test_quickstart_makes_an_environment_once(place):
 def test_test_sh_lints_and_hands_its_flags_to_pytest(place):
     done = place.run("test.sh", "tests/utils", "-x")
     assert place.done() == ["venv", "install requirements-dev.txt"]
-    assert done.stdout.splitlines()[-3:] == ["-m ruff check", "-m ruff format --check", "-m pytest -n 2 --dist loadfile tests/utils -x"]
+    assert done.stdout.splitlines()[-3:] == [
+        "-m ruff check",
+        "-m ruff format --check",
+        "-m pytest -n 2 --dist loadfile tests/utils -x",
+    ]
 
 
 def test_an_installation_that_was_cut_off_is_repaired(place):

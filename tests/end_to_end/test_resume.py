@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from main import main
-from tests.end_to_end.processes import FINAL_LINE, curves, differences, points, rows, start
+from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start
 
 FLAGS = ("--deterministic", "--arch", "fc", "--ema-decay", "0.9", "--no-progress")
 STEPS_AN_EPOCH = 23
@@ -44,6 +45,50 @@ def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(
         steps = [step for step, _ in values]
         assert len(steps) == len(set(steps)), f"{tag}: a step stands there twice"
         assert set(expected[tag]) <= set(values)
+
+
+def test_an_epoch_that_is_cut_takes_the_place_of_no_better_whole_one(tmp_path, capsys):
+    flags = (*FLAGS, "--epochs", 4)
+    whole = Path(in_process(capsys, *flags, "--output", tmp_path / "whole")["run"])
+    in_process(capsys, *flags, "--output", tmp_path / "cut", "--max-steps", STEPS_AN_EPOCH + 15)
+    (run,) = (tmp_path / "cut").glob("digits/fc/*")
+    assert [row["epoch"] for row in rows(run)] == ["1", "2"]
+    assert float(rows(run)[1]["val_top1"]) > float(rows(run)[0]["val_top1"])
+    assert load(run, "best.pt")["progress"]["step"] == STEPS_AN_EPOCH
+    in_process(capsys, *flags, "--output", tmp_path / "cut", "--resume", "auto")
+    assert differences(whole, run, "best.pt") == []
+
+
+def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, capsys):
+    tree = tmp_path / "tree"
+    for number in range(24):
+        folder = tree / ("train" if number < 16 else "val") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (28, 28), number).save(folder / f"{number}.png")
+    data = ("--dataname", "folder", "--datapath", tree, "--image-size", 28, "--loader", "stream", "--workers", 0)
+    flags = (*FLAGS, *data, "--epochs", 2, "--batch-size", 4, "--output", tmp_path / "runs")
+    run = in_process(capsys, *flags, "--max-steps", 2)["run"]
+    (tree / "train" / "a" / "0.png").write_bytes(b"")
+    assert main(["--device", "cpu", *map(str, flags), "--resume", "auto"]) == 2
+    assert "go on without it by --skip-bad-images" in capsys.readouterr().err
+    assert in_process(capsys, *flags, "--resume", "auto", "--skip-bad-images")["run"] == run
+    assert Path(run, "bad_images.txt").read_text() == f"{tree / 'train' / 'a' / '0.png'}\n"
+
+
+def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_path, capsys, monkeypatch):
+    flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
+    with monkeypatch.context() as patches:
+        patches.setattr("utils.train_validation.TraVal.validation", interrupted)
+        assert main(["--device", "cpu", *map(str, flags)]) == 130
+    (run,) = tmp_path.glob("digits/fc/*")
+    assert (run / "log.txt").read_text().splitlines()[-1].endswith("Stopped: KeyboardInterrupt")
+    capsys.readouterr()
+    assert main(["--device", "cpu", "--evaluate", "--resume", str(run), "--no-progress"]) == 0
+    assert f"Evaluating {run / 'checkpoints' / 'initial.pt'}, after epoch 0, step 0" in capsys.readouterr().out
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_a_finished_run_is_reported_as_finished_with_the_same_final_line(tmp_path, capsys):

@@ -71,7 +71,7 @@ def test_a_disk_on_which_the_checkpoints_will_not_fit_is_told_after_the_first(sm
     disk = small_disk(3_000)
     assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(disk), "--max-steps", "2"]) == 0
     (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert "MB left on its disk, and checkpoints may take 3 MB" in warning
+    assert "MB left on its disk, and checkpoints may take 3.2 MB" in warning
     (run,) = disk.glob("digits/fc/*")
     assert warning in (run / "log.txt").read_text()
 

@@ -99,7 +99,7 @@ def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(tmp_path, capsys, monke
         kill_at(patches, train_validation.TraVal, "training_step", 30, (signal.SIGINT,))
         code, out = in_process(capsys, *FLAGS, "--output", tmp_path)
     assert code == INTERRUPTED and "stopped by SIGINT after step 30" in out
-    with StopSignals() as signals, pytest.raises(KeyboardInterrupt):
+    with StopSignals() as signals, signals.held(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.received == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
@@ -110,6 +110,15 @@ def test_outside_of_training_the_signals_do_what_they_did_before():
     with StopSignals():
         assert all(signal.getsignal(number) not in before for number in StopSignals.HANDLED)
     assert [signal.getsignal(number) for number in StopSignals.HANDLED] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_training_ends_at_once_with_the_same_code_and_a_line(number, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("utils.data.datasets.get_data", lambda *_: os.kill(os.getpid(), number))
+    code = main(["--device", "cpu", *map(str, FLAGS), "--output", str(tmp_path)])
+    output = capsys.readouterr()
+    assert code == TRY_AGAIN and list(tmp_path.iterdir()) == [] and output.out == ""
+    assert output.err == f"main.py: stopped by {number.name} before or after training; --resume auto continues\n"
 
 
 # ------------------------------------------------------------------------------------ several ranks
@@ -142,7 +151,8 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
         for call in range(1, 2001):
             clock.now += seconds_a_call
             if call == signalled_at:
-                signals._note(signal.SIGUSR1, None)
+                with signals.held():
+                    signals._note(signal.SIGUSR1, None)
             before = agreement._asked
             number_heard, _ = agreement.ask()
             if agreement._asked != before:

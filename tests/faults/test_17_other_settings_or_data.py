@@ -48,7 +48,7 @@ OTHER = {
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "compile_augment": None, "tf32": None,
 }  # fmt: skip
-OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "skip_bad_images"}
+OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones"}
 
 
 def test_the_table_above_holds_every_setting_that_shapes_the_result():

@@ -34,7 +34,10 @@ class UnreadableImage(UserError):
     """The file at ``path`` holds no image that can be read."""
 
     def __init__(self, path: str | BinaryIO, reason: object) -> None:
-        super().__init__(f"{path}: cannot be read as an image ({reason}); mend or remove the file")
+        super().__init__(
+            f"{path}: cannot be read as an image ({reason}); mend or remove the file, or go on without it by "
+            "--skip-bad-images"
+        )
         self.path, self.reason = path, str(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:  # workers hand it over

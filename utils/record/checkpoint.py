@@ -85,9 +85,9 @@ class Checkpointer:
                 _flush(file)
             self._replace(temporary, names)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume goes on"
             raise UserError(
-                f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}); the checkpoints before it are "
-                "whole: free some space and go on with --resume"
+                f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}): free some space{before}"
             ) from error
         finally:
             with suppress(OSError):

@@ -125,7 +125,7 @@ class Reporter:
             row |= {"raw_val_loss": raw.loss, "raw_val_top1": raw.top1, "raw_val_top5": raw.top5}
             line += f"  (raw weights {raw})"
         self.writer.scalars(points, progress.step)
-        self.writer.log(f"{line}  {seconds:.1f} s{'  best so far' if best else ''}")
+        self.writer.log(f"{line}  epoch {seconds:.1f} s{'  best so far' if best else ''}")
         if not math.isfinite(result.loss):
             self.writer.log(
                 f"warning: the validation loss is {result.loss}: the network's outputs are no numbers any more; resume "

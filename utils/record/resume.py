@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ class Found:
         stored = stored if isinstance(stored, dict) else {}
         return {name: value for name, value in stored.items() if name in known and name not in NOT_INHERITED}
 
+    @property
+    def _override(self) -> str:
+        """The flags that continue this run all the same."""
+        return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
+
     def differences(self, args: Settings) -> dict[str, str]:
         """For each setting that shapes the result and was another one, by its name: its flag and both values."""
         begun = DEFAULTS | self.state["settings"]
@@ -47,7 +53,7 @@ class Found:
 
     def refuse_differences(self, args: Settings) -> None:
         """Raise ``UserError`` with a line for each of ``differences``."""
-        advice = "remove the flag, start anew without --resume, or go on like this with --resume-override"
+        advice = f"remove the flag, start anew without --resume, or go on like this with {self._override}"
         if lines := [f"{difference}; {advice}" for difference in self.differences(args).values()]:
             raise UserError(*lines, on_all_ranks=True)
 
@@ -70,7 +76,7 @@ class Found:
         """Raise ``UserError`` with a line for each of ``data_differences``."""
         advice = "give the same data"
         if fingerprint is not None:
-            advice += ", train on this with --weights, or go on with it by --resume-override"
+            advice += f", train on this with --weights, or go on with it by {self._override}"
         if lines := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
             raise UserError(*lines, on_all_ranks=True)
 

@@ -84,7 +84,10 @@ class RunWriter(NullWriter):
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        try:
+            self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); give it write permission") from error
         _lock(self._log, folder)
         epochs, steps = resumed or (0, 0)
         if resumed:
@@ -95,6 +98,8 @@ class RunWriter(NullWriter):
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
         curves = self._read("metrics.npz", lambda path: _read_curves(path, steps))
         self._curves = [] if curves is None else [curves]
+        if len(self._rows) != epochs or sum(map(len, self._curves)) != steps:
+            self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
         """What ``read`` makes of the file ``name``, None without one. A damaged one is set aside: a run goes on."""
