@@ -8,7 +8,8 @@ import sys
 from importlib import metadata, util
 from pathlib import Path
 
-MODULES = {"scikit-learn": "sklearn", "PyYAML": "yaml", "pillow": "PIL"}  # where the name to import is another
+# Where the name to import is another.
+MODULES = {"scikit-learn": "sklearn", "PyYAML": "yaml", "pillow": "PIL", "pytest-xdist": "xdist"}
 
 
 def missing(path):

@@ -122,7 +122,7 @@ def test_a_frozen_rank_ends_the_others_within_the_timeout_and_the_run_goes_on(ou
     assert outcome.code == 1
     assert not outcome.left
     assert tells_its_loss_in_a_line(outcome) == 1
-    assert outcome.err.splitlines()[-1] == "torchrun.py: failed; its processes ended with exit code 1, SIGKILL"
+    assert outcome.err.splitlines()[-1] == "torchrun.py: failed; process 0: exit code 1, process 1: SIGKILL"
     goes_on(outcome)
 
 
