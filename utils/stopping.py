@@ -55,7 +55,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         for number in self.HANDLED:
-            self._before[number] = signal.signal(number, self._note)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's & has a process ignore Ctrl-C; that stays so
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

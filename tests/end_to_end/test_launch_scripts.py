@@ -196,7 +196,7 @@ def test_test_sh_lints_and_hands_its_flags_to_pytest(place):
     assert done.stdout.splitlines()[-3:] == [
         "-m ruff check",
         "-m ruff format --check",
-        "-m pytest -n 2 --dist loadfile tests/utils -x",
+        "-m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/utils -x",
     ]
 
 

