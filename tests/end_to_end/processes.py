@@ -91,7 +91,8 @@ def points(run):
     board = EventAccumulator(str(run), size_guidance={"scalars": 0})
     board.Reload()
     return {
-        tag: [(event.step, repr(event.value)) for event in board.Scalars(tag)]
+        # Files of one second and one process are not always read in the order in which they were written.
+        tag: sorted((event.step, repr(event.value)) for event in board.Scalars(tag))
         for tag in board.Tags()["scalars"]
         if not tag.startswith("Speed/")
     }
