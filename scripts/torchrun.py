@@ -22,13 +22,18 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.stopping import INTERRUPTED, TRY_AGAIN
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-MISTAKE, TRY_AGAIN, INTERRUPTED = 2, 75, 130
+MISTAKE = 2
 SHUTDOWN_SECONDS = 180
 SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N says otherwise; 60 is torch's own
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

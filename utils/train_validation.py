@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
 from utils.record.checkpoint import Checkpointer
-from utils.record.metrics import COUNT, Report
+from utils.record.metrics import Report
 from utils.record.progress import Progress
 from utils.record.reporter import Reporter
 from utils.record.writer import NullWriter
@@ -113,31 +113,19 @@ class TraVal:
 
     def train(self, epoch: int) -> Report:
         """Train the (rest of the) epoch; gives its report over all ranks."""
-        steps = self.train_loader.steps_per_epoch
+        steps, title = self.train_loader.steps_per_epoch, f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         self.network.train()
         self.agreement.begin()
         self.reporter.begin_epoch(self.progress, steps)
-        title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         with self.writer.bar(steps, self.progress.step_in_epoch, title, "step") as bar:
-            batches = self.reporter.timed(self.train_loader.batches(epoch, self.progress.step_in_epoch))
-            if self._show_first_batch:
-                self._show_first_batch = False
-                first = next(batches)
-                self.writer.images("First_Training_Batch", self.train_loader.transform.to_pixels(first.images))
-                batches = itertools.chain([first], batches)
-            for _, passes in itertools.groupby(batches, key=lambda batch: batch.number):
+            for _, passes in itertools.groupby(self._batches(epoch), key=lambda batch: batch.number):
                 self.training_step(passes)
                 bar.update()
                 self._after_step(epoch, bar)
-                if self.progress.is_finished(self.args):
+                if self.progress.is_trained(self.args):
                     break
         self._collect()
-        window = self.progress.window_sums
-        if self.progress.step % self.args.logging.print_freq and window[COUNT]:  # else it has been reported
-            self.reporter.window(self.progress, None)
-            if self.progress.step_in_epoch < steps:  # cut: a run that goes on reports the whole window in its turn
-                self.progress.window_sums = window
-        self.reporter.end_training()
+        self.reporter.end_training(self.progress)
         return Report.from_sums(self.progress.epoch_sums)
 
     def training_step(self, batches: Iterable[Batch]) -> None:
@@ -186,6 +174,16 @@ class TraVal:
 
     # ---------------------------------------------------------------------------- parts of a step
 
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        """What is left of the epoch; nothing where the last step was taken and only its validation is missing."""
+        if self.progress.is_trained(self.args):
+            return
+        for batch in self.reporter.timed(self.train_loader.batches(epoch, self.progress.step_in_epoch)):
+            if self._show_first_batch:
+                self.writer.images("First_Training_Batch", self.train_loader.transform.to_pixels(batch.images))
+                self._show_first_batch = False
+            yield batch
+
     def _begin_step(self) -> float:
         """Set learning rate and random seed, both functions of the position alone; gives the rate."""
         self.watch.begin_step(self.progress)
@@ -227,8 +225,7 @@ class TraVal:
     def _refuse_non_finite(self, norm: torch.Tensor) -> None:
         """Without a scaler, which would skip it, a step without a finite gradient ends the run before the update.
 
-        The host reads the norm here, as the scaler reads its own flag: a synchronisation point. All ranks have
-        the same gradient, so all of them end.
+        All ranks have the same gradient, so all of them end. A synchronisation point, as the scaler's own flag is.
         """
         if self.scaler.is_enabled() or math.isfinite(norm.item()):
             return
@@ -286,6 +283,7 @@ class TraVal:
             progress.best_top1, progress.best_epoch = result.top1, epoch + 1
         row = self.reporter.epoch(progress, result, raw, best)
         progress.last_validation = [result.loss, result.top1, result.top5, result.count]
+        progress.validated_step = progress.step
         if whole:
             progress.finish_epoch()
         self.writer.epoch(row)
@@ -344,7 +342,6 @@ class TraVal:
         self.save(name)
         self._wait_for_checkpoint()
 
-    def _wait_for_checkpoint(self) -> None:
-        """Return when what was saved is on the disk; when that fails, all ranks end."""
+    def _wait_for_checkpoint(self) -> None:  # when that fails, all ranks end
         if self.checkpointer is not None:
             self.distributed.on_main(self.checkpointer.wait)

@@ -81,13 +81,15 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
         "--epochs", "1000000", "--device", setup.device.type,
     ])  # fmt: skip
     with Distributed(Ranks(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
-        traval = build(args, distributed, checkpointer=Checkpointer(Path(run), True))
+        writer = build_writer(True, Path(run), progress=False)
+        traval = build(args, distributed, writer=writer, checkpointer=Checkpointer(Path(run), True))
 
         def epoch_seconds(saving: bool) -> float:
             began = time.perf_counter()
             if saving:
                 traval.save("last")
-            traval.train(traval.progress.epoch)  # ends with a synchronisation, since it reads the sums
+            with redirect_stdout(io.StringIO()):
+                traval.train(traval.progress.epoch)  # ends with a synchronisation, since it reads the sums
             traval.checkpointer.wait()
             seconds = time.perf_counter() - began
             traval.progress.finish_epoch()
@@ -100,6 +102,7 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
 
         measure()  # warm-up
         yield Match("resnet18: a checkpoint every 50 steps", PERCENT, measure, [Rival(target=2.0)])
+        writer.close()
 
 
 def build(

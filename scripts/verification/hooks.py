@@ -165,21 +165,6 @@ def _plant_in_saves(hooks: Hooks) -> None:
 
         return hooked
 
-    def torch_save(original: Callable) -> Callable:
-        def hooked(state: Any, file: Any, *args: Any, **options: Any) -> None:
-            if not (isinstance(state, dict) and "progress" in state):  # not a checkpoint
-                return original(state, file, *args, **options)
-            now.step, now.unflushed, now.manifests = state["progress"]["step"], True, 0
-            memory = io.BytesIO()
-            original(state, memory, *args, **options)
-            content = memory.getvalue()
-            file.write(content[: len(content) // 2])
-            file.flush()
-            hooks.reach("write", now.step)
-            return file.write(content[len(content) // 2 :])
-
-        return hooked
-
     def fsync(original: Callable) -> Callable:
         def hooked(descriptor: int) -> None:
             if now.unflushed:
@@ -189,27 +174,48 @@ def _plant_in_saves(hooks: Hooks) -> None:
 
         return hooked
 
-    def replace(original: Callable) -> Callable:
-        def hooked(source: Any, target: Any, **options: Any) -> None:
-            path = Path(os.fspath(target))
-            if path.parent.name != "checkpoints":
-                return original(source, target, **options)
-            now.manifests += path.name == MANIFEST
-            point, details = "rename", {"name": path.stem}
-            if path.name == MANIFEST:
-                point, details = "manifest", {"nth": now.manifests}
-            elif path.name == "previous.pt":
-                point, details = "prune", {}
-            hooks.reach(point, now.step, when="before", **details)
-            original(source, target, **options)
-            hooks.reach(point, now.step, when="after", **details)
-            if now.manifests == 2:
-                hooks.end_save()
-            return None
-
-        return hooked
-
     _wrap(Checkpointer, "save", save)
-    _wrap(torch, "save", torch_save)
+    _wrap(torch, "save", lambda original: _written_in_two_halves(original, hooks, now))
     _wrap(os, "fsync", fsync)
-    _wrap(os, "replace", replace)
+    _wrap(os, "replace", lambda original: _renamed(original, hooks, now))
+
+
+def _written_in_two_halves(original: Callable, hooks: Hooks, now: _Save) -> Callable:
+    """``torch.save``, with a point amid a checkpoint's bytes."""
+
+    def hooked(state: Any, file: Any, *args: Any, **options: Any) -> None:
+        if not (isinstance(state, dict) and "progress" in state):  # not a checkpoint
+            return original(state, file, *args, **options)
+        now.step, now.unflushed, now.manifests = state["progress"]["step"], True, 0
+        memory = io.BytesIO()
+        original(state, memory, *args, **options)
+        content = memory.getvalue()
+        file.write(content[: len(content) // 2])
+        file.flush()
+        hooks.reach("write", now.step)
+        return file.write(content[len(content) // 2 :])
+
+    return hooked
+
+
+def _renamed(original: Callable, hooks: Hooks, now: _Save) -> Callable:
+    """``os.replace``, with points before and after a checkpoint or the manifest gets its name."""
+
+    def hooked(source: Any, target: Any, **options: Any) -> None:
+        path = Path(os.fspath(target))
+        if path.parent.name != "checkpoints":
+            return original(source, target, **options)
+        now.manifests += path.name == MANIFEST
+        point, details = "rename", {"name": path.stem}
+        if path.name == MANIFEST:
+            point, details = "manifest", {"nth": now.manifests}
+        elif path.name == "previous.pt":
+            point, details = "prune", {}
+        hooks.reach(point, now.step, when="before", **details)
+        original(source, target, **options)
+        hooks.reach(point, now.step, when="after", **details)
+        if now.manifests == 2:
+            hooks.end_save()
+        return None
+
+    return hooked

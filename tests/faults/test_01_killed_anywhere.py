@@ -106,7 +106,7 @@ def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(serve
 
 # ------------------------------------------------------------------------ the tool notices what is forgotten
 
-LOOP, WRITER = "utils/train_validation.py", "utils/record/writer.py"
+LOOP, WRITER, CURVES = "utils/train_validation.py", "utils/record/writer.py", "utils/record/curves.py"
 PROGRESS = 'Progress.from_state(state["progress"])'
 
 
@@ -124,9 +124,9 @@ FORGOTTEN = {
     "position": (*forget('{"step_in_epoch": 0}'), r"samples and images: step 41 on rank 0: other samples or images"),
     "learning rate's position": (*forget('{"skipped_steps": 0}'), r"metrics.csv: row 2 lr: "),
     "running sums": (*forget('{"epoch_sums": [0.0] * 4}'), r"metrics.csv: row 2 train_loss: "),
-    "curves": (WRITER, "return curves[curves[:, 0] <= steps]", "return curves[:0]", r"metrics.npz: .*\(29,\).* instead of .*\(69,\)"),
+    "curves": (CURVES, "rows[rows[:, 0] <= steps]", "rows[:0]", r"metrics.npz: .*\(29,\).* instead of .*\(69,\)"),
     "rows": (WRITER, 'if int(row["epoch"]) <= epochs]', "if False]", r"metrics.csv: row 1 epoch: 2 instead of 1"),
-    "TensorBoard's last step": (WRITER, "rewind(folder, steps)", "pass", r"TensorBoard: \S+ at step 4\d: \[.*, .*\] instead"),
+    "TensorBoard's last step": (WRITER, "rewind(folder, steps)", "set()", r"TensorBoard: \S+ at step 4\d: \[.*, .*\] instead"),
 }  # fmt: skip
 # Some can be told apart in one run.
 TOGETHER = (

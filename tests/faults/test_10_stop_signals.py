@@ -13,6 +13,8 @@ import pytest
 from main import main
 from scripts.verification.processes import descendants
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
+from tests.faults import hooked
+from tests.faults.hooked import server  # noqa: F401 - a fixture
 from utils import train_validation
 from utils.record import checkpoint
 from utils.stopping import INTERRUPTED, TRY_AGAIN, Agreement, StopSignals
@@ -92,6 +94,31 @@ def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stop
     code, out = in_process(capsys, *FLAGS, "--output", tmp_path, "--resume", "auto")
     assert code == 0 and FINAL_LINE.fullmatch(out.splitlines()[-1])["run"] == str(run)
     same(whole, run)
+
+
+def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_validated_and_saved(
+    server,  # noqa: F811
+    tmp_path,
+    capsys,
+):
+    flags = (*FLAGS, "--max-steps", 31, "--save-every-steps", 4)
+    code, out = in_process(capsys, *flags, "--output", tmp_path / "whole")
+    (whole,), result = tmp_path.glob("whole/digits/fc/*"), FINAL_LINE.fullmatch(out.splitlines()[-1])
+    resumed = (*flags, "--output", tmp_path / "cut", "--resume", "auto")
+    # Stopped before the validation, in it, killed in the last save: each time the last step has been taken.
+    for fault, code in (
+        ("term after_step step=31", TRY_AGAIN), ("term validation epoch=2 batch=2", TRY_AGAIN),
+        ("kill rename name=final when=after", -signal.SIGKILL),
+    ):  # fmt: skip
+        assert hooked.train(server, tmp_path / "log", fault, *resumed) == code
+        (run,) = tmp_path.glob("cut/digits/fc/*")
+        assert load(run, "last.pt")["progress"]["step"] == 31
+    for _ in range(2):  # the second one is told that nothing is left to do
+        code, out = in_process(capsys, *resumed)
+        again = FINAL_LINE.fullmatch(out.splitlines()[-1])
+        assert code == 0 and again.groups()[:-1] == result.groups()[:-1] and again["run"] == str(run)
+        same(whole, run)
+    assert "is finished: 1 epochs, 31 steps" in out
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ import resource, torch
 from utils.cpu import keep_freed_memory
 if sys.argv[2] == "kept":
     keep_freed_memory()
-for _ in range(3):
+for _ in range(30):  # the heap grows until blocks of this size lie in it side by side
     torch.ones(1 << 24)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
@@ -67,4 +67,4 @@ def test_freed_memory_is_used_again_without_new_pages():
     }
     if faults["given back"] < 100:
         pytest.skip("this C library keeps freed memory by itself, or pages are huge")
-    assert faults["kept"] < faults["given back"] / 2
+    assert faults["kept"] < faults["given back"] / 100

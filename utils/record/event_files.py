@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 
-def rewind(folder: Path, steps: int) -> None:
-    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once.
+def rewind(folder: Path, steps: int) -> set[str]:
+    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once; gives that step's tags.
 
     What a killed run logged after its last checkpoint will be logged again. TensorBoard's own mark for that
     (``purge_step``) is not heeded by all of its readers, so the points are taken out for good. The new file
@@ -20,7 +20,7 @@ def rewind(folder: Path, steps: int) -> None:
 
     paths = sorted(folder.glob("events.out.tfevents.*"))
     if not paths:
-        return
+        return set()
     header: bytes | None = None
     kept: dict[tuple[str, ...], bytes] = {}
     for path in paths:
@@ -39,3 +39,4 @@ def rewind(folder: Path, steps: int) -> None:
     os.replace(temporary, paths[0])
     for path in paths[1:]:
         path.unlink()
+    return {tag for step, *tags in kept if step == str(steps) for tag in tags}

@@ -25,8 +25,9 @@ class Progress:
     ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
     ``bad_images``: the paths of those that could not be read so far, ``replaced_images``: how often another one stood
     in for one of them in training. ``last_step``: the numbers of the latest ``StepRecord``, which may be no numbers.
-    ``last_validation``: loss, top-1, top-5 (percent) and count. ``shifted_steps``: what --resume-override added
-    to the position in the learning rate's schedule, when an epoch got another number of steps.
+    ``last_validation``: loss, top-1, top-5 (percent) and count, after step ``validated_step``. ``shifted_steps``:
+    what --resume-override added to the position in the learning rate's schedule, when an epoch got another number of
+    steps.
     """
 
     epoch: int = 0
@@ -41,6 +42,7 @@ class Progress:
     epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
     last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
+    validated_step: int = 0
     loss_names: list[str] = field(default_factory=list)
     bad_images: list[str] = field(default_factory=list)
     replaced_images: int = 0
@@ -52,9 +54,13 @@ class Progress:
         """Optimizer steps that moved the weights: what the learning rate goes by."""
         return self.step - self.skipped_steps + self.shifted_steps
 
-    def is_finished(self, args: Settings) -> bool:
-        """Whether nothing is left to train under these settings."""
+    def is_trained(self, args: Settings) -> bool:
+        """Whether no step is left to take under these settings."""
         return self.epoch >= args.optimisation.epochs or self.step >= (args.run.max_steps or math.inf)
+
+    def is_finished(self, args: Settings) -> bool:
+        """Whether nothing at all is left to do: neither a step nor the validation after the last one."""
+        return self.is_trained(args) and (self.epoch >= args.optimisation.epochs or self.validated_step == self.step)
 
     def add(self, row: list[float]) -> None:
         """Add one step's sums. In step order and one by one, so that the bits never depend on grouping."""

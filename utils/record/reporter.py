@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class StepRecord(NamedTuple):
-    """One optimizer step in numbers, in the order of ``writer.CURVES``; accuracies in percent."""
+    """One optimizer step in numbers, in the order of ``curves.CURVES``; accuracies in percent."""
 
     step: int
     epoch: int
@@ -34,7 +34,7 @@ class Reporter:
     """Turns ``Progress`` and reports into text and points, and keeps the clocks that speeds need."""
 
     def __init__(self, writer: NullWriter, args: Settings) -> None:
-        self.writer, self.epochs = writer, args.optimisation.epochs
+        self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.skips_bad_images = args.data.skip_bad_images
         self.steps_per_epoch = 0
 
@@ -42,10 +42,16 @@ class Reporter:
         """Start the clocks of an epoch, or of the rest of one."""
         self.steps_per_epoch = steps_per_epoch
         self._began = self._window_began = time.perf_counter()
-        self._data_seconds, self._count_before = 0.0, progress.epoch_sums[COUNT]
+        self._data_seconds = 0.0
+        self._count_before, self._window_before = progress.epoch_sums[COUNT], progress.window_sums[COUNT]
 
-    def end_training(self) -> None:
-        """Stop the clock of the epoch's training part."""
+    def end_training(self, progress: Progress) -> None:
+        """Report the steps since the last log line; stop the clock of the epoch's training part."""
+        window = progress.window_sums
+        if progress.step % self.print_freq and window[COUNT]:  # else they have been reported
+            self.window(progress, None)
+            if progress.step_in_epoch < self.steps_per_epoch:  # cut: a run that goes on reports the whole in its turn
+                progress.window_sums = window
         self._train_seconds = time.perf_counter() - self._began
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
@@ -63,9 +69,10 @@ class Reporter:
         report = Report.from_sums(progress.window_sums)
         named = progress.named_losses(progress.window_sums)
         seconds = time.perf_counter() - self._window_began
-        speed, wait = report.count / seconds, 100 * self._data_seconds / seconds
+        speed = (report.count - self._window_before) / seconds  # without what an interrupted run had done
+        wait = 100 * self._data_seconds / seconds
         progress.window_sums = list(NOTHING)
-        self._window_began, self._data_seconds = time.perf_counter(), 0.0
+        self._window_began, self._data_seconds, self._window_before = time.perf_counter(), 0.0, 0.0
         last = StepRecord(*progress.last_step)
         points = {
             "Loss/Training": report.loss,

@@ -16,15 +16,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
+from utils.record import curves
 from utils.record.event_files import rewind
 from utils.settings import UserError
 
 T = TypeVar("T")
-CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
 LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
@@ -49,7 +48,7 @@ class NullWriter:
         """One point for each tag in TensorBoard."""
 
     def curves(self, rows: Sequence[Sequence[float]]) -> None:
-        """Per-step rows in the order of ``CURVES`` for metrics.npz."""
+        """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
 
     def epoch(self, row: dict[str, Any]) -> None:
         """One row of metrics.csv, and metrics.npz brought up to date."""
@@ -78,7 +77,6 @@ class RunWriter(NullWriter):
     def __init__(self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None) -> None:
         self.folder = folder
         self.show_bars = progress and sys.stderr.isatty()
-        self._curves: list[np.ndarray] = []  # parts (steps, len(CURVES)), joined when they are written
         self._log = self._board = None
         if folder is None:
             return
@@ -90,15 +88,14 @@ class RunWriter(NullWriter):
             raise UserError(f"{folder}: cannot be written ({error.strerror}); give it write permission") from error
         _lock(self._log, folder)
         epochs, steps = resumed or (0, 0)
-        if resumed:
-            rewind(folder, steps)
+        self._resumed = steps, rewind(folder, steps) if resumed else set()
         self._board = SummaryWriter(str(folder))
         self._hook = threading.excepthook
         threading.excepthook = _told_elsewhere(self._hook)
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
-        curves = self._read("metrics.npz", lambda path: _read_curves(path, steps))
-        self._curves = [] if curves is None else [curves]
-        if len(self._rows) != epochs or sum(map(len, self._curves)) != steps:
+        self._curves = curves.Curves(folder)
+        found = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
+        if len(self._rows) != epochs or found != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
@@ -153,18 +150,22 @@ class RunWriter(NullWriter):
             # One event for all: add_scalar for each of them would take ten times as long.
             from tensorboard.compat.proto.summary_pb2 import Summary
 
-            points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            self._board.file_writer.add_summary(Summary(value=points), step)
+            last, there = self._resumed
+            new = [tag for tag in values if step != last or tag not in there]  # a stop may come between two points
+            if new:
+                points = [Summary.Value(tag=tag, simple_value=values[tag]) for tag in new]
+                self._board.file_writer.add_summary(Summary(value=points), step)
 
     # ------------------------------------------------------------------------------- files
 
     def curves(self, rows: Sequence[Sequence[float]]) -> None:
-        self._curves.append(np.array(rows, dtype=np.float64).reshape(-1, len(CURVES)))
+        self._curves.add(rows)
 
     def epoch(self, row: dict[str, Any]) -> None:
         if self.folder:
             self._rows.append(row)
             self._write_csv()
+            self._curves.write()
             self.flush()
 
     def bad_images(self, paths: Sequence[str]) -> None:
@@ -185,17 +186,14 @@ class RunWriter(NullWriter):
         if not self.folder:
             return
         self._board.flush()
-        self._curves = [np.concatenate([np.empty((0, len(CURVES))), *self._curves])]
-        temporary = self.folder / ".metrics.npz.tmp"
-        with open(temporary, "wb") as file:
-            np.savez(file, **dict(zip(CURVES, self._curves[0].T, strict=True)))
-        os.replace(temporary, self.folder / "metrics.npz")
+        self._curves.append()
 
     def close(self) -> None:
         with ExitStack() as whatever_fails:
             if self._log:
                 whatever_fails.callback(self._log.close)
             if self._board:
+                whatever_fails.callback(self._curves.write)
                 whatever_fails.callback(setattr, threading, "excepthook", self._hook)
                 self._board.close()
 
@@ -238,10 +236,3 @@ def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
     """The rows up to epoch ``epochs``."""
     with open(path, newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if int(row["epoch"]) <= epochs]
-
-
-def _read_curves(path: Path, steps: int) -> np.ndarray:
-    """The curves up to step ``steps``."""
-    with np.load(path, allow_pickle=False) as content:
-        curves = np.stack([content[name].astype(np.float64) for name in CURVES], axis=1)
-    return curves[curves[:, 0] <= steps]

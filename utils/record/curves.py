@@ -1,0 +1,72 @@
+"""``metrics.npz``: the numbers of every step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
+WHOLE, REST = "metrics.npz", ".metrics.rows"
+NUMBER = np.dtype("<f8")
+
+
+class Curves:
+    """A row of ``CURVES`` a step, float64 (steps, len(CURVES)). ``write`` brings all of them into ``metrics.npz``.
+
+    That takes the longer the longer the run. ``append``, for checkpoints between two steps, does not: it adds the rows
+    since its last call to ``.metrics.rows``, where they are kept until the next ``write``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._whole, self._rest = folder / WHOLE, folder / REST
+        self._parts: list[np.ndarray] = []
+        self._appended = 0  # of the parts
+        self._changed = False
+
+    def add(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take over the numbers of some more steps."""
+        self._parts.append(np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES)))
+        self._changed = True
+
+    def append(self) -> None:
+        """Keep what was added on the disk."""
+        parts = self._parts[self._appended :]
+        if parts:
+            with open(self._rest, "ab") as file:
+                file.write(b"".join(part.tobytes() for part in parts))
+            self._appended = len(self._parts)
+
+    def write(self) -> None:
+        """Bring ``metrics.npz`` up to date."""
+        if not self._changed:
+            return
+        self._parts = [np.concatenate(self._parts)]
+        temporary = self._whole.with_name(f".{WHOLE}.tmp")
+        with open(temporary, "wb") as file:
+            np.savez(file, **dict(zip(CURVES, self._parts[0].T, strict=True)))
+        os.replace(temporary, self._whole)
+        self._rest.unlink(missing_ok=True)  # a kill before leaves rows that are there twice: ``restore`` sees to it
+        self._appended, self._changed = 1, False
+
+    def restore(self, whole: np.ndarray | None, steps: int) -> int:
+        """Go on from ``whole``, which ``read`` gave, and the rows after it, up to ``steps``; gives their number."""
+        whole = np.empty((0, len(CURVES))) if whole is None else whole
+        rest = self._read_rest()
+        rows = np.concatenate([whole, rest[rest[:, 0] > whole[:, 0].max(initial=0)]])
+        self._parts, self._changed = [rows[rows[:, 0] <= steps]], True
+        self.write()  # what lies beyond is dropped from the disk too, for these steps will come again
+        return len(self._parts[0])
+
+    def _read_rest(self) -> np.ndarray:
+        content = self._rest.read_bytes() if self._rest.is_file() else b""
+        rows = len(content) // (NUMBER.itemsize * len(CURVES))  # a kill may have cut the last
+        return np.frombuffer(content, NUMBER, rows * len(CURVES)).reshape(rows, len(CURVES))
+
+
+def read(path: Path) -> np.ndarray:
+    """The rows in a ``metrics.npz``. A damaged one raises whatever zipfile and NumPy do."""
+    with np.load(path, allow_pickle=False) as content:
+        return np.stack([content[name].astype(NUMBER) for name in CURVES], axis=1)
