@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.end_to_end.forked import ROOT, Forked
+
 FINAL_LINE = re.compile(
     r"val_top1=(?P<top1>\d+\.\d{4}) val_top5=(?P<top5>\d+\.\d{4}) val_loss=(?P<loss>\d+\.\d{4}) val_count=(?P<count>\d+)"
     r"(?: run=(?P<run>.+))?"
@@ -36,8 +37,8 @@ def start(*flags, processes=1, **options):
 
 def train(*flags, processes=1):
     """Run to the end; gives the match of the final line."""
-    process = start(*flags, processes=processes)
-    out, err = process.communicate(timeout=300)
+    process = Forked(*flags, processes=processes)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     found = FINAL_LINE.fullmatch(out.splitlines()[-1])
     assert found, out

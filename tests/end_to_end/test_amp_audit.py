@@ -1,14 +1,13 @@
 """scripts/amp_audit.py as a real process: answers to mistakes, and a bad step from training to its audit."""
 
 import json
-import os
 import subprocess
 import sys
 
 import torch
 
 from models import build_model
-from tests.end_to_end.processes import ROOT, command
+from tests.end_to_end.forked import ROOT, Forked
 from utils.settings import ModelSettings
 
 HELP_AND_WHAT_IT_IMPORTED = """
@@ -23,10 +22,7 @@ print("heavy", sorted({"torch", "torchvision", "timm", "numpy", "sklearn", "matp
 """
 
 
-def start(*flags, cwd):
-    line = [sys.executable, str(ROOT / "scripts" / "amp_audit.py"), *map(str, flags)]
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment)
+AUDIT = "scripts/amp_audit.py"
 
 
 # Each: the arguments, and the words that the one line must hold.
@@ -40,13 +36,14 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_answered_with_2_and_one_line_and_leave_nothing(tmp_path):
+def test_mistakes_are_answered_with_2_and_one_line_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     before = sorted(tmp_path.iterdir())
-    started = [start(*line.split(), cwd=tmp_path) for line, _ in MISTAKES]  # side by side: each imports for seconds
-    for process, (line, words) in zip(started, MISTAKES, strict=True):
-        out, err = process.communicate(timeout=300)
+    for line, words in MISTAKES:
+        process = Forked(*line.split(), program=AUDIT)
+        out, err = process.communicate()
         assert (process.returncode, out) == (2, ""), (line, err)
         assert err.startswith("amp_audit.py: ") and err.count("\n") == 1
         assert all(word in err for word in words), err
@@ -67,22 +64,17 @@ def test_a_step_that_training_saved_is_reproduced_and_the_advice_mends_training(
     torch.save(network.state_dict(), tmp_path / "planted.pt")
     flags = ["--weights", tmp_path / "planted.pt", "--output", tmp_path / "runs", "--max-steps", "3", "--lr", "1e-12"]
     flags += ["--no-progress", "--epochs", "1"]
-    naive = subprocess.run(
-        command(*flags, "--amp", "fp16", "--dump-bad-batch"), check=True, capture_output=True, text=True
-    )
-    assert "step 1 skipped, not finite: output of features.2" in naive.stdout
+    naive = Forked(*flags, "--amp", "fp16", "--dump-bad-batch")
+    assert "step 1 skipped, not finite: output of features.2" in naive.communicate()[0]
     (saved,) = (tmp_path / "runs").rglob("bad_batches/step00000001_rank0.pt")
 
-    audit = start(
-        "--batch", saved, "--output", tmp_path / "audit", "--device", "cpu", "--fail-on-findings", cwd=tmp_path
-    )
-    out, err = audit.communicate(timeout=300)
+    audit = Forked("--batch", saved, "--output", tmp_path / "audit", "--fail-on-findings", program=AUDIT)
+    out, err = audit.communicate()
     assert audit.returncode == 1, err
     assert "reproduced: output of features.2, loss nan, scale 65536, fp16" in out
     advice = json.loads((tmp_path / "audit" / "amp_audit.json").read_text())
     assert [finding["layer"] for finding in advice["findings"]] == ["features.2"]
 
-    mended = subprocess.run(
-        command(*flags, *advice["recommendation"]["flags"].split()), check=True, capture_output=True, text=True
-    )
-    assert "skipped" not in mended.stdout and "skipped" not in mended.stderr
+    mended = Forked(*flags, *advice["recommendation"]["flags"].split())
+    printed = mended.communicate()
+    assert mended.returncode == 0 and "skipped" not in "".join(printed)

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from main import main
-from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows
 
 FLAGS = ("--deterministic", "--arch", "fc", "--ema-decay", "0.9", "--no-progress")
 STEPS_AN_EPOCH = 23
@@ -132,7 +133,7 @@ def test_a_run_of_another_name_is_another_run(tmp_path, capsys):
 
 def test_a_second_process_is_kept_out_of_a_run_that_is_being_written(tmp_path, capsys):
     flags = (*FLAGS, "--epochs", 1000, "--output", tmp_path, "--resume", "auto")
-    process = start(*flags)
+    process = Forked(*flags)
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("digits/fc/*/checkpoints/last.pt")) and time.monotonic() < deadline:

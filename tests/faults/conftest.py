@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.verification.processes import descendants
+from tests.end_to_end import forked
+
 MARK = "STARTED_BY_TEST"
 SECONDS = 20  # a data worker looks every five seconds whether its training process still lives
 
@@ -19,11 +22,12 @@ def nothing_left_behind(monkeypatch):
 
     With the processes their ports are free. A process left is killed, and the test fails.
     """
+    forked.server()  # begun here, it is none of the test's processes
     mark = uuid.uuid4().hex
     monkeypatch.setenv(MARK, mark)
     yield
     deadline = time.monotonic() + SECONDS
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    while (left := marked(mark) | of_the_server()) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -39,3 +43,8 @@ def marked(mark):
             if f"{MARK}={mark}".encode() in (place / "environ").read_bytes():
                 found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found
+
+
+def of_the_server():
+    """The processes {pid: what they are} that were forked and still run; they have the server's environment."""
+    return dict.fromkeys(descendants(forked.server_pid()), "forked")

@@ -11,12 +11,10 @@ from functools import partial
 
 import pytest
 
-from main import main
 from scripts.verification.processes import descendants, processes
 from scripts.verification.runs import Timeline, moments
-from tests.end_to_end.processes import FINAL_LINE, ROOT, differences, rows
-from tests.faults import hooked
-from tests.faults.hooked import server  # noqa: F401 - a fixture
+from tests.end_to_end.forked import train_with
+from tests.end_to_end.processes import ROOT, curves, differences, points, rows, train
 
 SECONDS = 300
 # Several forward passes a step, a first loss scale that skips steps, a moving average, checkpoints within an epoch.
@@ -42,15 +40,11 @@ def outcome(process):
     return process.returncode, output
 
 
-def test_kills_at_random_moments_on_2_and_3_ranks_and_resume_auto_leave_the_same_bits_metrics_and_samples():
-    flags = (*FLAGS, "--accumulate", 2, "--save-every-steps", 5)
-    tools = {
-        "1 kill on 2 rank(s)": verify("--ranks", 2, "--kills", 1, "--batch-size", 16, *flags),
-        "2 kills on 3 rank(s)": verify("--ranks", 3, "--kills", 2, "--batch-size", 12, *flags),
-    }
-    for what, (code, output) in zip(tools, list(map(outcome, tools.values())), strict=True):
-        assert code == 0, output
-        assert output.splitlines()[-1] == f"verdict: EQUAL after {what}"
+def test_a_kill_at_a_random_moment_on_3_ranks_and_resume_auto_leave_the_same_bits_metrics_and_samples():
+    flags = (*FLAGS, "--batch-size", 12, "--accumulate", 2, "--save-every-steps", 5)
+    code, output = outcome(verify("--ranks", 3, "--kills", 1, *flags))
+    assert code == 0, output
+    assert output.splitlines()[-1] == "verdict: EQUAL after 1 kill on 3 rank(s)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -82,26 +76,29 @@ POINTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The run of FLAGS that nothing happens to."""
+# Each process validates 6 batches, and 6 more with the average.
+POINT_FLAGS = (*FLAGS, "--global-batch-size", 64, "--accumulate", 2, "--save-every-steps", 4, "--val-batch-size")
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def whole(request, tmp_path_factory):
+    """A number of processes, their flags, and their run that nothing happens to."""
+    flags = (*POINT_FLAGS, 60 // request.param)
     output = tmp_path_factory.mktemp("whole")
-    assert main([*FLAGS, *POINT_FLAGS, "--output", str(output)]) == 0
-    return next(output.glob("digits/fc/*"))
-
-
-# 64 images a step, and 6 batches of validation
-POINT_FLAGS = ("--batch-size", "32", "--accumulate", "2", "--save-every-steps", "4", "--val-batch-size", "60")
+    return request.param, flags, train(*flags, "--output", output, processes=request.param)
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(server, whole, tmp_path, capsys, point):  # noqa: F811
-    flags = (*FLAGS, *POINT_FLAGS, "--output", str(tmp_path), "--resume", "auto")
-    assert hooked.train(server, tmp_path / "log", POINTS[point], *flags) == -signal.SIGKILL
-    assert main([*flags]) == 0
-    resumed = FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"]
-    assert differences(whole, resumed) == []
-    assert rows(whole) == rows(resumed)
+def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(whole, tmp_path, point):
+    processes, flags, straight = whole
+    flags = (*flags, "--output", tmp_path, "--resume", "auto")
+    assert train_with(POINTS[point], *flags, processes=processes) == -signal.SIGKILL
+    resumed = train(*flags, processes=processes)
+    assert resumed.groups()[:-1] == straight.groups()[:-1]
+    assert differences(straight["run"], resumed["run"]) == []
+    assert rows(straight["run"]) == rows(resumed["run"])
+    assert curves(straight["run"]) == curves(resumed["run"])
+    assert points(straight["run"]) == points(resumed["run"])
 
 
 # ------------------------------------------------------------------------ the tool notices what is forgotten
@@ -131,8 +128,8 @@ FORGOTTEN = {
 # Some can be told apart in one run.
 TOGETHER = (
     (("model",), ("optimizer",)),
-    (("scaler", "position"), ("learning rate's position",)),
-    (("moving average", "rows"), ("running sums", "curves", "TensorBoard's last step")),
+    (("scaler", "position", "rows"), ("learning rate's position", "curves")),
+    (("moving average", "running sums", "TensorBoard's last step"),),
 )
 KILL_FLAGS = (
     *FLAGS,

@@ -7,9 +7,8 @@ import signal
 import pytest
 
 from main import main
+from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import differences, rows
-from tests.faults import hooked
-from tests.faults.hooked import server  # noqa: F401 - a fixture
 from utils.record.checkpoint import newest
 
 FLAGS = (
@@ -47,9 +46,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_in_each_phase_of_a_save_leaves_a_whole_checkpoint_to_go_on_from(server, whole, tmp_path, capsys, point):  # noqa: F811
+def test_a_kill_in_each_phase_of_a_save_leaves_a_whole_checkpoint_to_go_on_from(whole, tmp_path, capsys, point):
     flags = (*FLAGS, "--output", str(tmp_path), "--resume", "auto")
-    assert hooked.train(server, tmp_path / "log", f"kill {point}", *flags) == -signal.SIGKILL
+    assert train_with(f"kill {point}", *flags) == -signal.SIGKILL
     folder = next(tmp_path.glob("digits/fc/*"))
     warnings = []
     _, state = newest(folder / "checkpoints", warnings.append)
@@ -62,10 +61,10 @@ def test_a_kill_in_each_phase_of_a_save_leaves_a_whole_checkpoint_to_go_on_from(
     assert rows(whole) == rows(folder)
 
 
-def test_the_saves_after_a_cut_one_leave_nothing_of_it_behind(server, tmp_path):  # noqa: F811
+def test_the_saves_after_a_cut_one_leave_nothing_of_it_behind(tmp_path):
     flags = (*FLAGS, "--output", str(tmp_path), "--resume", "auto")
     for point in ("write step=8", "rename step=12 when=before"):
-        assert hooked.train(server, tmp_path / "log", f"kill {point}", *flags) == -signal.SIGKILL
+        assert train_with(f"kill {point}", *flags) == -signal.SIGKILL
     folder = next(tmp_path.glob("digits/fc/*/checkpoints"))
     assert {path.name for path in folder.iterdir()} - LEFT != set()
     assert main([*flags]) == 0
@@ -74,9 +73,9 @@ def test_the_saves_after_a_cut_one_leave_nothing_of_it_behind(server, tmp_path):
     assert json.loads((folder / "manifest.json").read_text())["sha256"] == expected
 
 
-def test_a_run_killed_in_its_very_first_save_is_begun_anew(server, whole, tmp_path):  # noqa: F811
+def test_a_run_killed_in_its_very_first_save_is_begun_anew(whole, tmp_path):
     flags = (*FLAGS, "--output", str(tmp_path), "--resume", "auto")
-    assert hooked.train(server, tmp_path / "log", "kill write step=0", *flags) == -signal.SIGKILL
+    assert train_with("kill write step=0", *flags) == -signal.SIGKILL
     assert main([*flags]) == 0
     finished = [folder for folder in tmp_path.glob("digits/fc/*") if (folder / "checkpoints/final.pt").is_file()]
     assert len(finished) == 1

@@ -1,14 +1,13 @@
 """Row 4: another number of ranks at a resume, with the same global batch: the same samples, learning rates and scales."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 
 from main import main
 from scripts.verification.records import lines
-from tests.end_to_end.processes import FINAL_LINE, ROOT, command, load, train
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import FINAL_LINE, load, train
 
 FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 60, "--no-progress", "--deterministic")
 STEPS_AN_EPOCH = 24
@@ -16,10 +15,10 @@ STEPS_AN_EPOCH = 24
 
 def recorded(folder, processes, *flags):
     """Run the program with its samples recorded; gives {step: its samples, over all ranks}."""
-    line = command(*flags, processes=processes)
-    line[line.index(str(ROOT / "main.py"))] = str(ROOT / "scripts" / "hooked_main.py")
     folder.mkdir(exist_ok=True)
-    subprocess.run(line, env={**os.environ, "HOOK_RECORD": str(folder)}, check=True, capture_output=True, timeout=300)
+    run = Forked(*flags, processes=processes, program="scripts/hooked_main.py", HOOK_RECORD=str(folder))
+    _, err = run.communicate()
+    assert run.returncode == 0, err
     found = {}
     for rank in range(processes):
         for entry in lines(folder, rank):

@@ -7,7 +7,8 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from models import build_model
-from tests.end_to_end.processes import FINAL_LINE, start
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import FINAL_LINE
 from utils.settings import ModelSettings
 
 
@@ -30,10 +31,10 @@ def test_101_images_in_batches_of_7_are_101_images_on_one_two_and_three_ranks_wi
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     flags = ("--evaluate", "--weights", tmp_path / "weights.pt", "--dataname", "folder", "--datapath", tree, "--arch")
     flags += ("conv2", "--image-size", 32, "--val-batch-size", 7, "--loader", loader, "--workers", 1, "--no-progress")
-    started = {n: start(*flags, processes=n) for n in (1, 2, 3)}  # side by side: each imports for seconds
+    started = {n: Forked(*flags, processes=n) for n in (1, 2, 3)}
     lines = {}
     for n, process in started.items():
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate()
         assert process.returncode == 0, err
         lines[n] = out.splitlines()[-1]
     assert len(set(lines.values())) == 1, lines

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from main import main
+from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, differences, start, train
 from utils.record import checkpoint
 from utils.record.background import BackgroundTask
@@ -51,7 +52,7 @@ def test_a_full_disk_is_one_line_and_with_more_space_the_run_goes_on_from_the_ch
 ):
     # The first checkpoint takes 0.2 MB, all others 0.4: the third of them finds no place beside two.
     disk = small_disk(1200)
-    process = start(*FLAGS, "--output", disk, processes=processes)
+    process = (start if processes > 1 else Forked)(*FLAGS, "--output", disk, processes=processes)
     out, err = process.communicate(timeout=120)
     assert process.returncode == (2 if processes == 1 else 1), out + err
     line = only_line(err)

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from main import main
-from scripts.verification.processes import descendants
+from tests.end_to_end.forked import Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
-from tests.faults import hooked
-from tests.faults.hooked import server  # noqa: F401 - a fixture
 from utils import train_validation
 from utils.record import checkpoint
 from utils.stopping import INTERRUPTED, TRY_AGAIN, Agreement, StopSignals
@@ -96,11 +94,7 @@ def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stop
     same(whole, run)
 
 
-def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_validated_and_saved(
-    server,  # noqa: F811
-    tmp_path,
-    capsys,
-):
+def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_validated_and_saved(tmp_path, capsys):
     flags = (*FLAGS, "--max-steps", 31, "--save-every-steps", 4)
     code, out = in_process(capsys, *flags, "--output", tmp_path / "whole")
     (whole,), result = tmp_path.glob("whole/digits/fc/*"), FINAL_LINE.fullmatch(out.splitlines()[-1])
@@ -110,7 +104,7 @@ def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_valida
         ("term after_step step=31", TRY_AGAIN), ("term validation epoch=2 batch=2", TRY_AGAIN),
         ("kill rename name=final when=after", -signal.SIGKILL),
     ):  # fmt: skip
-        assert hooked.train(server, tmp_path / "log", fault, *resumed) == code
+        assert train_with(fault, *resumed) == code
         (run,) = tmp_path.glob("cut/digits/fc/*")
         assert load(run, "last.pt")["progress"]["step"] == 31
     for _ in range(2):  # the second one is told that nothing is left to do
@@ -227,15 +221,16 @@ def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(process
         1000,
         "--no-progress",
     )
-    process = start(*flags, "--output", tmp_path / "cut", processes=processes)
+    begin = start if whom == "launcher" else Forked
+    process = begin(*flags, "--output", tmp_path / "cut", processes=processes)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("cut/digits/fc/*/checkpoints/best.pt")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    os.kill(process.pid if whom == "launcher" else max(descendants(process.pid)), number)
+    os.kill(process.pid if whom == "launcher" else process.ranks[-1].pid, number)
     out, err = process.communicate(timeout=60)
     (line,) = [line for line in out.splitlines() if " stopped by " in line]
     step = int(STOPPED.fullmatch(line)["step"])
-    assert process.returncode == 1  # torchrun's own
+    assert process.returncode == (1 if whom == "launcher" else TRY_AGAIN)  # 1 is torchrun's own
     (run,) = tmp_path.glob("cut/digits/fc/*")
     assert load(run, "last.pt")["progress"]["step"] == step
     assert "main.py: " not in err  # no rank had to be told of it by a broken connection

@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_digits, load_sample_images
 
 import main
+from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, rows, start
 from utils.arguments import parse
 from utils.data import unreadable
@@ -386,13 +387,13 @@ def test_a_run_that_skips_is_the_same_on_one_and_two_processes_and_lists_what_it
         "resident, 2 processes": (("--loader", "resident"), 2),
     }
     runs = {
-        kind: start(*flags, *more, "--output", tmp_path / kind, processes=processes)
+        kind: Forked(*flags, *more, "--output", tmp_path / kind, processes=processes)
         for kind, (more, processes) in kinds.items()
     }
     listed = sorted(str(path_of(damaged, split, index)) for split, indices in BAD.items() for index in indices)
     lines = {}
     for kind, process in runs.items():
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate()
         assert process.returncode == 0, err
         final = FINAL_LINE.fullmatch(out.splitlines()[-1])
         lines[kind] = final["count"], rows(final["run"])

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from tests.end_to_end.processes import ROOT, command, differences, start
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import ROOT, command, differences
 from tests.faults.conftest import SECONDS
 from utils.data import cache, sources
 from utils.data.readers import ImageFiles
@@ -219,7 +220,7 @@ def training(tree, output, *flags):
     """A run of two kinds of images, started and gone so far that its workers read."""
     line = ["--dataname", "folder", "--datapath", tree, "--arch", "fc", "--image-size", 16, "--batch-size", 4]
     line += ["--workers", 2, "--output", output, "--deterministic", "--no-progress", *flags]
-    return start(*line)
+    return Forked(*line)
 
 
 def workers_below(pid):
@@ -241,7 +242,7 @@ def state(pid):
 
 def workers_of(process):
     """The two workers that train and the two that validate, once all of them have begun."""
-    while len(found := workers_below(process.pid)) < 4:
+    while len(found := workers_below(process.ranks[0].pid)) < 4:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     return found
@@ -281,7 +282,7 @@ def test_no_worker_outlives_a_training_process_that_is_killed(tree, tmp_path):
     process = training(tree, tmp_path, "--epochs", 10000)
     workers = workers_of(process)
     process.kill()
-    process.wait()
+    process.communicate()
     assert_gone(workers)
 
 

@@ -1,6 +1,5 @@
 """Row 14: steps whose gradient is not finite: skipped, counted and explained, or the end with a sound checkpoint."""
 
-import subprocess
 import textwrap
 from pathlib import Path
 
@@ -8,15 +7,16 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.end_to_end.processes import ROOT, command, differences, load, rows, start, train
+from tests.end_to_end.forked import ROOT, Forked
+from tests.end_to_end.processes import differences, load, rows, train
 
 FLAGS = ("--arch", "fc", "--epochs", "1", "--no-progress", "--deterministic")
 
 
 def fail(*flags, processes=1):
     """Run to exit code 1; gives stdout, stderr and the run's folder."""
-    process = start(*flags, processes=processes)
-    out, err = process.communicate(timeout=300)
+    process = Forked(*flags, processes=processes)
+    out, err = process.communicate()
     assert process.returncode == 1, out + err
     return out, err, out.splitlines()[0].removeprefix("Run ")
 
@@ -62,23 +62,23 @@ def test_a_run_stopped_at_the_last_step_of_an_epoch_can_be_resumed(tmp_path):
 
 
 def test_a_network_whose_outputs_are_no_numbers_is_said_to_be_and_never_the_best(tmp_path):
-    run = start(*FLAGS, "--amp", "fp16", "--lr", "1e20", "--max-steps", "3", "--output", tmp_path)
-    out, _ = run.communicate(timeout=200)
+    run = Forked(*FLAGS, "--amp", "fp16", "--lr", "1e20", "--max-steps", "3", "--output", tmp_path)
+    out, _ = run.communicate()
     assert "warning: the validation loss is nan" in out and "best" not in out.lower()
     (folder,) = (tmp_path / "digits" / "fc").iterdir()
     assert not (folder / "checkpoints" / "best.pt").exists()
 
 
 def test_a_gradient_that_underflows_to_zero_is_told(tmp_path):
-    run = start(*FLAGS, "--amp", "fp16", "--init-scale", "1e-7", "--output", tmp_path)
-    out, _ = run.communicate(timeout=200)
+    run = Forked(*FLAGS, "--amp", "fp16", "--init-scale", "1e-7", "--output", tmp_path)
+    out, _ = run.communicate()
     assert "warning: the gradient is all zero at step 23, loss scale 1e-07" in out and "raise --init-scale" in out
 
 
 def test_a_network_without_second_derivatives_is_refused_before_anything_is_made(tmp_path):
     flags = ("--arch", "timm/mobilenetv3_small_050", "--image-size", "32", "--grad-penalty", "0.1")
-    process = start(*flags, "--output", tmp_path / "runs")
-    _, err = process.communicate(timeout=200)
+    process = Forked(*flags, "--output", tmp_path / "runs")
+    _, err = process.communicate()
     assert process.returncode == 2 and "Traceback" not in err and not (tmp_path / "runs").exists()
     assert "--grad-penalty: the network has an operation without a second derivative (aten::hardsigmoid" in err
 
@@ -141,11 +141,10 @@ def test_a_nan_on_one_rank_stops_all_of_them_and_names_the_rank(tmp_path, amp):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(NAN_ON_ONE_RANK.format(root=str(ROOT))))
     flags = (*FLAGS, "--amp", amp, "--max-skipped-steps", "1", "--output", tmp_path / "runs")
-    line = command(*flags, processes=2)
-    line[line.index(str(ROOT / "main.py"))] = str(program)
-    done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 1
-    run = done.stdout.splitlines()[0].removeprefix("Run ")
+    ranks = Forked(*flags, processes=2, program=program)
+    out, _ = ranks.communicate()
+    assert ranks.returncode == 1
+    run = out.splitlines()[0].removeprefix("Run ")
     log = Path(run, "log.txt").read_text()
     assert "not finite: the loss on rank 1" in log
     saved = load(run, "last.pt")

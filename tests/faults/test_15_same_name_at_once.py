@@ -3,7 +3,8 @@
 import shutil
 import time
 
-from tests.end_to_end.processes import FINAL_LINE, load, rows, start
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import FINAL_LINE, load, rows
 from tests.faults.small_run import FLAGS, begin
 
 SECONDS = 120
@@ -11,7 +12,7 @@ SECONDS = 120
 
 def test_runs_of_one_name_started_at_once_get_a_folder_each(tmp_path):
     flags = (*FLAGS, "--epochs", 1, "--name", "same", "--output", tmp_path)
-    processes = [start(*flags) for _ in range(3)]
+    processes = [Forked(*flags) for _ in range(3)]
     folders = []
     for process in processes:
         out, err = process.communicate(timeout=SECONDS)
@@ -26,7 +27,7 @@ def test_runs_of_one_name_started_at_once_get_a_folder_each(tmp_path):
 def test_of_two_processes_that_continue_one_run_at_once_the_second_is_refused(tmp_path):
     flags = (*FLAGS, "--epochs", 10_000, "--output", tmp_path, "--resume", "auto")
     run = begin(tmp_path, "--epochs", 10_000, "--max-steps", 5)
-    processes = [start(*flags) for _ in range(2)]
+    processes = [Forked(*flags) for _ in range(2)]
     try:
         deadline = time.monotonic() + SECONDS
         while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
@@ -46,7 +47,7 @@ def test_a_copy_of_a_run_is_a_run_of_its_own(tmp_path):
     run = begin(tmp_path, "--max-steps", 2)
     copied = run.with_name(f"{run.name}_copy")
     shutil.copytree(run, copied)
-    first, second = (start("--no-progress", "--resume", folder) for folder in (run, copied))
+    first, second = (Forked("--no-progress", "--resume", folder) for folder in (run, copied))
     for process in (first, second):
         _, err = process.communicate(timeout=SECONDS)
         assert (process.returncode, err) == (0, "")
