@@ -242,8 +242,9 @@ def state(pid):
 
 def workers_of(process):
     """The two workers that train and the two that validate, once all of them have begun."""
+    deadline = time.monotonic() + 60
     while len(found := workers_below(process.ranks[0].pid)) < 4:
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate(0)
         time.sleep(0.02)
     return found
 
@@ -252,8 +253,8 @@ def workers_of(process):
 def test_signals_that_reach_the_workers_do_not_disturb_the_run(tree, tmp_path):
     epochs = 20
     undisturbed, disturbed = (training(tree, tmp_path / kind, "--epochs", epochs) for kind in "ab")
-    workers, sent = workers_of(disturbed), 0
-    while disturbed.poll() is None:
+    workers, sent, deadline = workers_of(disturbed), 0, time.monotonic() + 100
+    while disturbed.poll() is None and time.monotonic() < deadline:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
@@ -313,6 +314,28 @@ def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken():
     process.wait()
     assert len(workers) == 2
     assert_gone(workers)
+
+
+MERGED_PROGRAM = """
+import multiprocessing, os, signal, subprocess
+from tests.faults.test_13_dead_workers import Arrays
+from utils.data.workers import Workers
+walk = iter(Workers(Arrays(), list(range(100)), 1, keep=True))
+next(walk)
+(worker,) = multiprocessing.active_children()
+os.kill(worker.pid, signal.SIGSTOP)
+subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {worker.pid} 2>/dev/null"])
+print(worker.pid)
+"""
+
+
+@linux
+def test_a_run_ends_while_a_signal_of_another_process_waits_for_its_worker():
+    done = subprocess.run(
+        [sys.executable, "-c", MERGED_PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert_gone([int(done.stdout)])
 
 
 def assert_gone(workers):

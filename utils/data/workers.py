@@ -12,8 +12,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from multiprocessing import connection
+from functools import cache, partial
+from multiprocessing import connection, util
 from typing import Any
 
 import torch
@@ -81,6 +81,7 @@ class Workers:
                 f"({error.strerror or error}); use fewer, or --workers 0"
             ) from error
         _child_handler.install()
+        _kill_left_workers_at_the_end()
         started = [process for process in multiprocessing.active_children() if process not in before]
         self._processes = started or self._processes  # none is started where they were kept
         return iterator
@@ -208,6 +209,20 @@ def _end_with(training: int, parent: int) -> None:
         if found is not None and found.si_signo == signal.SIGTERM and found.si_pid == training:
             break
     os._exit(0)
+
+
+@cache
+def _kill_left_workers_at_the_end() -> None:
+    """When this process ends: multiprocessing then sends SIGTERM to those that are left and waits for them, for ever
+    where another process's SIGTERM is pending, for a second one is none then, and the worker leaves the first alone.
+    """
+    util.Finalize(None, _kill_children, exitpriority=0)  # before that
+
+
+def _kill_children() -> None:
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 class _ChildHandler:
