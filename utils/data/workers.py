@@ -213,10 +213,12 @@ def _end_with(training: int, parent: int) -> None:
 
 @cache
 def _kill_left_workers_at_the_end() -> None:
-    """When this process ends: multiprocessing then sends SIGTERM to those that are left and waits for them, for ever
-    where another process's SIGTERM is pending, for a second one is none then, and the worker leaves the first alone.
+    """At this process's end, before multiprocessing sends SIGTERM to the workers that are left and waits for them.
+
+    Another process's SIGTERM may be pending there. A second one is not kept beside it, and the worker leaves the first
+    one alone: the wait would have no end.
     """
-    util.Finalize(None, _kill_children, exitpriority=0)  # before that
+    util.Finalize(None, _kill_children, exitpriority=0)
 
 
 def _kill_children() -> None:
