@@ -48,27 +48,27 @@ class Parts(NamedTuple):
     scaler: torch.amp.GradScaler
 
 
-def main(argv: list[str]) -> int:
-    """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on, 75 told to stop."""
+def main(argv: list[str], ends_process: bool = False) -> int:
+    """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on, 75 told to stop.
+
+    ``ends_process``: nothing comes after it, so that no signal shall change that code any more.
+    """
     let_threads_wait_briefly()
     ranks = Ranks()
     try:
         ranks = Ranks.from_environment()
         args = arguments.parse(argv, ranks.world_size)
-        with StopSignals() as stop_signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
-            return run(argv, args, distributed, stop_signals)
+        with StopSignals(ends_process) as signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
+            return run(argv, args, distributed, signals)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
             print("\n".join(f"main.py: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StoppedAtOnce) as stop:
         if ranks.is_main:
-            print("main.py: interrupted; the same command with --resume auto continues", file=sys.stderr)
-        return INTERRUPTED
-    except StoppedAtOnce as stop:
-        if ranks.is_main:
-            print(f"main.py: {stop}", file=sys.stderr)
-        return stop.exit_code
+            why = str(stop) or "interrupted; the same command with --resume auto continues"
+            print(f"main.py: {why}", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, StoppedAtOnce) else INTERRUPTED
     except RuntimeError as error:
         reason = lost_contact(error) if ranks.world_size > 1 else None
         if reason is None:
@@ -345,4 +345,4 @@ def warn(line: str) -> None:
 
 
 if __name__ == "__main__":
-    end_process(main(sys.argv[1:]))
+    end_process(main(sys.argv[1:], ends_process=True))

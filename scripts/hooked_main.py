@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     folder = os.environ.get("HOOK_RECORD")
     hooks = Hooks(rank, fault, Path(folder) if folder else None)
     plant(hooks)
-    code = program.main(argv)
+    code = program.main(argv, ends_process=True)
     if hooks.marks is not None:
         hooks.marks.loop(DONE, 0)
     if code == 0 and hooks.fault is not None and not hooks.fault.struck:

@@ -34,14 +34,17 @@ class StoppedAtOnce(BaseException):
 class StopSignals:
     """As a context manager: SIGTERM and SIGUSR1 raise ``StoppedAtOnce``, within ``held`` they and SIGINT are noted.
 
-    A second SIGINT raises ``KeyboardInterrupt`` there too, for a person who does not want to wait.
+    A second SIGINT raises ``KeyboardInterrupt`` there too, for a person who does not want to wait; any other signal
+    after the first one changes nothing. ``until_the_end``: the process ends when this does, and since that takes a
+    while, the signals are ignored from then on, for its exit code is decided.
     """
 
     HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
-    def __init__(self) -> None:
+    def __init__(self, until_the_end: bool = False) -> None:
         self.received = 0
-        self._holding = False
+        self._until_the_end = until_the_end
+        self._holding = self._over = False
         self._before: dict[int, object] = {}
 
     @contextmanager
@@ -60,15 +63,18 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over = True
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._until_the_end else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._over:
+            return
         if number == signal.SIGINT and (not self._holding or self.received == number):
             raise KeyboardInterrupt
-        if not self._holding:
+        first, self.received = not self.received, self.received or number
+        if first and not self._holding:
             raise StoppedAtOnce(signal.Signals(number))
-        self.received = self.received or number
 
 
 class Agreement:

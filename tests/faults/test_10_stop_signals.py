@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from main import main
-from tests.end_to_end.forked import Forked, train_with
+from tests.end_to_end.forked import ROOT, Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
 from utils import train_validation
 from utils.record import checkpoint
-from utils.stopping import INTERRUPTED, TRY_AGAIN, Agreement, StopSignals
+from utils.stopping import INTERRUPTED, TRY_AGAIN, Agreement, StoppedAtOnce, StopSignals
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
 FLAGS += ("--accumulate", 2, "--batch-size", 32, "--print-freq", 10, "--no-progress")
@@ -113,6 +113,41 @@ def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_valida
         assert code == 0 and again.groups()[:-1] == result.groups()[:-1] and again["run"] == str(run)
         same(whole, run)
     assert "is finished: 1 epochs, 31 steps" in out
+
+
+LATE_SIGNALS = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+import main
+from utils.stopping import StopSignals
+code = main.main(sys.argv[1:], ends_process=True)
+for number in StopSignals.HANDLED:
+    os.kill(os.getpid(), number)
+main.end_process(code)
+"""
+
+
+def test_signals_that_come_when_all_is_said_do_not_change_the_exit_code(tmp_path):
+    """The interpreter takes up to seconds to end, in which a signal would kill it."""
+    program = tmp_path / "program.py"
+    program.write_text(LATE_SIGNALS.format(root=str(ROOT)))
+    run = Forked(*FLAGS, "--max-steps", 2, "--output", tmp_path / "runs", program=program)
+    printed = run.communicate()
+    assert run.returncode == 0 and FINAL_LINE.fullmatch(printed[0].splitlines()[-1]), printed
+
+
+def test_of_several_signals_after_training_the_first_counts():
+    with StopSignals() as signals:
+        with pytest.raises(StoppedAtOnce):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # while the end is under way
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.received == signal.SIGTERM
+    with StopSignals() as signals:
+        with signals.held():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)  # it has saved and says so
+        assert signals.received == signal.SIGUSR1
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from utils.record.curves import CURVES, REST, WHOLE, Curves, read
 
-ROW = 8 * len(CURVES)
+ROW = 8 * len(CURVES) + 4  # with its CRC-32
 
 
 def steps(*numbers):
@@ -59,7 +59,31 @@ def test_a_kill_within_an_append_or_between_the_two_files_loses_and_doubles_noth
     np.testing.assert_array_equal(read(tmp_path / WHOLE), steps(1, 2, 3, 4, 5, 6))
 
 
-def test_without_metrics_npz_the_rows_after_it_are_kept(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (lambda rows: rows[:-1], 5),
+        (lambda rows: rows + rows, 6),  # the second time they are no news
+        (lambda rows: rows[:ROW] + rows[:ROW] + rows[ROW:], 6),
+        (lambda rows: rows[ROW : 2 * ROW] + rows[:ROW] + rows[2 * ROW :], 4),  # what follows on a gap is not known
+        (lambda rows: b"0" * len(rows), 3),
+        (lambda rows: b"x" + rows, 3),
+        (lambda rows: rows[: ROW + 20] + b"x" + rows[ROW + 21 :], 4),
+        (lambda rows: b"", 3),
+    ],
+)
+def test_damaged_rows_are_left_out(tmp_path, damage, left):
     begun(tmp_path)
-    assert Curves(tmp_path).restore(None, 5) == 2
-    np.testing.assert_array_equal(read(tmp_path / WHOLE), steps(4, 5))
+    (tmp_path / REST).write_bytes(damage((tmp_path / REST).read_bytes()))
+    assert Curves(tmp_path).restore(read(tmp_path / WHOLE), 6) == left
+    np.testing.assert_array_equal(read(tmp_path / WHOLE), steps(*range(1, left + 1)))
+
+
+def test_before_there_is_a_metrics_npz_the_rows_stand_alone(tmp_path):
+    begun(tmp_path)
+    (tmp_path / WHOLE).unlink()
+    assert Curves(tmp_path).restore(None, 5) == 0  # what came before them is lost
+    curves = Curves(tmp_path)
+    curves.add(steps(1, 2))
+    curves.append()
+    assert Curves(tmp_path).restore(None, 2) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import numpy as np
 CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
 WHOLE, REST = "metrics.npz", ".metrics.rows"
 NUMBER = np.dtype("<f8")
+SEALED_BYTES = NUMBER.itemsize * len(CURVES) + 4
 
 
 class Curves:
     """A row of ``CURVES`` a step, float64 (steps, len(CURVES)). ``write`` brings all of them into ``metrics.npz``.
 
     That takes the longer the longer the run. ``append``, for checkpoints between two steps, does not: it adds the rows
-    since its last call to ``.metrics.rows``, where they are kept until the next ``write``.
+    since its last call to ``.metrics.rows``, each with its CRC-32, where they are kept until the next ``write``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +38,7 @@ class Curves:
         parts = self._parts[self._appended :]
         if parts:
             with open(self._rest, "ab") as file:
-                file.write(b"".join(part.tobytes() for part in parts))
+                file.write(b"".join(_sealed(row) for part in parts for row in part))
             self._appended = len(self._parts)
 
     def write(self) -> None:
@@ -54,16 +56,28 @@ class Curves:
     def restore(self, whole: np.ndarray | None, steps: int) -> int:
         """Go on from ``whole``, which ``read`` gave, and the rows after it, up to ``steps``; gives their number."""
         whole = np.empty((0, len(CURVES))) if whole is None else whole
-        rest = self._read_rest()
-        rows = np.concatenate([whole, rest[rest[:, 0] > whole[:, 0].max(initial=0)]])
+        rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
         self._parts, self._changed = [rows[rows[:, 0] <= steps]], True
         self.write()  # what lies beyond is dropped from the disk too, for these steps will come again
         return len(self._parts[0])
 
-    def _read_rest(self) -> np.ndarray:
+    def _read_rest(self, after: float) -> np.ndarray:
+        """The rows of the steps that follow step ``after`` without a gap, up to one that a kill has cut."""
         content = self._rest.read_bytes() if self._rest.is_file() else b""
-        rows = len(content) // (NUMBER.itemsize * len(CURVES))  # a kill may have cut the last
-        return np.frombuffer(content, NUMBER, rows * len(CURVES)).reshape(rows, len(CURVES))
+        rows = []
+        for start in range(0, len(content), SEALED_BYTES):
+            sealed = content[start : start + SEALED_BYTES]
+            row = np.frombuffer(sealed, NUMBER, len(CURVES)) if len(sealed) == SEALED_BYTES else None
+            if row is None or _sealed(row) != sealed:
+                break
+            if row[0] == after + len(rows) + 1:
+                rows.append(row)
+        return np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES))
+
+
+def _sealed(row: np.ndarray) -> bytes:
+    content = row.tobytes()
+    return content + zlib.crc32(content).to_bytes(4, "little")
 
 
 def read(path: Path) -> np.ndarray:

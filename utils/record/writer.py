@@ -202,7 +202,13 @@ def build_writer(
     is_main: bool, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None
 ) -> NullWriter:
     """The writer on the main process, its no-op twin on the others."""
-    return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
+    try:
+        return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
+    except OSError as error:  # a folder or a foreign file where one of the run's files should be, or a full disk
+        raise UserError(
+            f"{error.filename or folder}: cannot be read or written ({error.strerror}); move it away, give permission "
+            "or free some space"
+        ) from error
 
 
 def _told_elsewhere(hook: Callable[[Any], None]) -> Callable[[Any], None]:
