@@ -220,7 +220,7 @@ WRONG_PARTS = [
     {"progress": "x"}, {"progress": []}, {"progress": {}}, {"progress": {"step": 1}}, {"classes": None}, {"classes": 5},
     {"classes": ["a"]}, {"classes": [5] * 10}, {"settings": 5}, {"settings": []}, {"settings": {5: 5}},
     {"settings": {"lr": [1], "epochs": "many"}}, {"settings": {"arch": "../../x"}}, {"fingerprint": 5},
-    {"fingerprint": None}, {"format": "2"}, {"format": None}, {"format": {}}, {"format": HUGE},
+    {"fingerprint": None}, {"format": "3"}, {"format": None}, {"format": {}}, {"format": HUGE},
 ]  # fmt: skip
 WRONG_PROGRESS = [
     {"step": -1}, {"step": HUGE}, {"step": 1.5}, {"step": True}, {"step": "1"}, {"step": None}, {"epoch": [1]},
