@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from utils.cpu import keep_freed_memory, threads_per_process
+from utils.long_work import LongWork
 from utils.settings import RunSettings, UserError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
@@ -101,6 +102,7 @@ class Distributed:
                 timeout=self.timeout,
                 device_id=self.device if self.device.type == "cuda" else None,
             )
+            self._beside = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,20 +138,31 @@ class Distributed:
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
         return tensor.tolist()
 
-    def on_main(self, function: Callable[[], T]) -> T:
+    def on_main(self, function: Callable[[], T], long_work: str = "") -> T:
         """Run ``function`` on rank 0 and hand its (picklable) result to every rank.
 
         A ``UserError`` or ``OSError`` is raised on every rank, so that none waits for one that has failed.
+        ``long_work`` names what may take longer than ``--timeout``, see ``patiently``.
         """
         import torch
 
         result: list[Any] = [None]
-        with self.together():
+        with self.together(), self.patiently(long_work) if long_work else nullcontext():
             if self.is_main:
                 result[0] = function()
         if self.world_size > 1:
             torch.distributed.broadcast_object_list(result, src=0, device=self.device)
         return result[0]
+
+    def patiently(self, what: str) -> AbstractContextManager[None]:
+        """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
+
+        ``--timeout`` then limits a rank's silence, not its work. To be entered by all ranks; ``what`` is said when it
+        takes long.
+        """
+        if self.world_size == 1:
+            return nullcontext()
+        return LongWork(self._beside, what, _tell if self.is_main else lambda line: None).waited_for()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
@@ -230,6 +243,10 @@ class Distributed:
         if self.world_size > 1:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, src=0)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -73,7 +73,7 @@ class RunSettings:
         type=int, check=positive_int, shapes_result=False, in_recipe=False,
     )  # fmt: skip
     timeout: float = setting(
-        600.0, "seconds that a process waits for the others before all end", check=between(1, 10**6),
+        600.0, "seconds without a sign of another process before all end", check=between(1, 10**6),
         shapes_result=False,
     )  # fmt: skip
 

@@ -54,7 +54,8 @@ def allowed_for(module):
         "utils.setting": set(),
         "utils.settings": {"utils.setting"},
         "utils.cpu": set(),
-        "utils.distributed": {"utils.settings", "utils.cpu"},
+        "utils.long_work": {"utils.settings"},
+        "utils.distributed": {"utils.settings", "utils.cpu", "utils.long_work"},
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
         "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency"},
@@ -137,6 +138,7 @@ def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
     for module in (
         "utils.setting",
         "utils.settings",
+        "utils.long_work",
         "utils.distributed",
         "utils.arguments",
         "utils.scenario",
