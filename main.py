@@ -194,7 +194,7 @@ def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found:
     from utils.record import checkpoint
 
     if found is not None and evaluating:
-        checkpoint.load_weights(model, checkpoint.weights_of(found.state, found.path), found.path)
+        checkpoint.load_weights(model, checkpoint.weights_of(found.read(), found.path), found.path)
     elif settings.weights:
         path = Path(settings.weights)
         checkpoint.load_weights(model, checkpoint.weights_of(checkpoint.load(path), path), path)
@@ -228,8 +228,8 @@ def train(
             for line in (*warnings, *changes):
                 writer.log(f"warning: {line}", to_console=False)
             if found is not None:
-                with found.fitting():
-                    traval.load_state(found.state)
+                with distributed.together(), found.fitting():  # each process reads; nothing is saved before all have
+                    traval.load_state(found.read())  # and nothing keeps it
                 writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
                 if found.folder is None or changes:  # from here on with these settings
                     traval.save_now("last")

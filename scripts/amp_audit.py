@@ -145,7 +145,7 @@ def from_training(own: argparse.Namespace, args: Settings, found: Found | None, 
     parts = build(without_decoding_all(args), distributed, found)
     scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
     if found is not None:
-        checkpoint.load_weights(parts.model, found.state["model"], str(found.path))
+        checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))
         scale, weights = found.state["scaler"].get("scale", scale), f"weights of {found.path}"
     elif args.model.weights or args.model.pretrained:
         weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"

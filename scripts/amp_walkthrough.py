@@ -132,7 +132,7 @@ def of_network(args: Settings, distributed: Distributed, found: Found | None) ->
     parts = build(args, distributed, found)
     weights = f"weights from --seed {args.run.seed}"
     if found is not None:
-        checkpoint.load_weights(parts.model, found.state["model"], str(found.path))
+        checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))
         weights = f"weights of {found.path}"
     elif args.model.weights or args.model.pretrained:
         weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"

@@ -98,7 +98,7 @@ def replace_all(run, write, manifest):
         path.unlink()
         write(path)
     if manifest:
-        checkpoint._write_manifest(run / "checkpoints", {path.name: [checkpoint._sha256(path)] for path in paths})
+        checkpoint._write_manifest(run / "checkpoints", {path.name: [checkpoint.sha256(path)] for path in paths})
     else:
         (run / "checkpoints/manifest.json").unlink()
 

@@ -67,7 +67,7 @@ def test_a_checkpoint_that_differs_in_any_byte_is_refused_by_name_and_passed_ove
         resume.from_path(last, print)
     heard = []
     found = resume.from_path(run, heard.append)
-    assert found.path.name == "previous.pt" and same(found.state, trained, "previous.pt")
+    assert found.path.name == "previous.pt" and same(found.read(), trained, "previous.pt")
     assert len(heard) == 1 and "last.pt: is damaged" in heard[0]
 
 
@@ -79,7 +79,7 @@ def test_without_a_manifest_no_damage_to_a_checkpoint_becomes_other_weights(trai
     last = restored(trained, run, "last.pt")
     damage(last, place, mask, cut)
     found = resume.from_path(run, lambda line: None)
-    assert same(found.state, trained, found.path.name)
+    assert same(found.read(), trained, found.path.name)
 
 
 @OFTEN
@@ -88,7 +88,7 @@ def test_a_damaged_manifest_never_keeps_a_run_from_going_on(trained, run, place,
     damage(restored(trained, run, "manifest.json"), place, mask, cut)
     heard = []
     found = resume.from_path(run, heard.append)
-    assert found.path.name in ("last.pt", "previous.pt") and same(found.state, trained, found.path.name)
+    assert found.path.name in ("last.pt", "previous.pt") and same(found.read(), trained, found.path.name)
     assert found.path.name == "last.pt" or heard
 
 

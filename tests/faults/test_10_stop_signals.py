@@ -70,7 +70,7 @@ MOMENTS = {
     "at the last step of an epoch": (train_validation.TraVal, "training_step", 23, (signal.SIGTERM,), 23),
     "in validation": (train_validation.TraVal, "_obey", 23 + 8, (signal.SIGTERM,), 23),
     "in the average's validation": (train_validation.TraVal, "_obey", 23 + 12 + 8, (signal.SIGTERM,), 23),
-    "while saving": (checkpoint, "_sha256", 2, (signal.SIGUSR1,), None),
+    "while saving": (checkpoint, "sha256", 2, (signal.SIGUSR1,), None),
     "twice": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM, signal.SIGTERM), 30),
     "both": (train_validation.TraVal, "training_step", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
 }

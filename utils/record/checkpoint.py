@@ -95,7 +95,7 @@ class Checkpointer:
 
     def _replace(self, written: Path, names: tuple[str, ...]) -> None:
         """Rename with the manifest one step ahead: until all is done it admits the old and the new digest."""
-        digest, before = _sha256(written), _manifest(self.folder)
+        digest, before = sha256(written), _manifest(self.folder)
         after = before | {f"{name}.pt": [digest] for name in names}
         if "last" in names and "last.pt" in before:
             after["previous.pt"] = before["last.pt"]
@@ -118,14 +118,17 @@ class Checkpointer:
         os.replace(copy, target)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """A verified checkpoint, on the CPU. Raises ``UserError`` that names the file and what is wrong."""
+def load(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """A verified checkpoint, on the CPU. Raises ``UserError`` that names the file and what is wrong.
+
+    ``digest``: the SHA-256 that the file must have, whatever the manifest says.
+    """
     if os.path.isdir(path):
         raise UserError(f"{path}: is a folder; give a file in it")
     if not os.path.isfile(path):  # waiting for a pipe could take forever
         raise UserError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such checkpoint'}")
     try:
-        _verify(path)
+        _verify(path, digest)
         size = path.stat().st_size
         state = _unpickle(path)
         refuse_swollen(state, size)
@@ -142,13 +145,15 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
-def _verify(path: Path) -> None:
-    """Compare with the manifest's SHA-256 or, where there is none, with the file's own CRC-32; refuse bombs.
+def _verify(path: Path, digest: str | None) -> None:
+    """Compare with ``digest``, the manifest's SHA-256 or, without either, with the file's own CRC-32; refuse bombs.
 
     torch.load reads compressed and overlapping parts too, which a few bytes may hold terabytes of.
     """
-    digests = _manifest(path.parent).get(path.name)
-    if digests and _sha256(path) not in digests:
+    digests = [digest] if digest else _manifest(path.parent).get(path.name)
+    if digests and sha256(path) not in digests:
+        if digest:
+            raise UserError(f"{path}: is not the file any more that was found, or another machine sees another one")
         raise UserError(f"{path}: is damaged (not the bytes of {MANIFEST}'s SHA-256); use another of the run")
     with open(path, "rb") as file:
         if file.read(2) != b"PK":  # torch's format before 1.6
@@ -287,7 +292,8 @@ def _write_manifest(folder: Path, digests: dict[str, list[str]]) -> None:
     os.replace(temporary, folder / MANIFEST)
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from utils.record import checkpoint
 from utils.settings import Settings, UserError, all_settings, flag_of
 
@@ -23,11 +25,32 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint to go on from; ``folder`` is its run's, None when the file lies outside of one."""
+    """A checkpoint to go on from; ``folder`` is its run's, None when the file lies outside of one.
+
+    ``state`` is what it holds besides tensors: as it lives as long as the run and goes to all processes, the weights
+    are left in the file until ``read``. ``digest`` is the file's SHA-256.
+    """
 
     path: Path
     state: dict[str, Any]
+    digest: str
     folder: Path | None = None
+
+    @classmethod
+    def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> Found:
+        """From what was read of ``path``."""
+        return cls(path, _plain_parts(state), checkpoint.sha256(path), folder)
+
+    def read(self) -> dict[str, Any]:
+        """The whole state, on the CPU: tensors from the file, all else as in ``state``. For each process to do.
+
+        Raises ``UserError`` where the file is not the one that was found.
+        """
+        try:
+            return _completed(self.state, checkpoint.load(self.path, self.digest))
+        except UserError as error:
+            advice = "no other process may write the run, and each machine must see its folder"
+            raise UserError(*(f"{line}; {advice}" for line in error.mistakes)) from error
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,7 +135,7 @@ def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
         # To evaluate, the weights are enough; to continue, nothing may be missing.
         return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)
     if args.run.evaluate and args.model.weights:
-        return Found(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
+        return Found.of(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
     return None
 
 
@@ -122,10 +145,10 @@ def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = c
         found = checkpoint.newest(path / "checkpoints", warn, read)
         if found is None:
             raise UserError(f"--resume {path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
-        return Found(*found, path)
+        return Found.of(*found, path)
     state = read(path)
     folder = path.absolute().parent.parent
-    return Found(path, state, folder if (folder / "config.yaml").is_file() else None)
+    return Found.of(path, state, folder if (folder / "config.yaml").is_file() else None)
 
 
 def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None:
@@ -138,13 +161,31 @@ def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None
             continue
         found = checkpoint.newest(folder / "checkpoints", warn)
         if found:
-            return Found(*found, folder)
+            return Found.of(*found, folder)
         if any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
     if lost:
         warn(f"--resume auto: begins a new run; move {lost[0]} away or mend it to be rid of these lines")
     return None
+
+
+def _plain_parts(value: Any) -> Any:
+    """``value`` without the tensors of its dicts, and with None for those of its lists."""
+    if isinstance(value, dict):
+        return {key: _plain_parts(item) for key, item in value.items() if not isinstance(item, torch.Tensor)}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain_parts, value))
+    return None if isinstance(value, torch.Tensor) else value
+
+
+def _completed(plain: Any, whole: Any) -> Any:
+    """``plain``, made by ``_plain_parts`` and perhaps changed since, with the tensors of ``whole`` again."""
+    if isinstance(plain, dict) and isinstance(whole, dict):
+        return plain | {key: _completed(plain.get(key, item), item) for key, item in whole.items()}
+    if isinstance(plain, list) and isinstance(whole, list) and len(plain) == len(whole):
+        return [*map(_completed, plain, whole)]
+    return whole if isinstance(whole, torch.Tensor) else plain
 
 
 def _run_folders(parent: Path) -> list[Path]:
