@@ -217,7 +217,7 @@ def train(
     if found is not None and found.folder is not None:
         scenario = Scenario(found.folder)
     else:
-        scenario = distributed.on_main(lambda: Scenario.create(args, distributed.world_size))
+        scenario = distributed.on_main(lambda: Scenario.create(args))
     with distributed.together():
         writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
     checkpointer = Checkpointer(scenario.checkpoints, distributed.is_main)
@@ -307,7 +307,7 @@ def begin(
 def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Validate once and leave nothing behind."""
     from utils.record.writer import build_writer
-    from utils.run_record import final_line, reached
+    from utils.run_record import figures, reached
     from utils.train_validation import TraVal
 
     writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
@@ -317,7 +317,7 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Foun
     )  # fmt: skip
     if found is not None:
         writer.log(f"Evaluating {found.path}{reached(found.state)}")
-    writer.log(final_line(traval.validation(0, report=False), None))
+    writer.log(figures(traval.validation(0, report=False)))
     return 0
 
 
@@ -330,7 +330,7 @@ def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Fou
 
     if distributed.is_main:
         folder = found.folder if found is not None and found.folder else None
-        print(plan(args, parts, distributed, folder or Scenario.planned(args, distributed.world_size)))
+        print(plan(args, parts, distributed, folder or Scenario.planned(args)))
     return 0
 
 

@@ -42,6 +42,7 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
     values = {name: option.default for name, option in OPTIONS.items()}
     origins = dict.fromkeys(OPTIONS, DEFAULT)
     unread: set[str] = set()
+    changed: set[str] = set()
     for origin, where, layer in layers:
         for name, raw in layer.items():
             label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
@@ -50,6 +51,8 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
                 mistakes.append(f"{label} {mistake}")
                 unread.add(name)
             else:
+                if origin == FLAG and value != values[name]:
+                    changed.add(name)
                 values[name], origins[name] = value, origin
     # What contradicts a setting that could not be read is not worth a line of its own.
     lines = contradictions(values, origins, world_size)
@@ -57,15 +60,15 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
     derive(values, origins, world_size)
-    return _assemble(values, origins)
+    return _assemble(values, origins, frozenset(changed))
 
 
-def _assemble(values: dict[str, Any], origins: dict[str, str]) -> Settings:
+def _assemble(values: dict[str, Any], origins: dict[str, str], changed: frozenset[str]) -> Settings:
     parts: dict[str, dict[str, Any]] = {group: {} for group in groups()}
     for group, option in all_settings():
         parts[group][option.name] = values[option.name]
     made = {field.name: field.default for field in dataclasses.fields(Settings) if field.name in parts}
-    return Settings(**{group: type(made[group])(**parts[group]) for group in parts}, origins=origins)
+    return Settings(**{group: type(made[group])(**parts[group]) for group in parts}, origins=origins, changed=changed)
 
 
 # ---------------------------------------------------------------------------------------- flags

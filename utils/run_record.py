@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -56,17 +57,38 @@ def tell_end(args: Settings, scenario: Scenario, writer: NullWriter, progress: P
         writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
     elif math.isfinite(report.loss):
         writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
-    writer.log(f"TensorBoard: tensorboard --logdir {shlex.quote(args.run.output)}")
-    writer.log(final_line(report, scenario.folder))
+    inside = scenario.folder.absolute().is_relative_to(Path(args.run.output).absolute())
+    logs = args.run.output if inside else str(scenario.folder)
+    writer.log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
+    writer.log(final_line(progress, scenario.folder))
 
 
-def final_line(report: Report, folder: Path | None) -> str:
-    """The last line on stdout, for scripts."""
-    run_folder = f" run={folder}" if folder else ""
-    return (
-        f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} "
-        f"val_count={report.count}{run_folder}"
-    )
+def tensorboard() -> str:
+    """How to start it: by its name where that is this python's own, else by its path."""
+    own = Path(sys.executable).with_name("tensorboard")
+    if not own.is_file() or shutil.which("tensorboard") == str(own):
+        return "tensorboard"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
+
+
+def final_line(progress: Progress, folder: Path | None) -> str:
+    """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
+
+    ``val_epoch``: the epoch of that validation, also of one that --max-steps cut. Such a first epoch is the best one
+    while there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
+    """
+    report = Report(*progress.last_validation)
+    epoch = progress.epoch + (progress.step_in_epoch > 0)
+    best = (progress.best_top1, progress.best_epoch)
+    if not progress.best_epoch:
+        best = (report.top1, epoch) if math.isfinite(report.loss) else (math.nan, 0)
+    run = f" run={folder}" if folder else ""
+    return f"{figures(report)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{run}"
+
+
+def figures(report: Report) -> str:
+    """A validation's result for scripts; all that the last line of ``--evaluate`` holds."""
+    return f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} val_count={report.count}"
 
 
 def reached(state: dict[str, Any]) -> str:
@@ -82,7 +104,7 @@ def tell_finished(found: Found, distributed: Distributed) -> int:
     progress = Progress.from_state(found.state["progress"])
     if distributed.is_main:
         print(f"{found.folder or found.path} is finished: {progress.epoch} epochs, {progress.step} steps")
-        print(final_line(Report(*progress.last_validation), found.folder))
+        print(final_line(progress, found.folder))
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The run's name and folder: ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``."""
+"""The run's name and folder: ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``.
+
+TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,24 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from utils.settings import Settings, UserError
+from utils.settings import Settings, UserError, all_settings
+
+IN_EVERY_NAME = {"global_batch_size", "optimizer", "lr", "lr_policy", "epochs"}
+IN_THE_PARENTS = {"dataname", "arch"}
+MOST_CHARACTERS = 80  # of the specific name, without --name's text
+SHORT = {
+    "accumulate": "acc",
+    "augment": "aug",
+    "clip_grad_agc": "agc",
+    "clip_grad_norm": "clip",
+    "ema_decay": "ema",
+    "image_size": "size",
+    "label_smoothing": "smooth",
+    "warmup_epochs": "warmup",
+    "weight_decay": "wd",
+}
 
 
 @dataclass(frozen=True)
@@ -26,9 +45,9 @@ class Scenario:
         return self.folder / "checkpoints"
 
     @classmethod
-    def create(cls, args: Settings, world_size: int) -> Scenario:
+    def create(cls, args: Settings) -> Scenario:
         """Make a folder that no other run has, also not one started in the same second."""
-        planned = cls.planned(args, world_size)
+        planned = cls.planned(args)
         for folder in (planned.parent.parent, planned.parent):
             if os.path.islink(folder):
                 raise UserError(
@@ -56,28 +75,68 @@ class Scenario:
         return Path(args.run.output) / args.data.dataname / _as_name(args.model.arch)
 
     @classmethod
-    def planned(cls, args: Settings, world_size: int) -> Path:
+    def planned(cls, args: Settings) -> Path:
         """The folder that a run started now would get if it is free."""
         time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        return cls.parent(args) / f"{time}_{specific_name(args, world_size)}"
+        return cls.parent(args) / f"{time}_{specific_name(args)}"
 
 
-def specific_name(args: Settings, world_size: int) -> str:
-    """The settings that tell runs apart, in one folder name of at most 200 characters."""
+def specific_name(args: Settings) -> str:
+    """The settings that tell runs of one data set and network apart, as part of a folder's name.
+
+    Batch, optimizer, learning rate, its policy and epochs stand in every name. Then follow the recipe (a variant's
+    name), the folder of ``--dataname folder``, and the flags that shape the result and say something else than recipe
+    or default, as many as fit into ``MOST_CHARACTERS``: ``+2`` stands for two more, which config.yaml holds. At the end
+    ``--name``'s text, whole.
+    """
     optimisation = args.optimisation
     parts = [
-        args.data.dataname,
-        args.model.arch,
-        args.model.init,
-        f"procs{world_size}",
-        f"batch{args.data.global_batch_size}",
+        f"b{args.data.global_batch_size}",
         optimisation.optimizer,
         f"lr{optimisation.lr:g}",
         optimisation.lr_policy,
-        f"epochs{optimisation.epochs}",
-        *([args.run.name] if args.run.name else []),
+        f"e{optimisation.epochs}",
     ]
-    return "_".join(_as_name(part) for part in parts)[:200]
+    waiting = [*_recipe(args), *_data_folder(args), *_changes(args)]
+    while waiting:
+        longer, more = [*parts, waiting[0]], f"+{len(waiting)}"
+        if len(_joined([*longer, more] if waiting[1:] else longer)) > MOST_CHARACTERS:
+            parts.append(more)
+            break
+        parts, waiting = longer, waiting[1:]
+    return _joined([*parts, *([args.run.name] if args.run.name else [])])
+
+
+def _recipe(args: Settings) -> list[str]:
+    """The recipe, where its name says more than the network's: ``configs/cifar10/resnet18_long.yaml`` is 'long'."""
+    name, arch = Path(args.run.config or "").stem, args.model.arch.rpartition("/")[2]
+    return [] if name in ("", arch, "config") else [name.removeprefix(f"{arch}_")]  # config.yaml is a run's own
+
+
+def _data_folder(args: Settings) -> list[str]:
+    """What ``folder`` in the path leaves open: which one."""
+    return [os.path.basename(os.path.abspath(args.data.datapath))] if args.data.dataname == "folder" else []
+
+
+def _changes(args: Settings) -> list[str]:
+    """The flags that shape the result and say something else than recipe or default, in the order of ``--help``."""
+    values = args.result_values()
+    names = [option.name for _, option in all_settings() if option.name in args.changed & values.keys()]
+    return [_token(name, values[name]) for name in names if name not in IN_EVERY_NAME | IN_THE_PARENTS]
+
+
+def _token(name: str, value: Any) -> str:
+    """A setting in a few characters: 'ema0.999', 'nesterov', 'no-decay-norm-bias', 'aug-shift-flip'."""
+    label = SHORT.get(name, name.replace("_", "-"))
+    if isinstance(value, bool):
+        return label if value else f"no-{label}"
+    items = value if isinstance(value, list) else [value]
+    text = "-".join(f"{item:g}" if isinstance(item, float) else os.path.basename(str(item)) for item in items)
+    return f"{label}{text}" if text[:1].isdigit() else f"{label}-{text.replace('_', '-')}"
+
+
+def _joined(parts: list[str]) -> str:
+    return "_".join(map(_as_name, parts))
 
 
 def _as_name(text: str) -> str:

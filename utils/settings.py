@@ -246,7 +246,10 @@ class LoggingSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """All groups, and for each setting where its value came from ('default', 'recipe', 'flag', ...)."""
+    """All groups, and for each setting where its value came from ('default', 'recipe', 'flag', ...).
+
+    ``changed``: the settings whose flag says something else than recipe, checkpoint or default did.
+    """
 
     run: RunSettings = RunSettings()
     data: DataSettings = DataSettings()
@@ -255,6 +258,7 @@ class Settings:
     precision: PrecisionSettings = PrecisionSettings()
     logging: LoggingSettings = LoggingSettings()
     origins: dict[str, str] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
 
     def values(self) -> dict[str, Any]:
         """Every setting by its name, in the order of the groups; tuples become lists."""
@@ -278,7 +282,7 @@ class Settings:
 
 def groups() -> list[str]:
     """The names of the groups, in order."""
-    return [option.name for option in dataclasses.fields(Settings) if option.name != "origins"]
+    return [option.name for option in dataclasses.fields(Settings) if dataclasses.is_dataclass(option.default)]
 
 
 def all_settings() -> list[tuple[str, dataclasses.Field]]:
@@ -286,7 +290,7 @@ def all_settings() -> list[tuple[str, dataclasses.Field]]:
     return [
         (group.name, option)
         for group in dataclasses.fields(Settings)
-        if group.name != "origins"
+        if dataclasses.is_dataclass(group.default)
         for option in dataclasses.fields(group.default)
     ]
 

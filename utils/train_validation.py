@@ -75,7 +75,8 @@ class TraVal:
         self.args, self.distributed, self.device = args, distributed, distributed.device
         self.lr_policy, self.name = lr_policy, curr_scen_name
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
-        self.reporter = Reporter(self.writer, args)
+        classes = len((description or {}).get("classes", ()))
+        self.reporter = Reporter(self.writer, args, scaled=scaler.is_enabled(), classes=classes)
         self.agreement = Agreement(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True

@@ -30,7 +30,12 @@ class Report:
         return cls(loss / count, 100 * top1 / count, 100 * top5 / count, round(count))
 
     def __str__(self) -> str:
-        return f"top1 {self.top1:.2f}  top5 {self.top5:.2f}  loss {self.loss:.4f}"
+        return self.text()
+
+    def text(self, with_top5: bool = True) -> str:
+        """For a person."""
+        top5 = f"top5 {self.top5:.2f}  " if with_top5 else ""
+        return f"top1 {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
 def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -31,17 +31,26 @@ class StepRecord(NamedTuple):
 
 
 class Reporter:
-    """Turns ``Progress`` and reports into text and points, and keeps the clocks that speeds need."""
+    """Turns ``Progress`` and reports into text and points, and keeps the clocks that speeds need.
 
-    def __init__(self, writer: NullWriter, args: Settings) -> None:
+    ``scaled``: whether the loss is scaled; without, there is nothing to chart of a scale and of steps skipped for it.
+    ``classes``: their number; with at most five, top-5 is always 100 % and lines for a person leave it out.
+    """
+
+    def __init__(self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int) -> None:
+        self.scaled, self.with_top5 = scaled, classes > 5
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
+        self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
         self.steps_per_epoch = 0
+        self._trained: float | None = None  # when the training part of the epoch before ended
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
         """Start the clocks of an epoch, or of the rest of one."""
         self.steps_per_epoch = steps_per_epoch
         self._began = self._window_began = time.perf_counter()
+        self._between_seconds = self._began - self._trained if self._trained else 0.0
+        self._step_before = progress.step
         self._data_seconds = 0.0
         self._count_before, self._window_before = progress.epoch_sums[COUNT], progress.window_sums[COUNT]
 
@@ -52,7 +61,8 @@ class Reporter:
             self.window(progress, None)
             if progress.step_in_epoch < self.steps_per_epoch:  # cut: a run that goes on reports the whole in its turn
                 progress.window_sums = window
-        self._train_seconds = time.perf_counter() - self._began
+        self._trained = time.perf_counter()
+        self._train_seconds = self._trained - self._began
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """The same batches, while the time spent waiting for them adds up."""
@@ -81,11 +91,11 @@ class Reporter:
             "Top5/Training": report.top5,
             "Optim/lr": last.lr,
             "Optim/Gradient_Norm": last.gradient_norm,
-            "AMP/scale": last.loss_scale,
-            "AMP/skipped_steps": progress.skipped_steps,
             "Speed/images_per_second": speed,
             "Speed/data_wait_percent": wait,
         }
+        if self.scaled:
+            points |= {"AMP/scale": last.loss_scale, "AMP/skipped_steps": progress.skipped_steps}
         if progress.partly_skipped_steps:
             points["AMP/partly_skipped_steps"] = progress.partly_skipped_steps
         self.writer.scalars(points, progress.step)
@@ -93,9 +103,9 @@ class Reporter:
         skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
         skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""
         self.writer.log(
-            f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  {report}{parts}  "
-            f"lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  {speed:,.0f} images/s  "
-            f"data wait {wait:.0f} %",
+            f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
+            f"{self._text(report)}{parts}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  "
+            f"{speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}",
             to_console=bar is None or bar.disable,
         )
         if last.gradient_norm == 0:
@@ -104,7 +114,7 @@ class Reporter:
                 "learned; if it underflows, raise --init-scale (scripts/amp_audit.py tells)"
             )
         if bar is not None:
-            bar.set_postfix_str(f"{report}  lr {last.lr:.4g}{skipped}", refresh=False)
+            bar.set_postfix_str(f"{self._text(report)}  lr {last.lr:.4g}{skipped}", refresh=False)
 
     def epoch(self, progress: Progress, result: Report, raw: Report | None, best: bool) -> dict[str, Any]:
         """Points and log line of a finished epoch's validation; gives the epoch's row.
@@ -126,11 +136,11 @@ class Reporter:
         if self.skips_bad_images:
             row["unreadable_images"] = progress.replaced_images
         row |= {f"train_{name}": loss for name, loss in progress.named_losses(progress.epoch_sums).items()}
-        line = f"epoch {last.epoch}/{self.epochs}  validation {result}"
+        line = f"epoch {last.epoch}/{self.epochs}  validation {self._text(result)}"
         if raw is not None:
             points |= {"Loss/Test_raw": raw.loss, "Top1/Test_raw": raw.top1, "Top5/Test_raw": raw.top5}
             row |= {"raw_val_loss": raw.loss, "raw_val_top1": raw.top1, "raw_val_top5": raw.top5}
-            line += f"  (raw weights {raw})"
+            line += f"  (raw weights {self._text(raw)})"
         self.writer.scalars(points, progress.step)
         self.writer.log(f"{line}  epoch {seconds:.1f} s{'  best so far' if best else ''}")
         if not math.isfinite(result.loss):
@@ -139,3 +149,25 @@ class Reporter:
                 "from a checkpoint before, with a lower --lr, or see scripts/amp_audit.py"
             )
         return row
+
+    def _text(self, report: Report) -> str:
+        return report.text(self.with_top5)
+
+    def _time_left(self, progress: Progress) -> str:
+        """What the epoch's training and the run will still take at the speed of this epoch's steps so far.
+
+        The run's with what came between the two latest epochs, validation and checkpoints, once for each that is left.
+        """
+        done = progress.step - self._step_before
+        if not done:
+            return ""
+        in_epoch = self.steps_per_epoch - progress.step_in_epoch
+        in_run = min(
+            in_epoch + (self.epochs - progress.epoch - 1) * self.steps_per_epoch, self.max_steps - progress.step
+        )
+        in_epoch = min(in_epoch, in_run)
+        seconds = (time.perf_counter() - self._began) / done
+        ends = 1 + math.ceil((in_run - in_epoch) / self.steps_per_epoch)
+        whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
+        epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if in_epoch < in_run else ""
+        return f"  left {epoch}{whole} of the run"

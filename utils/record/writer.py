@@ -163,7 +163,7 @@ class RunWriter(NullWriter):
 
     def epoch(self, row: dict[str, Any]) -> None:
         if self.folder:
-            self._rows.append(row)
+            self._rows.append({name: _six_digits(value) for name, value in row.items()})
             self._write_csv()
             self._curves.write()
             self.flush()
@@ -236,6 +236,11 @@ def _lock(log: TextIO, folder: Path) -> None:
             if time.monotonic() >= deadline:
                 raise UserError(f"{folder}: another process is writing this run; wait for it or stop it") from error
         time.sleep(1)
+
+
+def _six_digits(value: Any) -> Any:
+    """A float as metrics.csv shows it, to six significant digits; counts stay whole."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
