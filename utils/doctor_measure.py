@@ -67,14 +67,14 @@ class Subject:
 
     @property
     def passes(self) -> list[Batch]:
-        """The forward passes of one full step, on the device."""
+        """The forward passes of an epoch's first step, on the device. No step is larger."""
         if self._passes is None:
             self._passes = self.loader.step_again(0, 0)
         return self._passes
 
     @property
     def step_images(self) -> int:
-        """Images of one full step."""
+        """Images of that step."""
         return sum(len(batch.targets) for batch in self.passes)
 
     # ------------------------------------------------------------------------------- measurements

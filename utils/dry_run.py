@@ -16,7 +16,7 @@ from utils.settings import Settings
 def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path) -> str:
     """What a run with these settings and ``parts`` would do, as text of a few aligned lines."""
     data, steps = parts.data, parts.train_loader.steps_per_epoch
-    batch = args.data
+    batch, remainder = args.data, parts.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
     amp = resolve_amp(args.precision, distributed.device)
     scale = f", loss scale from {args.precision.init_scale:g}" if parts.scaler.is_enabled() else ""
@@ -33,7 +33,7 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path) -> 
         (
             "Batch",
             f"{batch.batch_size} a process x {distributed.world_size} x {args.optimisation.accumulate} "
-            f"forward passes a step: {batch.global_batch_size} in total",
+            f"forward passes a step: {batch.global_batch_size} in total" + (remainder and f", {remainder}"),
         ),
         ("Steps", f"{steps} an epoch x {args.optimisation.epochs} epochs = {total:,}" + _cut(args, total)),
         ("Optimizer", _optimizer(args)),

@@ -35,7 +35,7 @@ def announce(
 ) -> None:
     """The first lines of the log: what runs where."""
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    data = parts.data
+    data, remainder = parts.data, parts.train_loader.plan.remainder
     writer.log(f"Run {scenario.folder}")
     writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
     writer.log(
@@ -45,7 +45,8 @@ def announce(
     )
     writer.log(
         f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
-        f"{distributed.describe_device()}; batch {args.data.global_batch_size}; "
+        f"{distributed.describe_device()}; batch {args.data.global_batch_size}"
+        f"{remainder and f' ({remainder})'}; "
         f"{parts.train_loader.steps_per_epoch} steps an epoch; "
         f"mixed precision {resolve_amp(args.precision, distributed.device)}"
     )

@@ -117,6 +117,10 @@ class DataSettings:
         None, "images per optimizer step over all processes and accumulation [batch size x processes x accumulate]",
         type=int, check=between(1, 2**24),
     )  # fmt: skip
+    drop_last: bool = setting(
+        False, "leave the images beyond the last full global batch out of an epoch, others in each, so that all steps "
+        "have one size [the last one or two steps are smaller]",
+    )  # fmt: skip
     val_batch_size: int | None = setting(
         None, "images per process in one validation pass [batch size]", type=int, check=between(1, 2**20),
         shapes_result=False,

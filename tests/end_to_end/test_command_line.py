@@ -116,6 +116,7 @@ WRONG_IN_WHAT_IT_NAMES = [
     ("--evaluate --resume missing.pt", ("missing.pt", "no such checkpoint")),
     ("--evaluate --weights missing.pt", ("missing.pt", "no such checkpoint")),
     ("--gpu-ids 1023", ("--gpu-ids",)),
+    ("--drop-last -b 2000", ("--drop-last leaves no step: 1,437 ", "--global-batch-size 2,000", "--no-drop-last")),
 ]
 
 
@@ -126,6 +127,19 @@ def test_what_is_not_there_is_named_in_one_line(line, words, also, workplace, ca
     (answer,) = check_answer(code, *capsys.readouterr(), 1)
     assert all(word in answer for word in words), answer
     assert files_below(workplace) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "steps"),
+    [
+        ("-b 359", "359 in total, 180 and 180 in the last two steps of an epoch", "5 an epoch"),
+        ("-b 359 --drop-last", "359 in total, 1 image(s) of each epoch left out", "4 an epoch"),
+    ],
+)
+def test_the_plan_says_what_becomes_of_the_remainder_of_an_epoch(flags, words, steps, workplace, capsys):
+    assert main.main(["--output", "runs", "--dry-run", "--arch", "fc", *flags.split()]) == 0
+    rows = {line[:15].strip(): line[15:] for line in capsys.readouterr().out.splitlines()}
+    assert rows["Batch"].endswith(words) and rows["Steps"].startswith(steps)
 
 
 @pytest.mark.parametrize(

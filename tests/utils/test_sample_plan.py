@@ -14,14 +14,21 @@ epochs = st.integers(0, 10**6)
 
 
 @st.composite
-def plans(draw, max_world=4):
+def plans(draw, max_world=4, max_accumulate=4, drop_last=(False,), pairs=(False, True)):
     """The plans of all ranks of one run, as the arguments make them (batch size from the global one)."""
     num_samples, global_batch_size = draw(st.integers(1, 200)), draw(st.integers(1, 64))
-    world_size, accumulate, seed = draw(st.integers(1, max_world)), draw(st.integers(1, 4)), draw(seeds)
+    world_size, accumulate, seed = draw(st.integers(1, max_world)), draw(st.integers(1, max_accumulate)), draw(seeds)
     batch_size = -(-global_batch_size // (world_size * accumulate))
+    more = draw(st.sampled_from(drop_last)), draw(st.sampled_from(pairs))
     return [
-        SamplePlan(num_samples, global_batch_size, batch_size, seed, rank, world_size) for rank in range(world_size)
+        SamplePlan(num_samples, global_batch_size, batch_size, seed, rank, world_size, *more)
+        for rank in range(world_size)
     ]
+
+
+def sizes(plan):
+    """How many samples each step of an epoch has."""
+    return [len(plan.step_indices(0, step)) for step in range(plan.steps_per_epoch)]
 
 
 def counted(plan, epoch, step):
@@ -52,7 +59,6 @@ def test_a_step_sees_the_same_samples_on_any_number_of_ranks(num_samples, global
             ]
             unions.append(sorted(index for plan in ranks for index in counted(plan, epoch, step)))
         assert unions[0] == unions[1] == unions[2] == unions[3]
-        assert len(unions[0]) == min(global_batch_size, num_samples - step * global_batch_size)
 
 
 @few
@@ -61,7 +67,62 @@ def test_steps_are_slices_of_one_permutation(ranks, epoch):
     plan = ranks[0]
     parts = [plan.step_indices(epoch, step) for step in range(plan.steps_per_epoch)]
     np.testing.assert_array_equal(np.concatenate(parts), plan.order(epoch))
-    assert all(len(part) == plan.global_batch_size for part in parts[:-1])
+    assert all(len(part) == plan.global_batch_size for part in parts[:-2])
+
+
+@given(st.integers(1, 10**7), st.integers(1, 10**5))
+def test_no_step_is_smaller_than_half_of_the_global_batch_unless_the_whole_set_is(num_samples, global_batch_size):
+    plan = SamplePlan(num_samples, global_batch_size, global_batch_size, seed=0)
+    bounds = [plan._start(step) for step in range(max(0, plan.steps_per_epoch - 4), plan.steps_per_epoch + 1)]
+    found = np.diff(bounds)
+    assert bounds[-1] == num_samples and bounds[0] == max(0, plan.steps_per_epoch - 4) * global_batch_size
+    assert found.max() <= global_batch_size and 2 * found.min() >= min(global_batch_size, 2 * num_samples)
+    assert all(found[:-2] == global_batch_size) and plan.steps_per_epoch == -(-num_samples // global_batch_size)
+    assert len(set(found) - {global_batch_size}) <= 2
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "global_batch_size", "expected"),
+    [
+        (1437, 359, [359, 359, 359, 180, 180]), (1437, 360, [360, 360, 360, 357]), (13, 4, [4, 4, 3, 2]),
+        (14, 4, [4, 4, 4, 2]), (12, 4, [4, 4, 4]), (5, 4, [3, 2]), (3, 4, [3]), (9, 8, [5, 4]), (3, 2, [2, 1]),
+    ],
+)  # fmt: skip
+def test_a_small_remainder_is_shared_out_over_the_last_two_steps(num_samples, global_batch_size, expected):
+    assert sizes(SamplePlan(num_samples, global_batch_size, global_batch_size, seed=0)) == expected
+
+
+@few
+@given(plans(drop_last=(True,)), epochs)
+def test_without_the_remainder_all_steps_are_full_and_no_sample_counts_twice(ranks, epoch):
+    full = ranks[0].num_samples // ranks[0].global_batch_size
+    assert sizes(ranks[0]) == [ranks[0].global_batch_size] * full
+    seen = [index for plan in ranks for step in range(full) for index in counted(plan, epoch, step)]
+    assert sorted(seen) == sorted(ranks[0].order(epoch)[: full * ranks[0].global_batch_size].tolist())
+
+
+def test_the_remainder_that_is_left_out_is_another_one_in_each_epoch():
+    plan = SamplePlan(100, 30, 30, seed=0, drop_last=True)
+    left = [frozenset(plan.order(epoch)[90:].tolist()) for epoch in range(20)]
+    assert len(set(left)) == 20 and len(frozenset.union(*left)) > 80
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "global_batch_size", "drop_last", "words"),
+    [
+        (1437, 359, False, "180 and 180 in the last two steps of an epoch"),
+        (1437, 360, False, "357 in the last step of an epoch"),
+        (1438, 359, False, "181 and 180 in the last two steps of an epoch"),
+        (1437, 2000, False, "1,437 in the only step of an epoch"),
+        (1437, 479, False, ""),
+        (1437, 479, True, ""),
+        (1437, 359, True, "1 image(s) of each epoch left out"),
+        (1437, 1437, False, ""),
+    ],
+)
+def test_the_remainder_is_told_in_words(num_samples, global_batch_size, drop_last, words):
+    plan = SamplePlan(num_samples, global_batch_size, global_batch_size, seed=0, drop_last=drop_last)
+    assert plan.remainder == words
 
 
 def test_order_depends_on_seed_and_epoch_only():
@@ -102,12 +163,43 @@ def test_all_ranks_make_the_same_number_of_passes_and_only_the_last_ends_the_ste
 @given(plans(), epochs)
 def test_no_share_reads_fewer_than_two_images_nor_counts_more_than_a_batch(ranks, epoch):
     for plan in ranks:
+        most = max(3, plan.batch_size + plan.batch_size % 2) if plan.pairs else plan.batch_size
         for step in range(plan.steps_per_epoch):
-            of_step = set(plan.step_indices(epoch, step).tolist())
             for share in plan.shares(epoch, step):
-                assert 2 <= len(share.indices) <= max(2, plan.batch_size)
-                assert 0 <= share.count <= plan.batch_size
-                assert set(share.indices.tolist()) <= of_step
+                assert 0 <= share.count <= most and len(share.indices) == max(2, share.count)
+                assert plan.num_samples == 1 or len(set(share.indices.tolist())) == len(share.indices)
+
+
+@few
+@given(plans(max_accumulate=1, pairs=(False,)), epochs)
+def test_a_rank_has_at_least_half_of_a_full_steps_share_in_every_step(ranks, epoch):
+    for plan in ranks:
+        for step in range(plan.steps_per_epoch if plan.num_samples >= plan.global_batch_size else 0):
+            (share,) = plan.shares(epoch, step)
+            assert share.count >= plan.global_batch_size // plan.world_size // 2
+
+
+@few
+@given(plans(max_accumulate=1), epochs)
+def test_a_rank_meets_at_most_three_sizes_of_batches(ranks, epoch):
+    for plan in ranks:
+        found = {len(share.indices) for step in range(plan.steps_per_epoch) for share in plan.shares(epoch, step)}
+        assert len(found) <= 3
+
+
+@few
+@given(plans(pairs=(True,)), epochs)
+def test_neighbours_of_a_step_stay_in_one_share_where_they_are_mixed(ranks, epoch):
+    plan = ranks[0]
+    for step in range(plan.steps_per_epoch):
+        shares = [of_rank.shares(epoch, step) for of_rank in ranks]
+        parts = [part.indices[: part.count].tolist() for passes in zip(*shares, strict=True) for part in passes]
+        whole = [index for part in parts for index in part]
+        assert whole == plan.step_indices(epoch, step).tolist()
+        odd = [part for part in parts if len(part) % 2]
+        assert len(odd) == len(whole) % 2
+        assert not odd or odd[0] == [part for part in parts if part][-1]
+        assert not odd or len(odd[0]) >= min(3, len(whole))
 
 
 @few

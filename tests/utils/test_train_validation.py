@@ -106,7 +106,7 @@ def test_clipping_is_that_of_torch_and_the_recorded_norm_is_before_clipping():
     assert recorded.min() > 0.05
 
 
-def test_accumulation_equals_the_large_batch_also_in_the_smaller_last_step():
+def test_accumulation_equals_the_large_batch_also_in_the_smaller_last_steps():
     small = make("--batch-size", "25", "--accumulate", "4", "--arch", "conv4", "--lr", "0.01")
     large = make("--batch-size", "100", "--arch", "conv4", "--lr", "0.01")
     small.train(0)
@@ -114,6 +114,23 @@ def test_accumulation_equals_the_large_batch_also_in_the_smaller_last_step():
     assert small.train_loader.plan.num_samples % 100 != 0
     for ours, theirs in zip(parameters(small.model), parameters(large.model), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_remainder_of_one_image_does_not_spoil_a_network_with_batch_norm():
+    def top1(batch_size):
+        torch.manual_seed(0)
+        layers = []
+        for channels in (1, 8, 8):
+            layers += [nn.Conv2d(channels, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 10))
+        traval = make("--batch-size", str(batch_size), "--arch", "fc", model=model)
+        for epoch in range(4):
+            traval.train(epoch)
+            traval.progress.finish_epoch()
+        return traval.validation(4, report=False).top1
+
+    assert len(get_data(parse([]).data, CPU).train) % 359 == 1
+    assert top1(359) > top1(360) - 5 > 50
 
 
 class Overflow(nn.Module):

@@ -257,7 +257,15 @@ def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, 
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
         )
-    return SamplePlan(num_samples, settings.global_batch_size, settings.batch_size, seed, rank, world_size)
+    plan = SamplePlan(
+        num_samples, settings.global_batch_size, settings.batch_size, seed, rank, world_size, settings.drop_last
+    )
+    if not plan.steps_per_epoch:
+        raise UserError(
+            f"--drop-last leaves no step: {num_samples:,} training images are fewer than --global-batch-size "
+            f"{settings.global_batch_size:,}; lower it or give --no-drop-last"
+        )
+    return plan
 
 
 def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bool, str]:

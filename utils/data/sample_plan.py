@@ -22,8 +22,8 @@ class Share:
     """One rank's part of one forward pass.
 
     ``indices``: int64, the samples to read. Only the first ``count`` count: a share of fewer than two
-    is filled up with further reads of the same slice, because a rank must take part in every
-    collective and batch norm cannot train on a single value. ``weight``: the factor that turns the
+    is filled up with the samples that come next in the epoch's order, because a rank must take part in every
+    collective and batch norm cannot train on a single image. ``weight``: the factor that turns the
     mean over ``count`` samples into this share's part of the mean over the whole global batch, such
     that the average over ranks (as DDP takes it), summed over forward passes, is exactly that mean.
     ``ends_step``: the optimizer steps after it. Once read: ``unreadable``, the paths of images met on the way that
@@ -42,10 +42,16 @@ class Share:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """The training samples of every step: each sample exactly once an epoch, none dropped or repeated.
+    """The training samples of every step: each sample exactly once an epoch, none repeated.
 
-    ``accumulate`` is the number of forward passes of a full step; the last, smaller step of an epoch
-    makes do with as few as fit ``batch_size`` images a rank.
+    A remainder of half a global batch or more is the last step of an epoch. A smaller one is shared out, with the full
+    batch before it, over two steps of equal size: a step of few images would have a noisy gradient, at the learning
+    rate of a full one, and poor statistics of batch norm. So no step is smaller than half of ``global_batch_size``,
+    unless the whole set is. ``drop_last`` leaves the remainder out instead, other samples in each epoch.
+
+    A full step has as many forward passes as it takes for at most ``batch_size`` images a rank; a smaller one has as
+    few. ``pairs``: neighbours in a step, its samples 2k and 2k + 1, stay in one share, and with an odd number of
+    samples the last three: what is mixed is together. Then a share may have one image more than an odd ``batch_size``.
     """
 
     num_samples: int
@@ -54,11 +60,26 @@ class SamplePlan:
     seed: int
     rank: int = 0
     world_size: int = 1
+    drop_last: bool = False
+    pairs: bool = False
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps an epoch; the last may be smaller than the others."""
-        return -(-self.num_samples // self.global_batch_size)
+        """Optimizer steps an epoch."""
+        full, remainder = divmod(self.num_samples, self.global_batch_size)
+        return full + (remainder > 0 and not self.drop_last)
+
+    @property
+    def remainder(self) -> str:
+        """What of an epoch makes no full global batch, in words; '' for nothing."""
+        left_out = self.num_samples - self._start(self.steps_per_epoch)
+        if left_out:
+            return f"{left_out:,} image(s) of each epoch left out"
+        last = range(max(0, self.steps_per_epoch - 2), self.steps_per_epoch)
+        sizes = [self._start(step + 1) - self._start(step) for step in last]
+        smaller = [f"{size:,}" for size in sizes if size < self.global_batch_size]
+        which = "the only step" if len(last) == 1 else ("", "the last step", "the last two steps")[len(smaller)]
+        return f"{' and '.join(smaller)} in {which} of an epoch" if smaller else ""
 
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of epoch ``epoch``: int64, shape (num_samples,)."""
@@ -66,23 +87,43 @@ class SamplePlan:
 
     def step_indices(self, epoch: int, step: int) -> np.ndarray:
         """All samples of step ``step`` of an epoch, over all ranks and forward passes."""
-        start = step * self.global_batch_size
-        return self.order(epoch)[start : start + self.global_batch_size]
+        return self.order(epoch)[self._start(step) : self._start(step + 1)]
 
     def shares(self, epoch: int, step: int) -> list[Share]:
         """This rank's forward passes of one step, the last of which ends it."""
-        samples = self.step_indices(epoch, step)
-        passes = -(-len(samples) // (self.world_size * self.batch_size))
-        size, larger = divmod(len(samples), passes * self.world_size)  # the first parts are larger by one
+        order, begin = self.order(epoch), self._start(step)
+        count = self._start(step + 1) - begin
+        unit = 2 if self.pairs else 1
+        most = -(-self.batch_size // unit) * unit
+        passes = -(-count // (self.world_size * most))
+        bounds = _cut(count, passes * self.world_size, unit)
         shares = []
         for number in range(passes):
-            part = number * self.world_size + self.rank
-            start = part * size + min(part, larger)
-            own = samples[start : start + size + (part < larger)]
-            filled = own.copy() if len(own) >= 2 else np.resize(np.concatenate([own, samples]), 2)
-            weight = len(own) * self.world_size / len(samples)
-            shares.append(Share(epoch, step, filled, len(own), weight, ends_step=number == passes - 1))
+            first, end = bounds[number * self.world_size + self.rank :][:2]
+            read = begin + np.arange(first, max(end, first + 2))
+            weight = (end - first) * self.world_size / count
+            indices = order[read % self.num_samples]
+            shares.append(Share(epoch, step, indices, end - first, weight, ends_step=number == passes - 1))
         return shares
+
+    def _start(self, step: int) -> int:
+        """Where a step begins in an epoch's order; after the last step, where that ends."""
+        size, steps = self.global_batch_size, self.steps_per_epoch
+        remainder = 0 if self.drop_last else self.num_samples % size
+        if step == steps - 1 and steps > 1 and 0 < 2 * remainder < size:
+            return (step - 1) * size + (size + remainder + 1) // 2
+        return step * size if step < steps or self.drop_last else self.num_samples
+
+
+def _cut(count: int, parts: int, unit: int) -> list[int]:
+    """The bounds of ``parts`` parts of ``count`` samples, alike in size; what is cut apart are whole units.
+
+    The last unit has the samples that are left over, too.
+    """
+    units = max(1, count // unit)
+    size, larger = divmod(units, parts)  # the first parts are larger by one unit
+    bounds = [part * size + min(part, larger) for part in range(parts + 1)]
+    return [unit * bound if bound < units else count for bound in bounds]
 
 
 @lru_cache(maxsize=2)

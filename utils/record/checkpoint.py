@@ -27,7 +27,7 @@ from utils.record.inventory import CONTENTS, inventory, missing, refuse_swollen,
 from utils.record.progress import Progress
 from utils.settings import UserError
 
-FORMAT = 3
+FORMAT = 4
 KEYS = (
     "format", "arch", "model", "ema", "optimizer", "scaler", "progress", "classes", "preprocessing", "settings",
     "versions", "fingerprint",

@@ -13,7 +13,11 @@ from utils.record.resume import Found
 from utils.settings import Settings, UserError
 
 SHAPES_STATE = ("arch", "optimizer")  # another network or optimizer has no use for the state
-SHAPES_PLAN = ("seed", "global_batch_size")  # with another, or other data, a step of an epoch sees other samples
+SHAPES_PLAN = (
+    "seed",
+    "global_batch_size",
+    "drop_last",
+)  # with another, or other data, a step of an epoch sees other samples
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay")  # of an optimizer's group; the rate is set in each step
 
 
