@@ -25,7 +25,7 @@ ready_python() {
     return
   fi
   if [[ $venv == "$ROOT/.venv" ]] && ! { is_new "$venv/bin/python" && has_pip "$venv/bin/python"; }; then
-    make_venv
+    make_venv "$venv" python3 python python3.13 python3.12 python3.11 python3.10
   fi
   install "$venv" "$1"
   PYTHON=$venv/bin/python
@@ -48,16 +48,17 @@ has_pip() {
   "$1" -m pip --version >/dev/null 2>&1 || { "$1" -m ensurepip && "$1" -m pip --version; } >/dev/null 2>&1
 }
 
-# A new .venv, made by the first python that can.
+# make_venv FOLDER PYTHON...: a new environment there, made by the first python that can.
 make_venv() {
-  local candidate without_venv=
-  for candidate in python3 python python3.13 python3.12 python3.11 python3.10; do
+  local folder=$1 candidate without_venv=
+  shift
+  for candidate in "$@"; do
     if ! is_new "$candidate"; then
       continue
     fi
     if "$candidate" -c 'import ensurepip, venv' >/dev/null 2>&1; then
-      echo "Making .venv with $("$candidate" --version) ($candidate)"
-      "$candidate" -m venv --clear "$ROOT/.venv"
+      echo "Making ${folder#"$ROOT"/} with $("$candidate" --version) ($candidate)"
+      "$candidate" -m venv --clear "$folder"
       return
     fi
     without_venv=$candidate

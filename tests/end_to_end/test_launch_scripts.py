@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from scripts.torchrun import Launcher
 from tests.end_to_end.processes import FINAL_LINE, ROOT
@@ -142,7 +143,7 @@ case "$*" in
   *) echo "$*" ;;
 esac
 """
-TOOLS = ("bash", "dirname", "mkdir", "cp", "rm", "touch")
+TOOLS = ("bash", "dirname", "mkdir", "cp", "rm", "touch", "sed")
 
 
 class Place:
@@ -198,6 +199,23 @@ def test_test_sh_lints_and_hands_its_flags_to_pytest(place):
         "-m ruff format --check",
         "-m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/utils -x",
     ]
+
+
+def test_the_lowest_versions_are_tested_in_an_environment_of_their_own_on_the_lowest_python(place):
+    executable(place.bin / "python3.10", FAKE_PYTHON)
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, place.root)
+    for _ in range(2):
+        done = place.run("test_lowest.sh", "-x")
+        assert done.stdout.splitlines()[-1] == "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"
+        assert not place.venv.exists()
+    assert place.done() == ["venv", "install .venv-lowest/requirements.txt"]
+    *pins, last = (place.root / ".venv-lowest" / "requirements.txt").read_text().splitlines()
+    assert last == "-r ../requirements-dev.txt"
+    for pin, line in zip(pins, (ROOT / "requirements.txt").read_text().splitlines(), strict=True):
+        pin, asked = (Requirement(text.partition("#")[0]) for text in (pin, line))
+        (lowest,) = (part.version for part in asked.specifier if part.operator == ">=")
+        assert (pin.name, str(pin.specifier), pin.marker) == (asked.name, f"=={lowest}", asked.marker)
 
 
 def test_an_installation_that_was_cut_off_is_repaired(place):
