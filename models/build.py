@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 from torch import nn
 
+from models.hub import without_lines_of_retries
 from models.initialisation import initialise
 from models.small import Conv, FullyConnected, SmallVGG
 from utils.settings import ModelSettings, UserError
@@ -104,10 +106,11 @@ def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: 
 
     size = {"img_size": image_size} if _has_fixed_size(name, image_size) else {}
     create = partial(timm.create_model, name, pretrained=pretrained, num_classes=classes, in_chans=channels)
-    try:
-        model = create(**size)
-    except TypeError:  # a network whose configuration names a fixed size but whose class takes none
-        model = create()
+    with without_lines_of_retries() if pretrained else nullcontext():
+        try:
+            model = create(**size)
+        except TypeError:  # a network whose configuration names a fixed size but whose class takes none
+            model = create()
     if isinstance(model, timm.models.ResNet) and image_size <= SMALL_IMAGE:
         _small_stem(model)
     return model
