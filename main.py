@@ -134,7 +134,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         if any(mistakes):
             raise UserError(*filter(None, mistakes))
     if not args.run.dry_run:
-        distributed.on_main(lambda: prepare(args.data), long_work="Preparing the data")
+        distributed.on_main(lambda: prepare(args.data, tell), long_work="Preparing the data")
     with distributed.together(), distributed.patiently("Reading the data"):
         data = get_data(args.data, distributed.device)
         if found is not None:

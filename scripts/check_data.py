@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:
-        prepare(args.data)
+        prepare(args.data, log)
     began = time.monotonic()
     found = survey(args.data)
     folder = make_folder(own.output or default_folder(args.data))

@@ -1,20 +1,39 @@
 """Row 20: one process works longer than --timeout before training: the others wait, and still notice when it is lost.
 
-What is cut half-way is taken up again and never taken for whole: see the tests of unpacking and fetching below.
+What is cut half-way is taken up again and never taken for whole.
 """
 
+import gzip
+import hashlib
 import os
 import re
+import shutil
 import signal
+import struct
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torchvision
 from PIL import Image
+from torchvision.datasets import imagenet
 
+from tests.end_to_end import forked
 from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE
+from tests.faults import imagenet_archives as made_up
+from utils.arguments import parse
+from utils.data import archives, readers
+from utils.data.datasets import get_data, prepare
+from utils.settings import UserError
 from utils.stopping import TRY_AGAIN
+
+CPU = torch.device("cpu")
 
 TIMEOUT_SECONDS = 3
 SECONDS = 2 * TIMEOUT_SECONDS  # of the long work
@@ -139,3 +158,206 @@ def test_work_without_an_end_is_one_line_on_all(begin):
     assert codes == [2, 2]
     (line,) = (line for line in err if line.startswith("main.py: "))
     assert re.search(r"Preparing the data: rank 0 is not done after .* hours; see what it waits for", line)
+
+
+# ------------------------------------------------------------------------- what is cut half-way
+
+
+def contents(root):
+    """All files of the splits below ``root``."""
+    paths = (path for split in ("train", "val") for path in (root / split).rglob("*"))
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
+
+
+@pytest.fixture
+def imagenet_archives(tmp_path, monkeypatch):
+    """A folder with made-up archives, and what torchvision makes of them; some classes of it have no validation image."""
+    for key, entry in made_up.write(tmp_path / "theirs").items():
+        monkeypatch.setitem(imagenet.ARCHIVE_META, key, entry)
+    shutil.copytree(tmp_path / "theirs", tmp_path / "ours")
+    for split in ("train", "val"):
+        imagenet.ImageNet(tmp_path / "theirs", split, loader=None)
+    return tmp_path / "ours", contents(tmp_path / "theirs")
+
+
+def unpack(root, log=lambda line: None):
+    prepare(parse(["--dataname", "imagenet", "--datapath", str(root)]).data, log)
+
+
+def unpack_and_die(root, meta, function, call):
+    """In a process of its own, which is killed before the ``call``-th call of ``function`` from here on."""
+    imagenet.ARCHIVE_META.update(meta)
+    module, _, name = function.rpartition(".")
+    module, calls = {"archives": archives, "os": os}[module], iter(range(1, 10**6))
+    real = getattr(module, name)
+
+    def called(*arguments):
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+
+    setattr(module, name, called)
+    unpack(root)
+
+
+LAST_IMAGE = made_up.CLASSES * made_up.TRAINING + made_up.VALIDATION
+RENAMES = made_up.CLASSES + 2  # each class of train/, then train/ and val/ themselves
+
+
+@pytest.mark.parametrize(
+    "function, call",
+    [
+        *(("archives._write", call) for call in (1, made_up.TRAINING + 2, LAST_IMAGE - made_up.VALIDATION + 1)),
+        *(("archives._write", call) for call in (LAST_IMAGE - 3, LAST_IMAGE)),
+        *(("os.rename", call) for call in (2, RENAMES - 1, RENAMES)),
+    ],
+)
+def test_unpacking_that_was_cut_is_taken_up_again_and_never_taken_for_whole(imagenet_archives, function, call):
+    root, expected = imagenet_archives
+    process = forked.server().Process(target=unpack_and_die, args=(root, dict(imagenet.ARCHIVE_META), function, call))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    for split in ("train", "val"):  # what bears the name is whole
+        if (root / split).exists():
+            whole = {name for name in expected if name.startswith(split)}
+            assert {name for name in contents(root) if name.startswith(split)} == whole
+    assert readers.find_splits(root) is None
+    unpack(root)
+    assert contents(root) == expected
+    assert sorted(path.name for path in root.iterdir() if not path.is_file()) == ["train", "val"]
+    assert not list(root.glob(".*"))
+
+
+def test_whole_classes_are_not_unpacked_again(imagenet_archives, monkeypatch):
+    root, expected = imagenet_archives
+    real, names = archives._write, []
+
+    def write(opened, member, folder):
+        if len(names) == 2 * made_up.TRAINING:
+            raise KeyboardInterrupt
+        names.append(member.name)
+        real(opened, member, folder)
+
+    monkeypatch.setattr(archives, "_write", write)
+    with pytest.raises(KeyboardInterrupt):
+        unpack(root)
+    monkeypatch.setattr(archives, "_write", lambda *all: (names.append(all[1].name), real(*all)))
+    unpack(root)
+    assert contents(root) == expected
+    assert len(names) == len(set(names)) == LAST_IMAGE
+
+
+def unpack_and_tell(root, log):
+    unpack(root, log.write_text)
+
+
+def test_who_comes_second_waits_and_unpacks_nothing(imagenet_archives, monkeypatch, tmp_path):
+    root, expected = imagenet_archives
+    process = forked.server().Process(target=unpack_and_tell, args=(root, tmp_path / "log"))
+    lines, real = [], archives._unpack_split
+
+    def begin_another(*arguments):
+        if not process.pid:
+            process.start()
+            while not (tmp_path / "log").exists():
+                assert process.is_alive()
+                time.sleep(0.05)
+        real(*arguments)
+
+    monkeypatch.setattr(archives, "_unpack_split", begin_another)
+    unpack(root, lines.append)
+    process.join(60)
+    assert process.exitcode == 0  # with torchvision's own MD5 sums it would have refused the archives
+    assert (tmp_path / "log").read_text() == f"Waiting for another process that unpacks ImageNet in {root}"
+    assert contents(root) == expected
+    assert lines[:2] == [
+        f"Checking {root}/ILSVRC2012_img_train.tar (0.0 GB)", f"Unpacking {root}/ILSVRC2012_img_train.tar",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("left", ["val/ILSVRC2012_val_00000009.JPEG", "train/n01440764.tar"])
+def test_what_torchvisions_own_unpacking_leaves_when_it_is_cut_is_not_taken_for_whole(tmp_path, left):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "1.JPEG").write_bytes(b"")
+    settings = parse(["--dataname", "imagenet", "--datapath", str(tmp_path)]).data
+    (tmp_path / left).write_bytes(b"")
+    with pytest.raises(UserError, match=rf"holds 1 files beside its class folders \({Path(left).name} .*remove"):
+        get_data(settings, CPU)
+    (tmp_path / left).unlink()
+    with pytest.raises(UserError, match="2 classes where imagenet has 1000"):
+        get_data(settings, CPU)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        ("cut", r"ILSVRC2012_img_train\.tar: is damaged or not whole \(not its MD5 sum"),
+        ("img_val", r"lacks ILSVRC2012_img_val\.tar, without which"),
+        ("devkit", r"lacks ILSVRC2012_devkit_t12\.tar\.gz, without which"),
+    ],
+)
+def test_an_archive_that_is_cut_or_missing_is_one_line_before_the_work(imagenet_archives, damage, message):
+    root, _ = imagenet_archives
+    if damage == "cut":
+        path = root / "ILSVRC2012_img_train.tar"
+        path.write_bytes(path.read_bytes()[:-20000])
+    else:
+        next(root.glob(f"*{damage}*")).unlink()
+    with pytest.raises(UserError, match=message):
+        unpack(root)
+    assert not (root / "train").exists()
+
+
+@pytest.fixture
+def mnist(tmp_path, monkeypatch):
+    """A place from which torchvision fetches a made-up MNIST, its own MD5 sums included: gives the folder to fill."""
+    generator, shelf, resources = np.random.default_rng(0), tmp_path / "shelf", []
+    shelf.mkdir()
+    for name, shape in (("train", (30, 28, 28)), ("t10k", (20, 28, 28))):
+        images = generator.integers(0, 256, shape, dtype=np.uint8)
+        for kind, array in (("images-idx3", images), ("labels-idx1", np.arange(shape[0], dtype=np.uint8) % 10)):
+            path = shelf / f"{name}-{kind}-ubyte.gz"
+            header = struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape)
+            path.write_bytes(gzip.compress(header + array.tobytes()))
+            resources.append((path.name, hashlib.md5(path.read_bytes()).hexdigest()))
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=shelf)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        yield tmp_path / "data"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("fetched", [0, 1, 3])
+@pytest.mark.parametrize("cut", ["archive", "file"])
+def test_a_download_that_was_cut_is_fetched_again(mnist, fetched, cut):
+    settings = parse(["--dataname", "mnist", "--datapath", str(mnist), "--download"]).data
+    prepare(settings, print)
+    whole = get_data(settings, CPU)
+    raw = mnist / "MNIST" / "raw"
+    order = [name for name, _ in torchvision.datasets.MNIST.resources]
+    for name in order[fetched:]:
+        archive, file = raw / name, raw / name.removesuffix(".gz")
+        if name != order[fetched]:
+            archive.unlink()
+            file.unlink()
+        elif cut == "archive":
+            archive.write_bytes(archive.read_bytes()[:20])
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError):
+        get_data(settings, CPU)
+    prepare(settings, print)
+    assert get_data(settings, CPU).fingerprint == whole.fingerprint
+
+
+def test_what_is_whole_is_not_fetched_again(mnist, monkeypatch):
+    settings = parse(["--dataname", "mnist", "--datapath", str(mnist), "--download"]).data
+    prepare(settings, print)
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [])
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", None)
+    prepare(settings, print)

@@ -194,6 +194,6 @@ def test_nothing_is_fetched_without_download_and_a_failed_fetch_is_one_line(tmp_
         raise RuntimeError("no network")
 
     monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
-    prepare(parse(["--dataname", "mnist", "--datapath", str(tmp_path)]).data)
+    prepare(parse(["--dataname", "mnist", "--datapath", str(tmp_path)]).data, print)
     with pytest.raises(UserError, match="--download: mnist could not be fetched .*no network"):
-        prepare(parse(["--dataname", "mnist", "--datapath", str(tmp_path), "--download"]).data)
+        prepare(parse(["--dataname", "mnist", "--datapath", str(tmp_path), "--download"]).data, print)

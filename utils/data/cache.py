@@ -199,7 +199,8 @@ def _kept(
     while (found := _mapped(path, shape)) is None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = claim(path, say, heed_mistakes)
+            waiting = f"Waiting for another process that decodes these images into {path}"
+            file = claim(path, waiting, say, heed_mistakes)
         except OSError as error:
             say(_cannot_keep(path, error))
             return make()

@@ -1,4 +1,4 @@
-"""One writer for a file that several processes want: the first makes it under another name, locked meanwhile."""
+"""One process at what several want made: the first works, with a file locked meanwhile, under another name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MISTAKE = b"UserError: "  # begins what a process that met a damaged image leave
 Log = Callable[[str], None]
 
 
-def claim(path: Path, say: Log, heed_mistakes: bool) -> FileIO | None:
+def claim(path: Path, waiting: str, say: Log, heed_mistakes: bool) -> FileIO | None:
     """The temporary file of ``path``, open and locked. None when another process ended its claim meanwhile.
 
-    Raises ``UserError`` when that process met a mistake of the user's and ``heed_mistakes`` is set, ``OSError`` when
-    nothing can be written here.
+    ``waiting`` is what ``say`` hears when one has it. Raises ``UserError`` when that process met a mistake of the
+    user's and ``heed_mistakes`` is set, ``OSError`` when nothing can be written here.
     """
     import fcntl
 
@@ -34,7 +34,7 @@ def claim(path: Path, say: Log, heed_mistakes: bool) -> FileIO | None:
         if locked is None:
             return open(path.with_suffix(f".{uuid.uuid4().hex}.partial"), "x+b", buffering=0)
         if not locked:
-            say(f"Waiting for another process that decodes these images into {path}")
+            say(waiting)
             fcntl.lockf(file, fcntl.LOCK_EX)
         if _is_at(file, name):
             closed_on_return.pop_all()

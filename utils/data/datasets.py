@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from utils.data import readers
+from utils.data import archives, readers
+from utils.data.claims import Log
 from utils.data.readers import ImageFiles, Images, MemoryImages, Splits
 from utils.settings import DataSettings, UserError
 
@@ -128,15 +129,17 @@ def get_data(settings: DataSettings, device: torch.device) -> Data:
     return Data(spec, image_size, tuple(name for name in augment if name != "none"), classes, train, validation)
 
 
-def prepare(settings: DataSettings) -> None:
-    """Fetch (``--download``) or unpack what ``get_data`` will read. To be called by one process only."""
+def prepare(settings: DataSettings, log: Log) -> None:
+    """Fetch (``--download``) or unpack what ``get_data`` will read; ``log`` hears of it. For one process of all."""
     if settings.datapath is None:
         return
     root = Path(settings.datapath)
-    if settings.download and _reader(settings, SPECS[settings.dataname]) is None:
-        readers.fetch(settings.dataname, root)
+    if readers.find_splits(root) is not None:
+        return
+    if settings.download:
+        archives.fetch(settings.dataname, root, log)
     if settings.dataname == "imagenet" and root.is_dir():
-        readers.unpack_imagenet(root)
+        archives.unpack_imagenet(root, ("train", "val"), log)
 
 
 def _read(settings: DataSettings, spec: DatasetSpec) -> Splits:
@@ -162,12 +165,15 @@ def _reader(settings: DataSettings, spec: DatasetSpec) -> Callable[[], Splits] |
     if splits and settings.val_split is not None:
         raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag")
     if splits:
+        if name == "imagenet":
+            for folder in splits:
+                archives.refuse_half_unpacked(folder)
         return lambda: readers.read_class_folders(*splits, spec.colour)
     if name == "folder" and settings.val_split is not None:
         tree = root / "train" if (root / "train").is_dir() else root
         return lambda: readers.split_class_folders(tree, settings.val_split, spec.colour)
-    if name in ("mnist", "fashionmnist"):
-        place = readers.find_idx(root, {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}[name])
+    if name in readers.IDX_FOLDERS:
+        place = readers.find_idx(root, readers.IDX_FOLDERS[name])
         return place and (lambda: readers.read_idx(place, FASHION_CLASSES if name == "fashionmnist" else None))
     if name in ("cifar10", "cifar100"):
         found = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from utils.settings import UserError
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 VALIDATION_FOLDERS = ("val", "test")
+IDX_FOLDERS = {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}  # torchvision's names for them
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,16 @@ def _idx_file(place: Path, name: str) -> Path | None:
     return next((path for path in (place / name, place / f"{name}.gz") if path.is_file()), None)
 
 
+def remove_damaged_idx(place: Path) -> None:
+    """Remove from ``place`` the unpacked idx files that are not whole."""
+    for path in (place / name for name in _IDX_NAMES):
+        if path.is_file():
+            try:
+                _read_idx_file(path)
+            except UserError:
+                path.unlink()
+
+
 def read_idx(place: Path, classes: tuple[str, ...] | None = None) -> Splits:
     """MNIST or FashionMNIST from idx files (LeCun's format: magic, sizes big-endian, then bytes)."""
     train_images, train_labels, test_images, test_labels = (_read_idx_file(_idx_file(place, n)) for n in _IDX_NAMES)
@@ -134,39 +144,6 @@ def read_cifar(root: Path, name: str) -> Splits | None:
         raise UserError(f"--datapath {root}: {kind.base_folder} is damaged or not whole; fetch it again") from error
     images = [_in_memory(part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in (train, test)]
     return images[0], images[1], tuple(train.classes)
-
-
-def unpack_imagenet(root: Path) -> None:
-    """Make ``train/`` and ``val/`` from ImageNet's archives when only those lie at ``root``."""
-    from torchvision import datasets
-
-    if not (root / "train").is_dir() and (root / "ILSVRC2012_img_train.tar").is_file():
-        try:
-            for split in ("train", "val"):
-                datasets.ImageNet(str(root), split=split)
-        except (RuntimeError, OSError, tarfile.TarError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"--datapath {root}: ImageNet's archives cannot be unpacked ({reason})") from error
-
-
-def fetch(name: str, root: Path) -> None:
-    """Download a named set through torchvision into ``root``; raises ``UserError`` when that fails."""
-    from torchvision import datasets
-
-    kinds = {
-        "mnist": datasets.MNIST,
-        "fashionmnist": datasets.FashionMNIST,
-        "cifar10": datasets.CIFAR10,
-        "cifar100": datasets.CIFAR100,
-    }
-    if name not in kinds:
-        raise UserError(f"--download: {name} cannot be fetched; get it from its owners and give --datapath")
-    try:
-        for train in (True, False):
-            kinds[name](str(root), train=train, download=True)
-    except (RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--download: {name} could not be fetched into {root} ({reason})") from error
 
 
 # ---------------------------------------------------------------------------------- class folders
