@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,6 +110,7 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
             return tell_finished(found, distributed)
 
     parts = build(args, distributed, found)
+    tell_idle_settings(args, parts, distributed, found, hear)
     if args.run.dry_run:
         return tell_plan(args, parts, distributed, found)
     if args.run.evaluate:
@@ -324,13 +326,25 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Foun
 # ------------------------------------------------------------------------------------------ what is told
 
 
+def tell_idle_settings(
+    args: Settings, parts: Parts, distributed: Distributed, found: Found | None, hear: Callable[[str], None]
+) -> None:
+    """Hand ``hear`` a line about each setting that was given and has no effect."""
+    from utils.effects import facts_of, without_effect
+
+    if distributed.is_main:
+        continues = found is not None and found.folder is not None
+        for line in without_effect(args, facts_of(args, parts, distributed, continues)):
+            hear(line)
+
+
 def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Print what the run would do."""
     from utils.dry_run import plan
 
     if distributed.is_main:
         folder = found.folder if found is not None and found.folder else None
-        print(plan(args, parts, distributed, folder or Scenario.planned(args)))
+        print(plan(args, parts, distributed, folder or Scenario.planned(args), found))
     return 0
 
 

@@ -1,4 +1,9 @@
-"""Settings that must agree with each other, and those that follow from others."""
+"""Settings that must agree with each other, and those that follow from others.
+
+A contradiction is a question answered in two ways (which algorithm, which schedule, which weights, which device), or
+something to be done that cannot be: a mistake. A setting of what the run does not have, such as the momentum of an
+optimizer without one, only does nothing, and is told (``utils/effects.py``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,12 @@ from typing import Any
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
 
+def outranks(origin: str, other: str) -> bool:
+    """Whether a value from ``origin`` takes the place of one from ``other``."""
+    rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
+    return rank(origin) > rank(other)
+
+
 Rule = tuple[object, str]  # what is wrong when it is true, and the line that says so
 
 
@@ -17,8 +28,9 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
     """Pairs of settings that cannot both hold, a line each."""
     v = SimpleNamespace(**values)
 
-    def told(name: str) -> bool:
-        return origins[name] in (RECIPE, FLAG)
+    def told(name: str, against: str | None = None) -> bool:
+        """Whether the setting was given, by no lower layer than the one that it speaks ``against``."""
+        return origins[name] in (RECIPE, FLAG) and (against is None or not outranks(origins[against], origins[name]))
 
     begins = v.resume in (None, "auto") and not (v.evaluate and v.weights)  # else a checkpoint may say the rest
     forgotten = begins and origins["dataname"] == DEFAULT and told("datapath")
@@ -28,7 +40,7 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
 
 
 def _optimisation_rules(
-    v: SimpleNamespace, told: Callable[[str], bool], origins: dict[str, str], world_size: int
+    v: SimpleNamespace, told: Callable[..., bool], origins: dict[str, str], world_size: int
 ) -> list[Rule]:
     """Batches, optimizer, learning rate, precision."""
     per_step = world_size * v.accumulate
@@ -43,16 +55,12 @@ def _optimisation_rules(
             f"--global-batch-size {v.global_batch_size}; give one of the two",
         ),
         (
-            told("nesterov") and v.nesterov and v.optimizer != "sgd",
+            told("nesterov", against="optimizer") and v.nesterov and v.optimizer != "sgd",
             f"--nesterov needs --optimizer sgd, not {v.optimizer}",
         ),
         (v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0"),
         (
-            origins["momentum"] == FLAG and v.optimizer in ("adam", "adamw"),
-            f"--momentum means nothing to --optimizer {v.optimizer}; remove one",
-        ),
-        (
-            v.lr_policy != "multistep" and told("lr_milestones") and v.lr_milestones is not None,
+            v.lr_policy != "multistep" and told("lr_milestones", against="lr_policy") and v.lr_milestones is not None,
             f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}",
         ),
         (
@@ -68,11 +76,10 @@ def _optimisation_rules(
             v.grad_penalty and v.compile,
             "--grad-penalty needs second derivatives, which --compile cannot make; remove one",
         ),
-        (v.fp32_layers and v.amp == "off", "--fp32-layers means nothing with --amp off; remove one"),
     ]
 
 
-def _start_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
+def _start_rules(v: SimpleNamespace, told: Callable[..., bool]) -> list[Rule]:
     """Where a run begins, and on which devices."""
     checkpoint = v.evaluate and (v.resume or v.weights)
     return [
@@ -104,7 +111,6 @@ def _start_rules(v: SimpleNamespace, told: Callable[[str], bool]) -> list[Rule]:
 def _data_rules(v: SimpleNamespace) -> list[Rule]:
     """Data set and augmentation."""
     names = v.augment or ()
-    shift = "--max-shift" if v.max_shift else "--shift-padding" if v.shift_padding == "reflect" else None
     return [
         (
             v.augment is not None and "none" in v.augment and len(v.augment) > 1,
@@ -123,15 +129,7 @@ def _data_rules(v: SimpleNamespace) -> list[Rule]:
             {"flip", "alternating-flip"} <= set(names),
             "--augment flip and alternating-flip are two ways to flip; give one",
         ),
-        (
-            shift and v.augment is not None and "shift" not in names,
-            f"{shift} means nothing without shift in --augment {' '.join(names)}; add it or remove the flag",
-        ),
         (v.decode == "gpu" and v.device == "cpu", "--decode gpu contradicts --device cpu"),
-        (
-            v.decode == "gpu" and v.loader == "resident",
-            "--decode gpu is for images that stream; remove --loader resident",
-        ),
         (v.decode == "gpu" and v.skip_bad_images, "--skip-bad-images cannot be had with --decode gpu; remove one"),
         (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
     ]
@@ -140,8 +138,7 @@ def _data_rules(v: SimpleNamespace) -> list[Rule]:
 def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> None:
     """Fill what follows from other settings, so that each setting is written with the value that was used."""
     per_step = world_size * values["accumulate"]
-    rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
-    from_global = values["global_batch_size"] and rank(origins["global_batch_size"]) > rank(origins["batch_size"])
+    from_global = values["global_batch_size"] and outranks(origins["global_batch_size"], origins["batch_size"])
     if from_global:
         values["batch_size"] = math.ceil(values["global_batch_size"] / per_step)
         origins["batch_size"] = f"global-batch-size / {per_step}"

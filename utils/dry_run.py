@@ -9,24 +9,30 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils.distributed import Distributed
+from utils.optim.lr_policy import LRPolicy
+from utils.optim.optimizers import has_momentum
 from utils.precision.amp import resolve_amp
+from utils.record.resume import Found
 from utils.settings import Settings
 
 
-def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path) -> str:
-    """What a run with these settings and ``parts`` would do, as text of a few aligned lines."""
+def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, found: Found | None = None) -> str:
+    """What a run with these settings and ``parts`` would do, as text of a few aligned lines.
+
+    Every setting that shapes the result and has an effect shows in it. ``found`` is what the run goes on from.
+    """
     data, steps = parts.data, parts.train_loader.steps_per_epoch
     batch, remainder = args.data, parts.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
-    amp = resolve_amp(args.precision, distributed.device)
-    scale = f", loss scale from {args.precision.init_scale:g}" if parts.scaler.is_enabled() else ""
+    split = f", {batch.val_split:g} of each class kept for validation" if batch.val_split else ""
     rows = [
-        ("Data", f"{batch.dataname}: {len(data.train):,} training, {len(data.validation):,} validation images"),
+        ("Data", f"{batch.dataname}: {len(data.train):,} training, {len(data.validation):,} validation images{split}"),
         ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
         ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
-        ("Augmentation", ", ".join(data.augment) or "none"),
+        ("Augmentation", _augmentation(args, parts)),
+        ("Mixing", _listed({"mixup": batch.mixup, "cutmix": batch.cutmix}, " alpha ")),
         ("Loader", parts.loader_choice),
-        ("Network", f"{args.model.arch}, initialisation {args.model.init}"),
+        ("Network", _network(args, found)),
         ("Parameters", f"{sum(p.numel() for p in parts.model.parameters()):,}"),
         ("Multiply-adds", f"{multiply_adds(parts.model, data, distributed.device):,} an image"),
         ("Processes", f"{distributed.world_size} on {distributed.describe_device()}"),
@@ -36,10 +42,14 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path) -> 
             f"forward passes a step: {batch.global_batch_size} in total" + (remainder and f", {remainder}"),
         ),
         ("Steps", f"{steps} an epoch x {args.optimisation.epochs} epochs = {total:,}" + _cut(args, total)),
+        ("Seed", f"{args.run.seed}{', deterministic' if args.run.deterministic else ''}"),
+        ("Loss", _loss(args)),
         ("Optimizer", _optimizer(args)),
-        ("Learning rate", _curve(parts.lr_policy, steps, total)),
-        ("Precision", f"{amp}{scale}" if amp != "off" else "float32 (mixed precision off)"),
-        ("Run folder", f"{folder} (not created)"),
+        ("Clipping", _clipping(args)),
+        ("Learning rate", _curve(args, parts.lr_policy, steps, total)),
+        ("Weight average", f"decay {args.optimisation.ema_decay:g}" if args.optimisation.ema_decay else "none"),
+        ("Precision", _precision(args, parts, distributed.device)),
+        ("Run folder", f"{folder} ({'goes on there' if found and found.folder else 'not created'})"),
     ]
     return "\n".join(f"{title:<14} {text}" for title, text in rows)
 
@@ -59,21 +69,69 @@ def _cut(args: Settings, total: int) -> str:
     return f", cut at {args.run.max_steps:,}" if args.run.max_steps and args.run.max_steps < total else ""
 
 
-def _optimizer(args: Settings) -> str:
-    settings = args.optimisation
-    extra = f", momentum {settings.momentum:g}{' (Nesterov)' if settings.nesterov else ''}"
-    average = f", weight average {settings.ema_decay:g}" if settings.ema_decay else ""
-    clips = {"norm": settings.clip_grad_norm, "value": settings.clip_grad_value, "AGC": settings.clip_grad_agc}
-    clip = "".join(f", clipped by {name} {size:g}" for name, size in clips.items() if size)
-    penalty = f", gradient penalty {settings.grad_penalty:g}" if settings.grad_penalty else ""
-    decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
+def _augmentation(args: Settings, parts: Any) -> str:
+    transform = parts.train_loader.transform
+    shift = f"shift (at most {transform.max_shift} px of the stored image, {transform.shift_padding} padding)"
+    names = [shift if name == "shift" else name for name in transform.augment]
+    if transform.cutout:
+        names.append(f"cutout of {transform.cutout} px")
+    return (", ".join(names) or "none") + (", compiled" if args.model.compile_augment else "")
+
+
+def _network(args: Settings, found: Found | None) -> str:
+    model = args.model
+    start = "pretrained weights" if model.pretrained else f"initialisation {model.init}"
+    start = f"weights of {model.weights}" if model.weights else start
+    goes_on = f"; goes on from {found.path}" if found is not None else ""
+    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{goes_on}"
+
+
+def _loss(args: Settings) -> str:
+    smoothing, penalty = args.optimisation.label_smoothing, args.optimisation.grad_penalty
     return (
-        f"{settings.optimizer}{extra if settings.optimizer == 'sgd' else ''}, "
-        f"weight decay {settings.weight_decay:g}{decay}{clip}{penalty}{average}"
+        "cross entropy"
+        + (f", label smoothing {smoothing:g}" if smoothing else "")
+        + (f", gradient penalty {penalty:g}" if penalty else "")
     )
 
 
-def _curve(policy: Any, steps: int, total: int) -> str:
+def _optimizer(args: Settings) -> str:
+    settings = args.optimisation
+    momentum = f", momentum {settings.momentum:g}" if has_momentum(settings.optimizer) else ""
+    nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
+    decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
+    return f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}"
+
+
+def _clipping(args: Settings) -> str:
+    settings = args.optimisation
+    return _listed(
+        {"norm": settings.clip_grad_norm, "value": settings.clip_grad_value, "adaptive": settings.clip_grad_agc}, " "
+    )
+
+
+def _listed(parts: dict[str, float | None], between: str) -> str:
+    """Those of ``parts`` that are on, by name and value."""
+    return ", ".join(f"{name}{between}{value:g}" for name, value in parts.items() if value) or "none"
+
+
+def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
+    settings = args.optimisation
     points = sorted({0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
     values = "  ".join(f"epoch {point / steps:.3g}: {policy(point):.4g}" for point in points if point < total)
-    return f"{policy.policy}  {values}"
+    drops = ", ".join(f"{milestone:g}" for milestone in settings.lr_milestones or ())
+    return (
+        f"{policy.policy}  {values}"
+        + (f"; x {policy.gamma:g} at epochs {drops}" if policy.policy == "multistep" else "")
+        + (f"; warm-up over {settings.warmup_epochs:g} epochs" if settings.warmup_epochs else "")
+    )
+
+
+def _precision(args: Settings, parts: Any, device: torch.device) -> str:
+    settings, amp = args.precision, resolve_amp(args.precision, device)
+    tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""
+    if amp == "off":
+        return f"float32 (mixed precision off){tf32}"
+    scale = f", loss scale from {settings.init_scale:g}" if parts.scaler.is_enabled() else ""
+    layers = f", float32 in {' '.join(settings.fp32_layers)}" if settings.fp32_layers else ""
+    return f"{amp}{scale}{layers}{tf32}"

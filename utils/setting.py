@@ -12,6 +12,9 @@ LARGEST_INT = 2**31 - 1
 
 # Checks: each takes a converted value and returns what it must be, or None when it is fine.
 Check = Callable[[Any], str | None]
+# What keeps a setting from having an effect: takes all settings and the run's facts by name (utils/effects.py), and
+# returns a line's end that says so, or None when nothing does.
+Effect = Callable[[Any], str | None]
 
 
 def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
@@ -45,6 +48,11 @@ def not_empty(value: str) -> str | None:
     return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
 
 
+def needs(words: str, holds: Callable[[Any], bool]) -> Effect:
+    """A setting has an effect only where ``holds``, which ``words`` say."""
+    return lambda v: None if holds(v) else f"does nothing: it needs {words}"
+
+
 positive_int = between(1, LARGEST_INT)
 positive = between(0, 1e30, open_low=True)
 not_negative = between(0, 1e30)
@@ -64,6 +72,8 @@ def setting(
     bare: str | None = None,
     shapes_result: bool = True,
     in_recipe: bool = True,
+    in_evaluation: bool = True,
+    effect: Effect | None = None,
 ) -> Any:
     """One setting.
 
@@ -72,6 +82,8 @@ def setting(
     ``shapes_result`` says that two runs that differ here are different experiments: such settings
     must agree for a resume and travel with a checkpoint. ``in_recipe`` False keeps a flag that
     says what to do now (rather than how) out of recipes and of the saved configuration.
+    ``in_evaluation`` False says that ``--evaluate`` makes no use of it, ``effect`` what else may keep it from having
+    an effect: whoever gives it all the same is told.
     """
     kind = type or default.__class__
     return field(
@@ -88,5 +100,7 @@ def setting(
             "bare": bare,
             "shapes_result": shapes_result,
             "in_recipe": in_recipe,
+            "in_evaluation": in_evaluation,
+            "effect": effect,
         },
     )

@@ -96,6 +96,14 @@ def allowed_for(module):
             "utils.precision",
         },
         "utils.doctor_report": {"utils.doctor", "utils.precision", "utils.tools"},
+        "utils.effects": {
+            "utils.settings",
+            "utils.consistency",
+            "utils.distributed",
+            "utils.data",
+            "utils.optim",
+            "utils.precision",
+        },
         "utils.dry_run": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
     }.get(module, {"utils.settings", "utils.distributed"})
 

@@ -102,6 +102,15 @@ def parameter_groups(
     return [part for part in parts if part["params"]]
 
 
+def has_momentum(name: str) -> bool:
+    """Whether the optimizer ``name`` makes use of ``--momentum``."""
+    if name in (*_TORCH, "muon"):
+        return name == "sgd"
+    import timm.optim
+
+    return timm.optim.get_optimizer_info(name).has_momentum
+
+
 def unknown_optimizer(name: str) -> str | None:
     """What to tell the user when there is no optimizer ``name``; else None."""
     if name in _TORCH:

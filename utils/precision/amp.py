@@ -7,6 +7,7 @@ disabled where it is not needed, so that there is one training step and no secon
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,23 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
         # A class of its own, not a wrapped method: that would stay bound to this module in a deep copy.
         module.__class__ = type(type(module).__name__, (_InFloat32, type(module)), {})
         module.autocast_device = device.type
+
+
+@torch.no_grad()
+def never_called(
+    model: nn.Module, names: Sequence[str], image_shape: tuple[int, ...], device: torch.device, training: bool
+) -> tuple[str, ...]:
+    """Those of the modules ``names`` whose ``forward`` a forward pass of ``model`` leaves out; tried on a copy.
+
+    ``keep_in_fp32`` changes nothing about these: lists of layers, and layers whose weights another one uses.
+    """
+    if not names:
+        return ()
+    model, called = copy.deepcopy(model).train(training), set()
+    for name in names:
+        model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.add(name))
+    model(torch.zeros(2, *image_shape, device=device))  # a batch norm of one pixel needs two images to train
+    return tuple(name for name in names if name not in called)
 
 
 class _InFloat32:
