@@ -52,6 +52,38 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
         assert left["progress"][name] == right["progress"][name]
 
 
+def test_a_mixed_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulation(tmp_path):
+    # Six steps are an epoch: the last two share out a remainder, one of them with an odd number of images.
+    flags = (
+        "--arch",
+        "fc",
+        "--mixup",
+        "0.2",
+        "--cutmix",
+        1,
+        "--global-batch-size",
+        270,
+        "--max-steps",
+        6,
+        "--no-progress",
+    )
+    runs = {}
+    for processes, passes in ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2)):
+        output = tmp_path / f"{processes}_{passes}"
+        runs[processes, passes] = Forked(*flags, "--accumulate", passes, "--output", output, processes=processes)
+    curves = {}
+    for name, run in runs.items():
+        _, err = run.communicate()
+        assert run.returncode == 0, err
+        (folder,) = (tmp_path / f"{name[0]}_{name[1]}").glob("digits/fc/*")
+        curves[name] = dict(np.load(folder / "metrics.npz"))
+    alone = curves[1, 1]
+    assert len(alone["loss"]) == 6
+    for name, other in curves.items():
+        np.testing.assert_allclose(other["loss"], alone["loss"], rtol=1e-5, err_msg=str(name))
+        np.testing.assert_array_equal(other["top1"], alone["top1"], err_msg=str(name))
+
+
 def test_without_a_resume_too_the_mean_over_the_global_batch_is_exact(tmp_path, capsys):
     flags = (*FLAGS, "--max-steps", 12, "--output", tmp_path)
     assert main(["--device", "cpu", *map(str, flags)]) == 0

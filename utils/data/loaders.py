@@ -83,13 +83,12 @@ class TrainLoader:
     def prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         """A batch of each share, augmented together."""
         together = self.transform.training(pixels, samples_of(shares), shares[0].epoch)
-        for share, images, own_labels in _parts(shares, together, labels):
-            targets, count = own_labels[: share.count], share.count
-            if self.mixing is not None:
-                targets = self.mixing(images, targets, share)
+        if self.mixing is not None:
+            together, labels = self.mixing(together, labels, shares)
+        for share, images, targets in _parts(shares, together, labels):
             yield Batch(
-                images, targets, share.indices[:count], share.step, share.weight, share.ends_step,
-                share.unreadable, share.replaced,
+                images, targets[: share.count], share.indices[: share.count], share.step, share.weight,
+                share.ends_step, share.unreadable, share.replaced,
             )  # fmt: skip
 
 
@@ -186,9 +185,8 @@ def loaders(
         crop_here=reads_memory or data.spec.fixed_size, channels_last=channels_last,
         shift_padding=settings.shift_padding, cutout=settings.cutout, compiled=compile_augment,
     )  # fmt: skip
-    mixes = settings.mixup or settings.cutmix
-    mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if mixes else None
     plan = sample_plan(len(data.train), settings, seed, rank, world_size)
+    mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if plan.pairs else None
     train = sources.make(data.train, True, settings.workers)
     reading = "" if resident or only_plan else f", {train.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
@@ -257,8 +255,14 @@ def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, 
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
         )
+    pairs = settings.mixup > 0 or settings.cutmix > 0
+    if pairs and settings.global_batch_size < 2 * world_size:
+        raise UserError(
+            f"--{'mixup' if settings.mixup else 'cutmix'} mixes pairs of images: --global-batch-size "
+            f"{settings.global_batch_size} leaves some of {world_size} process(es) without one"
+        )
     plan = SamplePlan(
-        num_samples, settings.global_batch_size, settings.batch_size, seed, rank, world_size, settings.drop_last
+        num_samples, settings.global_batch_size, settings.batch_size, seed, rank, world_size, settings.drop_last, pairs
     )
     if not plan.steps_per_epoch:
         raise UserError(

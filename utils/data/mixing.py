@@ -1,24 +1,49 @@
-"""Mixup and CutMix: each image of a batch takes something of its neighbour, and so does its label."""
+"""Mixup and CutMix within pairs of neighbours of the global batch: pure functions of (seed, epoch, sample)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.data.sample_plan import Share, share_key
+from utils.data.sample_plan import Share, sample_uniforms
+from utils.data.sources import samples_of
+from utils.data.transforms import inside, take
+from utils.distributed import to_device
 
-MIX_STREAM = 5
+MIX_STREAM, MIX_NUMBERS = 5, 4  # a pair's numbers: its share, which of the two ways, the box's row and column
+
+
+@dataclass(frozen=True)
+class Blend:
+    """How each of n images is mixed with another one.
+
+    ``partner``: int64 (n,), the image that it takes from; itself for none. ``opacity``: float64 (n,), the part of its
+    own pixels outside the box. ``box``: int64 (n, 4), top, bottom, left and right, in pixels, of what is pasted from
+    the partner; the ends are exclusive, and where nothing is pasted the box is empty. ``kept``: float64 (n,), the part
+    of its own label.
+    """
+
+    partner: np.ndarray
+    opacity: np.ndarray
+    box: np.ndarray
+    kept: np.ndarray
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, each has half of the batches.
+    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, each pair draws which.
 
-    The alphas are those of the beta distribution that the images' shares are drawn from, 0 for never. One share
-    for a batch, as in both papers' code; the randomness belongs to (seed, epoch, first sample of the batch).
+    ``mixup`` and ``cutmix`` are the alphas of the beta distributions that the shares of a pair are drawn from, 0 for
+    never. What an image gets has the papers' distribution: the share, the box, and a partner that is any other image
+    of the epoch alike, for the order is a random permutation. What differs from the papers' code: it draws one share
+    and one box for a whole batch, here each pair has its own; and the two of a pair get from each other, with the same
+    share and box, where the code takes another permutation of the batch. Of a step's odd number of images the last
+    three get from each other in a circle. So nothing depends on ranks, accumulation or batch size; the plan must keep
+    neighbours together (``SamplePlan.pairs``).
     """
 
     mixup: float
@@ -26,27 +51,73 @@ class Mixing:
     classes: int
     seed: int
 
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor, share: Share) -> torch.Tensor:
-        """Mix ``images`` (m, c, h, w) of ``targets`` int64 (n,), n <= m, in place; gives mixed targets (n, classes)."""
-        generator = np.random.Generator(np.random.Philox(key=share_key(self.seed, share, MIX_STREAM)))
-        by_box = self.cutmix > 0 and (self.mixup == 0 or generator.random() < 0.5)
-        alpha = self.cutmix if by_box else self.mixup
-        kept = float(generator.beta(alpha, alpha))
-        count = len(targets)
-        neighbours = images[:count].roll(1, 0)
-        if by_box:
-            top, bottom, left, right = box(*images.shape[-2:], kept, generator)
-            images[:count, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
-            kept = 1 - (bottom - top) * (right - left) / (images.shape[-2] * images.shape[-1])
-        else:
-            images[:count].mul_(kept).add_(neighbours, alpha=1 - kept)
-        own, other = (functional.one_hot(labels, self.classes).float() for labels in (targets, targets.roll(1, 0)))
-        return own.mul_(kept).add_(other, alpha=1 - kept)
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, shares: Sequence[Share]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mix the ``images`` (n, c, h, w), in place, of ``shares`` of one epoch, which lie one after the other.
+
+        ``labels``: int64 (n,). Gives the images and their targets, float32 (n, classes).
+        """
+        blend = self.draw(shares, *images.shape[-2:])
+        places = to_device(torch.from_numpy(np.column_stack([blend.partner, blend.box])), images.device)
+        parts = np.column_stack([blend.opacity, blend.kept]).astype(np.float32)
+        opacity, kept = to_device(torch.from_numpy(parts), images.device).split(1, dim=1)
+        partner, top, bottom, left, right = places.unbind(1)
+        others = take(images, partner)
+        if self.mixup:  # in operations that round alike, however many images there are: lerp may not
+            opacity = opacity[:, :, None, None]
+            images.mul_(opacity).add_(others * (1 - opacity))
+        if self.cutmix:
+            rows, columns = inside(top, bottom, images.shape[2]), inside(left, right, images.shape[3])
+            torch.where(rows[:, None, :, None] & columns[:, None, None, :], others, images, out=images)
+        own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
+        return images, own.mul_(kept).add_(other.mul_(1 - kept))
+
+    def draw(self, shares: Sequence[Share], height: int, width: int) -> Blend:
+        """How the images of ``shares``, of ``height`` by ``width`` pixels, are mixed."""
+        from scipy.special import betaincinv  # only runs that mix pay for the import
+
+        partner, first = _places(shares)
+        leaders, pair = np.unique(first, return_inverse=True)
+        samples = samples_of(shares)[leaders]
+        uniforms = sample_uniforms(self.seed, shares[0].epoch, samples, MIX_STREAM, MIX_NUMBERS).astype(np.float64)
+        by_box = uniforms[:, 1] < 0.5 if self.mixup and self.cutmix else np.full(len(leaders), self.cutmix > 0)
+        alpha = np.where(by_box, self.cutmix, self.mixup)
+        drawn = betaincinv(alpha, alpha, uniforms[:, 0])[pair]  # of a uniform number, the quantile
+        by_box, alone = by_box[pair], partner == np.arange(len(partner))
+        drawn[alone] = 1.0
+        box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[pair, 2:])
+        pasted = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2]) / (height * width)
+        return Blend(partner, np.where(by_box, 1.0, drawn), box, np.where(by_box, 1 - pasted, drawn))
 
 
-def box(height: int, width: int, kept: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """Top, bottom, left and right of CutMix's box: ``1 - kept`` of the area, less where it would leave the image."""
-    box_height, box_width = int(height * (1 - kept) ** 0.5), int(width * (1 - kept) ** 0.5)
-    row, column = int(generator.integers(height)), int(generator.integers(width))
-    top, left = row - box_height // 2, column - box_width // 2
-    return max(0, top), min(height, top + box_height), max(0, left), min(width, left + box_width)
+def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """CutMix's boxes: int64 (n, 4), top, bottom, left and right, the ends exclusive.
+
+    Each has the image's aspect ratio and ``1 - kept`` (n,) of its area, less where it would leave the image. Centres
+    are any of its pixels, by ``uniforms`` (n, 2). As the paper's code does it, with halves rounded down.
+    """
+    sides = np.array([height, width])
+    halves = (sides * np.sqrt(1 - kept)[:, None]).astype(np.int64) // 2
+    centres = (sides * uniforms).astype(np.int64)
+    low, high = np.maximum(centres - halves, 0), np.minimum(centres + halves, sides)
+    return np.column_stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]])
+
+
+def _places(shares: Sequence[Share]) -> tuple[np.ndarray, np.ndarray]:
+    """For each image of ``shares`` the one that it gets from, and the first one of its pair: int64 (n,) each.
+
+    What only fills up a share, and a single image, get from themselves.
+    """
+    partners, firsts, begin = [], [], 0
+    for share in shares:
+        own = np.arange(len(share.indices))
+        partner, first = own ^ 1, own & ~1
+        if share.count % 2:
+            last = max(0, share.count - 3)
+            partner[last : share.count], first[last : share.count] = np.roll(own[last : share.count], -1), last
+        partner[share.count :] = first[share.count :] = own[share.count :]
+        partners.append(begin + partner)
+        firsts.append(begin + first)
+        begin += len(own)
+    return np.concatenate(partners), np.concatenate(firsts)

@@ -1,9 +1,9 @@
 """Which sample, in which order, with which random numbers: pure functions of the seed.
 
 The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; a rank takes
-its part of that slice; the random numbers of a sample's augmentation depend on (seed, epoch, index)
-alone. So no generator has a state to save, a resume at any step costs nothing, and neither the
-number of data workers nor that of ranks changes which samples a step sees.
+its part of that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour,
+depend on (seed, epoch, index) alone. So no generator has a state to save, a resume at any step costs
+nothing, and neither the number of data workers nor that of ranks changes which samples a step sees.
 """
 
 from __future__ import annotations
@@ -160,11 +160,6 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of one step's randomness on one rank (dropout): a non-negative 63-bit number."""
     return _key(seed, step, rank) >> 1
-
-
-def share_key(seed: int, share: Share, stream: int) -> int:
-    """A 64-bit key of the randomness of one share: of (seed, epoch, first sample, stream) alone."""
-    return _key(seed, share.epoch, stream, int(share.indices[0]))
 
 
 def _key(*parts: int) -> int:

@@ -163,11 +163,15 @@ def flip_some(images: torch.Tensor, flips: torch.Tensor) -> torch.Tensor:
     Flipping all and copying whole images is several times as fast as choosing pixel by pixel.
     """
     both = torch.cat([images, images.flip(3)])
-    chosen = torch.arange(len(images), device=images.device) + len(images) * flips
-    if both.is_contiguous():
-        return both.index_select(0, chosen)
+    return take(both, torch.arange(len(images), device=images.device) + len(images) * flips)
+
+
+def take(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Images ``places``, int64 (k,), of images (n, c, h, w): (k, c, h, w), in the same memory format."""
+    if images.is_contiguous():
+        return images.index_select(0, places)
     # index_select copies whole images only when they lie in memory as it sees them.
-    return both.permute(0, 2, 3, 1).index_select(0, chosen).permute(0, 3, 1, 2)
+    return images.permute(0, 2, 3, 1).index_select(0, places).permute(0, 3, 1, 2)
 
 
 def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
@@ -179,14 +183,16 @@ def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
 
 def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Tensor:
     """Images (n, c, h, w) with a square of zeros around ``centres`` (n, 2), row and column, as far as it is inside."""
-
-    def covered(places: int, centre: torch.Tensor) -> torch.Tensor:
-        first = centre[:, None] - side // 2
-        place = torch.arange(places, device=images.device)
-        return (place >= first) & (place < first + side)
-
-    rows, columns = covered(images.shape[2], centres[:, 0]), covered(images.shape[3], centres[:, 1])
+    first = centres - side // 2
+    end = first + side
+    rows, columns = (inside(first[:, axis], end[:, axis], images.shape[2 + axis]) for axis in (0, 1))
     return images.masked_fill_(rows[:, None, :, None] & columns[:, None, None, :], 0)
+
+
+def inside(first: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor:
+    """Which places of ``length`` lie from ``first`` (n,) up to, not including, ``end`` (n,): bool (n, length)."""
+    place = torch.arange(length, device=first.device)
+    return (place >= first[:, None]) & (place < end[:, None])
 
 
 def resized_crop(images: torch.Tensor, uniforms: torch.Tensor, size: int) -> torch.Tensor:
