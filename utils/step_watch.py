@@ -71,13 +71,8 @@ class StepWatch:
         position = progress.step + 1, progress.epoch + 1, float(scale)
         return self._write_down(BadStep.from_findings(*position, findings, self._samples(progress)))
 
-    def explain_part(self, progress: Progress, scale: torch.Tensor) -> BadStep:
-        """Name the parameters for which some optimizers, not all, were skipped; their gradients must still be there."""
-        names = [
-            name
-            for name, parameter in self.model.named_parameters()
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
-        ]
+    def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
+        """Write down a step that some optimizers skipped, not all; ``names``: of the parameters it was skipped for."""
         position = progress.step + 1, progress.epoch + 1, float(scale)
         origin, samples = f"gradient of {', '.join(names)}", self._samples(progress)
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))

@@ -89,7 +89,9 @@ class TraVal:
     def _prepare_training(self) -> None:
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static)
-        self.clip = GradientClipper(self.args.optimisation, self.model)
+        self.clip = GradientClipper(
+            self.args.optimisation, self.model, self.optimizers, each_skips=self.scaler.is_enabled()
+        )
         folder = self.checkpointer.folder.parent if self.checkpointer is not None else None
         self.watch = StepWatch(
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
@@ -146,7 +148,8 @@ class TraVal:
         norm = self.clip()  # clipping and the logged norm are of the true gradient
         self._refuse_non_finite(norm)
         self._moved.clear()
-        for optimizer in self.optimizers:
+        # The scaler reads each one's flag on the host, behind what was launched before: the shortest step goes first.
+        for optimizer in reversed(self.optimizers):
             self.scaler.step(optimizer)
         if len(self._moved) < len(self.optimizers):
             self._explain_skip(scale)
@@ -241,7 +244,7 @@ class TraVal:
         if not self._moved:
             bad, by = self.watch.undo_and_explain(self.progress, scale, self._forward), ""
         else:
-            bad = self.watch.explain_part(self.progress, scale)
+            bad = self.watch.explain_part(self.progress, scale, self.clip.overflowed())
             by = " by " + ", ".join(type(skipped).__name__ for skipped in self.optimizers if skipped not in self._moved)
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 

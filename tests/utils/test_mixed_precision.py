@@ -11,7 +11,7 @@ from torch import nn
 from models import build_model
 from tests.utils.test_train_validation import CPU, Overflow, make, parameters, steps
 from utils.arguments import parse
-from utils.optim.clipping import last_layer
+from utils.optim.clipping import output_layers
 from utils.optim.ema import build_ema
 from utils.optim.gradient_penalty import gradient_norm
 from utils.precision.amp import keep_in_fp32
@@ -64,7 +64,7 @@ def recipe_loop(model, batches, *, clip=None, penalty=0.0, autocast=True, scale=
         (
             "--clip-grad-agc", 0.01,
             lambda model: timm.utils.adaptive_clip_grad(
-                [p for p in model.parameters() if all(p is not q for q in last_layer(model).parameters())], 0.01
+                [p for p in model.parameters() if all(p is not q for q in output_layers(model)[0].parameters())], 0.01
             ),
         ),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.optim.clipping import last_layer
+from utils.optim.clipping import output_layers
 from utils.settings import OptimisationSettings, UserError
 
 _TORCH = ("sgd", "adam", "adamw")
@@ -78,10 +78,10 @@ def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **op
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable weights of all linear layers and convolutions but the one that makes the logits."""
-    last = last_layer(model)
+    """The trainable weights of all linear layers and convolutions but those that make the logits."""
+    last = output_layers(model)
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-    layers = [module for module in model.modules() if isinstance(module, kinds) and module is not last]
+    layers = [module for module in model.modules() if isinstance(module, kinds) and module not in last]
     return [layer.weight for layer in layers if layer.weight.requires_grad]
 
 
