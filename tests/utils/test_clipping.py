@@ -159,6 +159,17 @@ def test_a_part_whose_norm_alone_overflows_becomes_zero_as_with_torch_and_leaves
     torch.testing.assert_close(model[1].weight.grad, torch.full((2, 2), 0.5))
 
 
+def test_a_run_whose_first_steps_only_muon_takes_learns():
+    traval = make(
+        "--optimizer", "muon", "--amp", "fp16", "--init-scale", "8388608", "--clip-grad-norm", "1", "--arch", "fc",
+        "--accumulate", "4", "--batch-size", "32", "--lr", "0.01", "--epochs", "2",
+    )  # fmt: skip
+    report = traval.fit()
+    assert traval.progress.partly_skipped_steps > 1
+    assert all(torch.isfinite(parameter).all() for parameter in traval.model.parameters())
+    assert report.top1 > 80
+
+
 class Operations(TorchDispatchMode):
     """Counts torch's operations inside, views left out."""
 

@@ -106,6 +106,27 @@ def test_clipping_is_that_of_torch_and_the_recorded_norm_is_before_clipping():
     assert recorded.min() > 0.05
 
 
+def test_a_parameter_group_with_a_factor_of_its_own_moves_at_that_part_of_the_learning_rate():
+    traval = make("--arch", "fc", "--momentum", "0", "--weight-decay", "0", "--lr", "0.5", "--warmup-epochs", "1")
+    (optimizer,) = traval.optimizers
+    (group,) = optimizer.param_groups
+    slow = [group["params"].pop() for _ in range(2)]  # the last layer's
+    optimizer.add_param_group({**group, "params": slow, "lr_scale": 0.25})
+    before = parameters(traval.model)
+    ((batch,),) = steps(traval, 1)
+    rate = traval.lr_policy(0)
+    assert 0 < rate < 0.5 and [group["lr"] for group in optimizer.param_groups] == [rate, 0.25 * rate]
+
+    plain = make("--arch", "fc").model  # the same weights
+    nn.functional.cross_entropy(plain(batch.images), batch.targets).backward()
+    factors = [1.0] * (len(before) - 2) + [0.25] * 2
+    for found, old, parameter, factor in zip(
+        parameters(traval.model), before, plain.parameters(), factors, strict=True
+    ):
+        torch.testing.assert_close(found, old - rate * factor * parameter.grad, rtol=1e-6, atol=1e-8)
+        assert not torch.equal(found, old)
+
+
 def test_accumulation_equals_the_large_batch_also_in_the_smaller_last_steps():
     small = make("--batch-size", "25", "--accumulate", "4", "--arch", "conv4", "--lr", "0.01")
     large = make("--batch-size", "100", "--arch", "conv4", "--lr", "0.01")
