@@ -17,7 +17,7 @@ from utils.data.readers import MemoryImages
 from utils.distributed import Distributed
 from utils.optim.optimizers import has_momentum
 from utils.precision.amp import never_called, resolve_amp
-from utils.settings import Settings, all_settings, flag_of
+from utils.settings import Settings, all_settings, as_flag, as_text
 
 
 class Facts(NamedTuple):
@@ -94,13 +94,4 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
 
 def _as_given(name: str, value: Any, recipe: str | None) -> str:
     """The setting as it was written: a flag, or a line of a recipe."""
-    shown = " ".join(map(_shown, value if isinstance(value, tuple) else (value,)))
-    if recipe is not None:
-        return f"recipe {recipe}: {name.replace('_', '-')}: {shown}"
-    if isinstance(value, bool):
-        return flag_of(name) if value else f"--no-{name.replace('_', '-')}"
-    return f"{flag_of(name)} {shown}"
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    return as_flag(name, value) if recipe is None else f"recipe {recipe}: {name.replace('_', '-')}: {as_text(value)}"

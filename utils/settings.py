@@ -387,3 +387,21 @@ def all_settings() -> list[tuple[str, dataclasses.Field]]:
 def flag_of(name: str) -> str:
     """The flag of a setting: ``batch_size`` -> ``--batch-size``."""
     return "--" + name.replace("_", "-")
+
+
+def as_flag(name: str, value: Any) -> str:
+    """A setting as a command line gives it: ``--lr 0.1``, ``--no-nesterov``, ``no --ema-decay``."""
+    if value is None:
+        return f"no {flag_of(name)}"
+    if isinstance(value, bool):
+        return flag_of(name) if value else f"--no-{name.replace('_', '-')}"
+    return f"{flag_of(name)} {as_text(value)}"
+
+
+def as_text(value: Any) -> str:
+    """A setting's value as a person writes it."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(as_text, value))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

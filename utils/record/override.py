@@ -10,7 +10,7 @@ import torch
 
 from utils.record.progress import NOTHING, Progress
 from utils.record.resume import Found
-from utils.settings import Settings, UserError
+from utils.settings import Settings, UserError, as_flag
 
 SHAPES_STATE = ("arch", "optimizer")  # another network or optimizer has no use for the state
 SHAPES_PLAN = (
@@ -51,7 +51,9 @@ def carry_over(
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences, data = found.differences(args), found.data_differences(classes, fingerprint)
-    lines = [f"{line}; going on with it" for line in (*differences.values(), *data)]
+    values = args.result_values()
+    lines = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
+    lines += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(found.state["progress"])
     if data:
         progress.best_top1, progress.best_epoch = -1.0, 0

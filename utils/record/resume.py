@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from utils.record import checkpoint
-from utils.settings import Settings, UserError, all_settings, flag_of
+from utils.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this machine's affairs, not the experiment's.
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress")
-SHOWN_CLASSES = 5  # in a message
+SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
 Warn = Callable[[str], None]
 
@@ -66,10 +66,10 @@ class Found:
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
 
     def differences(self, args: Settings) -> dict[str, str]:
-        """For each setting that shapes the result and was another one, by its name: its flag and both values."""
+        """For each setting that shapes the result and was another one, by its name: both values as flags."""
         begun = DEFAULTS | self.state["settings"]
         return {
-            name: f"{flag_of(name)} {_shown(value)}: {self.path} was made with {_shown(begun[name])}"
+            name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
             for name, value in args.result_values().items()
             if value != begun[name]
         }
@@ -140,24 +140,34 @@ def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
 
 
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> Found:
-    """The checkpoint file ``path``, or the newest one of the run folder ``path``. Raises ``UserError``."""
+    """The checkpoint file ``path``, or the newest one of a run whose folder, or whose checkpoints', ``path`` is.
+
+    Raises ``UserError``.
+    """
     if os.path.isdir(path):
-        found = checkpoint.newest(path / "checkpoints", warn, read)
+        folder = _run_of(path)
+        found = checkpoint.newest(folder / "checkpoints", warn, read)
         if found is None:
-            raise UserError(f"--resume {path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
-        return Found.of(*found, path)
+            raise UserError(f"--resume {path}: {_why_nothing(folder)}")
+        return Found.of(*found, folder)
     state = read(path)
     folder = path.absolute().parent.parent
     return Found.of(path, state, folder if (folder / "config.yaml").is_file() else None)
 
 
 def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None:
-    """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies."""
+    """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
+
+    Without one, ``warn`` is told why a new run begins although there are others.
+    """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
-    lost = []
+    lost, empty, others = [], [], {}
     for folder in sorted(_run_folders(parent), reverse=True):
-        if _settings_of(folder, wanted) != wanted:
+        settings = _settings_of(folder, wanted)
+        if settings is not None and settings != wanted:
+            others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
+        if settings != wanted:
             continue
         found = checkpoint.newest(folder / "checkpoints", warn)
         if found:
@@ -165,9 +175,41 @@ def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None
         if any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
+        else:
+            empty.append(folder)
     if lost:
         warn(f"--resume auto: begins a new run; move {lost[0]} away or mend it to be rid of these lines")
+    elif empty:
+        warn(f"--resume auto: begins a new run; {empty[0]} {_WITHOUT_CHECKPOINT}")
+    elif others:
+        nearest = min(others, key=lambda folder: len(others[folder]))  # of equals the first, which is the newest
+        warn(f"--resume auto: begins a new run; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
     return None
+
+
+_WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"
+
+
+def _why_nothing(folder: Path) -> str:
+    """Why there is nothing to go on from in a folder that was named."""
+    if (folder / "checkpoints").is_dir() and not any((folder / "checkpoints").glob("*.pt")):
+        return f"{_WITHOUT_CHECKPOINT}; begin it anew"
+    return "holds no checkpoint that can be loaded; give a run folder or a .pt file"
+
+
+def _run_of(folder: Path) -> Path:
+    """The run's folder where ``folder`` is that of its checkpoints, else ``folder``."""
+    whole = folder.absolute()
+    if whole.name != "checkpoints" or not (whole.parent / "config.yaml").is_file():
+        return folder
+    return folder.parent if folder.name else whole.parent  # '.' has no name
+
+
+def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The settings of another run that are not the wanted ones, each with both values; the first few of many."""
+    shown = [f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in other.items()]
+    more = f" and {len(shown) - SHOWN_SETTINGS} more" if len(shown) > SHOWN_SETTINGS else ""
+    return ", ".join(shown[:SHOWN_SETTINGS]) + more
 
 
 def _plain_parts(value: Any) -> Any:
@@ -234,7 +276,3 @@ def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
     if len(parts) == 1:
         parts.append("in another order")
     return f"{', '.join(parts)}, where there are {len(begun)}"
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
