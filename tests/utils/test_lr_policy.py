@@ -80,6 +80,11 @@ def test_rate_of_every_planned_step_is_positive_and_never_above_the_highest(name
     assert max(rates) == 0.4
 
 
+def test_of_a_single_planned_step_the_cosine_begins_at_its_highest_and_ends_at_zero_after_it():
+    policy = LRPolicy("cosine", 0.4, total_steps=1)
+    assert (policy(0), policy(1)) == (0.4, 0.0)
+
+
 @pytest.mark.parametrize("name", LR_POLICIES)
 def test_rate_depends_on_the_step_alone(name):
     policy = LRPolicy(name, 0.4, total_steps=10, warmup_steps=2, milestones=(5, 7))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import top_k_accuracy_score
 
+from utils.record import metrics
 from utils.record.metrics import COUNT, LOSS, TOP1, TOP5, ClassificationMeter, Report, target_rank
 
 CPU = torch.device("cpu")
@@ -124,17 +125,77 @@ def test_sums_have_the_same_bits_however_batches_are_dealt_to_ranks(world_size):
     assert total(world_size) == total(1)
 
 
+def test_the_largest_share_of_a_mixed_image_is_its_right_answer():
+    logits, targets = random_batch(60, 10)
+    shares = torch.full((60, 10), 0.05)
+    shares[torch.arange(60), targets] = 0.55
+    assert sums_of(logits, shares, loss=0.5) == sums_of(logits, targets, loss=0.5)
+
+
+def test_named_losses_add_up_over_the_samples_of_a_row():
+    meter = ClassificationMeter(3, CPU)
+    assert meter.column("penalty").tolist() == [0, 0, 0]
+    for row, count, value in ((1, 5, 0.25), (1, 3, 2.0), (2, 4, 1.5)):
+        meter.update(row, torch.tensor(0.0), *random_batch(count, 3), {"penalty": torch.tensor(value)})
+    assert meter.column("penalty").tolist() == [0, 5 * 0.25 + 3 * 2.0, 4 * 1.5]
+    assert meter.column("penalty").dtype == torch.float64
+
+
+def test_named_losses_keep_no_graph():
+    meter = ClassificationMeter(1, CPU)
+    meter.update(0, torch.tensor(0.0), *random_batch(2, 3), {"penalty": torch.ones((), requires_grad=True)})
+    assert not meter.column("penalty").requires_grad
+
+
+def waiting_after(meter, passes):
+    """How many passes of ten logits wait after each of ``passes`` further ones."""
+    numbers = []
+    for _ in range(passes):
+        meter.update(0, torch.tensor(1.0), *random_batch(1, 10))
+        numbers.append(len(meter._waiting))
+    return numbers
+
+
+def test_passes_wait_for_as_many_logits_as_may_wait_and_no_longer(monkeypatch):
+    monkeypatch.setattr(metrics, "WAITING_NUMBERS", 30)
+    meter = ClassificationMeter(1, CPU)
+    assert waiting_after(meter, 9) == [1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert meter.sums[0, COUNT] == 9
+    assert waiting_after(meter, 4) == [1, 2, 3, 0]
+    assert waiting_after(meter, 1) == [1]
+    meter.reset()
+    assert waiting_after(meter, 4) == [1, 2, 3, 0]
+    assert meter.sums[0, COUNT] == 4
+
+
+def test_counting_never_waits_for_the_device(monkeypatch):
+    """A tensor on the meta device has no values: whatever looked at one, or came from another device, would raise."""
+    meta = torch.device("meta")
+    monkeypatch.setattr(metrics, "to_device", torch.Tensor.to)
+    meter = ClassificationMeter(2, meta)
+    for targets in (torch.empty(5, dtype=torch.int64, device=meta), torch.empty(5, 9, device=meta)):
+        meter.update(1, torch.empty((), device=meta), torch.empty(5, 9, device=meta), targets)
+    assert (meter.sums.device, meter.sums.shape, meter.sums.dtype) == (meta, (2, 4), torch.float64)
+
+
 def test_reset_forgets_everything():
     meter = ClassificationMeter(2, CPU)
-    meter.update(1, torch.tensor(1.0), *random_batch(5, 3))
-    meter.reset()
-    assert not meter.sums.any()
+    for _ in range(2):
+        meter.update(1, torch.tensor(1.0), *random_batch(5, 3), {"penalty": torch.tensor(1.0)})
+        assert meter.sums.any() and meter.column("penalty").any()
+        meter.update(0, torch.tensor(1.0), *random_batch(5, 3))
+        meter.reset()
+        assert not meter.sums.any() and not meter.column("penalty").any()
 
 
 def test_report_divides_once_and_gives_percent():
     report = Report.from_sums([10.0, 30.0, 39.0, 40.0])
     assert report == Report(loss=0.25, top1=75.0, top5=97.5, count=40)
     assert str(report) == "top1 75.00  top5 97.50  loss 0.2500"
+
+
+def test_report_takes_the_first_four_of_more_sums():
+    assert Report.from_sums([10.0, 30.0, 39.0, 40.0, 8.0]) == Report.from_sums([10.0, 30.0, 39.0, 40.0])
 
 
 def test_report_of_nothing_is_not_a_number_nor_an_error():

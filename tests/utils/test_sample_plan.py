@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from utils.data.sample_plan import _GOLDEN, SamplePlan, _mix, sample_uniforms, step_seed, validation_batches
+from utils.data.sample_plan import _GOLDEN, SamplePlan, _key, _mix, sample_uniforms, step_seed, validation_batches
 
 few = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**31 - 1)
@@ -133,6 +133,14 @@ def test_order_depends_on_seed_and_epoch_only():
     assert len({order.tobytes() for order in orders}) == 9
 
 
+def test_order_is_numpys_permutation_under_a_counter_based_generator_of_that_key():
+    for seed, epoch in ((0, 0), (3, 7), (2**31 - 1, 10**6)):
+        expected = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(50)
+        order = SamplePlan(50, 4, 4, seed).order(epoch)
+        assert order.dtype == np.int64 and order.tolist() == expected.tolist()
+    assert SamplePlan(8, 4, 4, seed=1).order(2).tolist() == [7, 0, 5, 4, 6, 2, 3, 1]  # on every platform
+
+
 def test_order_of_many_epochs_puts_every_sample_at_every_place_alike():
     plan = SamplePlan(10, 4, 4, seed=0)
     places = np.stack([plan.order(epoch) for epoch in range(3000)])
@@ -242,6 +250,36 @@ def test_mix_gives_the_published_sequence_of_splitmix64():
     ]  # fmt: skip
 
 
+def splitmix64(state, count):
+    """The next ``count`` numbers after ``state``, in Python's integers."""
+    numbers = []
+    for _ in range(count):
+        state = (state + int(_GOLDEN)) % 2**64
+        number = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+        numbers.append(number ^ number >> 31)
+    return numbers
+
+
+@few
+@given(st.lists(st.integers(0, 2**63 - 1), max_size=5))
+def test_a_key_hashes_its_parts_one_after_the_other(parts):
+    key = 0
+    for part in parts:
+        (key,) = splitmix64(key ^ part, 1)
+    assert _key(*parts) == key
+
+
+@few
+@given(seeds, epochs, st.integers(0, 2**40), st.integers(0, 100), st.integers(1, 8))
+def test_random_numbers_of_a_sample_are_the_upper_bits_of_splitmix64_from_its_own_state(
+    seed, epoch, index, stream, count
+):
+    (state,) = splitmix64(index ^ _key(seed, epoch, stream), 1)
+    expected = [(number >> 40) / 2**24 for number in splitmix64(state, count + 1)[1:]]
+    assert sample_uniforms(seed, epoch, np.array([index]), stream, count)[0].tolist() == expected
+
+
 @few
 @given(seeds, epochs, st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_random_numbers_of_a_sample_do_not_depend_on_its_company(seed, epoch, indices, random):
@@ -293,4 +331,4 @@ def test_random_numbers_are_uniform(numbers):
 def test_seed_of_a_step_is_its_own_for_each_seed_step_and_rank():
     found = {step_seed(seed, step, rank) for seed in range(10) for step in range(50) for rank in range(8)}
     assert len(found) == 10 * 50 * 8
-    assert min(found) >= 0 and max(found) < 2**63
+    assert min(found) >= 0 and 2**62 < max(found) < 2**63
