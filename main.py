@@ -125,7 +125,6 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     from utils.data.loaders import loaders
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
-    from utils.optim.gradient_penalty import refuse_without_second_derivative
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer, unknown_optimizer
     from utils.precision.amp import build_scaler, keep_in_fp32
@@ -154,9 +153,8 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         channels_last = place_channels(args, model, distributed.device)
         load_weights(model, settings, args.run.evaluate, found)
         keep_in_fp32(model, args.precision.fp32_layers or (), distributed.device)
-        if args.optimisation.grad_penalty and not args.run.evaluate:
-            shape = (data.spec.channels, data.image_size, data.image_size)
-            refuse_without_second_derivative(model, shape, distributed.device)
+        image_shape = (data.spec.channels, data.image_size, data.image_size)
+        refuse_what_would_fail(args, model, image_shape, channels_last, distributed.device)
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed.device, seed=args.run.seed, channels_last=channels_last,
             rank=distributed.rank, world_size=distributed.world_size,
@@ -189,6 +187,25 @@ def place_channels(args: Settings, model: torch.nn.Module, device: torch.device)
     if wish == "on" or faster:
         model.to(memory_format=torch.channels_last)  # in place
     return wish == "on" or faster
+
+
+def refuse_what_would_fail(
+    args: Settings, model: torch.nn.Module, image_shape: tuple[int, int, int], channels_last: bool, device: torch.device
+) -> None:
+    """Raise ``UserError`` when a flag asks of ``model`` what torch cannot compute, before it does so in a step."""
+    import torch
+
+    from utils.determinism import refuse_without_determinism
+    from utils.optim.gradient_penalty import refuse_without_second_derivative
+    from utils.precision.amp import autocast
+
+    training = not args.run.evaluate
+    if args.run.deterministic:
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        images = torch.zeros(2, *image_shape, device=device).contiguous(memory_format=layout)
+        refuse_without_determinism(model, images, autocast(args.precision, device), training)
+    if args.optimisation.grad_penalty and training:
+        refuse_without_second_derivative(model, image_shape, device)
 
 
 def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found: Found | None) -> None:

@@ -5,12 +5,14 @@ Works on a CPU too, slower than ``decode_crop``. nvJPEG's pixels differ from lib
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils import deterministic
 
 from utils.data.decoding import Box, crop_box, decode_crop, open_image, read_plain_jpeg, to_tensor
 from utils.data.workers import in_shared_memory
@@ -98,7 +100,8 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
     from torchvision.io import ImageReadMode, decode_jpeg
 
     try:
-        return decode_jpeg(files, ImageReadMode.RGB, device) if files else []
+        with _no_other_use_of_free_memory(device):
+            return decode_jpeg(files, ImageReadMode.RGB, device) if files else []
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
@@ -106,6 +109,26 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
             return [_decode_files([file], [path], device)[0] for file, path in zip(files, paths, strict=True)]
         # Either damaged, which Pillow then says with the path, or of a kind that this decoder does not know.
         return [to_tensor(open_image(paths[0], "RGB")).to(device)]
+
+
+@contextmanager
+def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
+    """Inside, memory that torch's allocator hands out on ``device`` can be written from any stream at once.
+
+    torchvision allocates the images on the current stream, and nvJPEG writes them on one of its own, which waits for
+    nothing. The current stream may still be reading crops from memory that it has freed since; and with deterministic
+    algorithms it fills all new memory, perhaps after nvJPEG has written there.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.current_stream(device).synchronize()
+    fills = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = fills
 
 
 def _crop_and_resize(images: list[torch.Tensor], boxes: list[Box], size: int) -> torch.Tensor:

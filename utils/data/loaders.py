@@ -60,6 +60,7 @@ class TrainLoader:
         self, source: Source, plan: SamplePlan, transform: BatchTransform, mixing: Mixing | None = None
     ) -> None:
         self.source, self.plan, self.transform, self.mixing = source, plan, transform, mixing
+        self._one_ahead = OneAhead(source.device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -74,7 +75,7 @@ class TrainLoader:
         """The forward passes of ``epoch`` from step ``first_step`` on."""
         steps = range(first_step, self.steps_per_epoch)
         shares = (share for step in steps for share in self.plan.shares(epoch, step))
-        return one_ahead(self.source.device, chain.from_iterable(starmap(self.prepare, self.source.batches(shares))))
+        return self._one_ahead(chain.from_iterable(starmap(self.prepare, self.source.batches(shares))))
 
     def step_again(self, epoch: int, step: int) -> list[Batch]:
         """The same forward passes of one step once more, without the worker processes."""
@@ -99,6 +100,7 @@ class ValidationLoader:
         self, source: Source, batch_size: int, transform: BatchTransform, rank: int = 0, world_size: int = 1
     ) -> None:
         self.source, self.transform = source, transform
+        self._one_ahead = OneAhead(source.device)
         self._all = validation_batches(len(source), batch_size)
         self._world_size = world_size
         self._mine = range(rank, len(self._all), world_size)
@@ -118,7 +120,7 @@ class ValidationLoader:
 
     def batches(self) -> Iterator[Batch]:
         shares = (Share(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
-        return one_ahead(self.source.device, chain.from_iterable(starmap(self._prepare, self.source.batches(shares))))
+        return self._one_ahead(chain.from_iterable(starmap(self._prepare, self.source.batches(shares))))
 
     def _prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         for share, images, targets in _parts(shares, self.transform.evaluation(pixels), labels):
@@ -132,27 +134,36 @@ def _parts(
     return zip(shares, images.split(sizes), labels.split(sizes), strict=True)
 
 
-def one_ahead(device: torch.device, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches; on a GPU each is copied and augmented on a stream of its own while the one before trains."""
-    return _on_own_stream(device, batches) if device.type == "cuda" else batches
+class OneAhead:
+    """The same batches; on a GPU each is copied and augmented on a stream of its own while the one before trains.
 
+    The stream is the loader's for good: torch's allocator keeps freed memory apart by stream, so that with a new one an
+    epoch it would hold more and more.
+    """
 
-def _on_own_stream(device: torch.device, batches: Iterator[Batch]) -> Iterator[Batch]:
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))  # which may still be making the images
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def prepare() -> tuple[Batch | None, torch.cuda.Event]:
-        with torch.cuda.stream(stream):
-            return next(batches, None), stream.record_event()
+    def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        return self._on_own_stream(batches) if self._stream is not None else batches
 
-    ahead = prepare()
-    while ahead[0] is not None:
-        (batch, ready), ahead = ahead, prepare()
-        training = torch.cuda.current_stream(device)
-        training.wait_event(ready)
-        for tensor in (batch.images, batch.targets):  # their memory is not to be used again before training has read it
-            tensor.record_stream(training)
-        yield batch
+    def _on_own_stream(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still be making the images
+
+        def prepare() -> tuple[Batch | None, torch.cuda.Event]:
+            with torch.cuda.stream(stream):
+                return next(batches, None), stream.record_event()
+
+        ahead = prepare()
+        while ahead[0] is not None:
+            (batch, ready), ahead = ahead, prepare()
+            training = torch.cuda.current_stream(self.device)
+            training.wait_event(ready)
+            for tensor in (batch.images, batch.targets):  # not to be overwritten before training has read it
+                tensor.record_stream(training)
+            yield batch
 
 
 def loaders(

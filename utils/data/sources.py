@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -103,7 +104,7 @@ class StreamSource:
     ``size`` is the side in pixels of what the workers hand over. ``crop`` makes them take random boxes.
     ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. With ``decode_on_device`` they
     hand over JPEG files as they are. ``policy``: what becomes of unreadable images, see ``read_share``; those met only
-    on the device are refused.
+    on the device are refused. Images in memory are read from the CPU's, wherever they were made.
     """
 
     def __init__(
@@ -121,6 +122,8 @@ class StreamSource:
         policy: str = REFUSE,
     ) -> None:
         self.device = device
+        if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
+            images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
         self._reads = _Reads(images, size, crop, fixed_size, seed, decode_on_device, policy)
         self.workers = measured_workers(self._reads, cores) if workers == "auto" else workers
         self._queue: list[Share] = []
