@@ -70,7 +70,6 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     import torch
 
     from main import build
-    from utils.doctor import limit
     from utils.doctor_measure import Subject
     from utils.doctor_report import csv_rows, report
     from utils.doctor_trials import Trials, place_of
@@ -86,13 +85,13 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
         now = Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads())
         measured, peak = examine_parts(now, own.seconds, progress.begin)
         variant = partial(build_variant, flags, parts.data, distributed)
-        advice = Trials(now, variant, limit(measured), own.seconds, progress.begin).advise(
+        advice = Trials(now, variant, measured, own.seconds, progress.begin).advise(
             place_of(now, parts.data, own.try_compile)
         )
         torch.set_num_threads(now.threads)
         progress.begin("memory")
         memory = memory_on_gpu(own, now, parts, peak) if peak else memory_in_child(own, args, flags, parts, now)
-    text = report(header, measured, advice, memory, peak is not None, args.data.batch_size, now.step_images)
+    text = report(header, measured, advice, memory, args.data.batch_size, now.step_images)
     print(text)
     if folder is not None:
         save(folder, text, list(csv_rows(measured, advice, memory)))

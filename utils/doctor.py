@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from utils.precision.benchmark_report import Spread
 
 GAIN = 1.05  # a change that gives less is not recommended
 EQUAL = 1.2  # parts whose speeds are closer than this limit training alike
+SHARED = 0.8  # of the slower part's speed: what loader and network that take from each other stay below together
 BUSY = 0.7  # a GPU that computes for less of a step's time waits for the processor that launches its work
 
 # What can limit training, as the verdict names it.
@@ -24,6 +26,8 @@ LIMITS = {
     "compute": "compute",
     "launch": "launching work on the GPU",
     "both": "loader and network about equally",
+    "cores": "the cores, which loader and network share",
+    "turns": "loader and network, which take turns",
 }
 
 
@@ -34,8 +38,8 @@ class Measured:
     ``loader``, ``compute`` and ``together``: each part alone and the real loop. ``wait_percent``: of the loop's time,
     waiting for data. ``split``: seconds an image takes in 'decode' (or 'read', where images are resident),
     'augmentation' and 'copy', each in one process. ``shares``: of a step's time, by 'forward', 'backward' and
-    'optimizer'. ``workers``: processes that read, None where images are resident. ``busy``: the share of a step's
-    time in which the GPU computes, None without one.
+    'optimizer'. ``workers``: processes that read, None where images are resident. ``gpu``: whether one computes;
+    ``busy``: the share of a step's time in which it does, None where that is not known.
     """
 
     loader: Spread
@@ -45,7 +49,13 @@ class Measured:
     split: dict[str, float]
     shares: dict[str, float]
     workers: int | None
+    gpu: bool = False
     busy: float | None = None
+
+    @property
+    def varied(self) -> float:
+        """How much the loop's speed varied: the highest over the lowest."""
+        return self.together.high / self.together.low
 
     @property
     def costs(self) -> dict[str, float]:
@@ -56,13 +66,31 @@ class Measured:
 
 
 def limit(measured: Measured) -> str:
-    """A key of ``LIMITS``: the slower of loader and compute, and in it the part that takes longest."""
+    """A key of ``LIMITS``, from the parts alone and the loop.
+
+    Where the loop comes near its slower part, that one, and in the loader the part of it that takes longest. Where it
+    does not, one part has to wait for the other, and it matters little which of them is slower alone.
+    """
     loader, compute = measured.loader.median, measured.compute.median
+    overlap = measured.gpu and measured.workers
+    if not overlap and measured.together.median < SHARED * min(loader, compute):
+        return _in_each_others_way(measured)
     if loader * EQUAL < compute:
         return max(measured.costs, key=measured.costs.get)
     if loader < compute * EQUAL:
         return "both"
     return "launch" if measured.busy is not None and measured.busy < BUSY else "compute"
+
+
+def part_of(limited_by: str) -> str | None:
+    """The part of training, 'loader' or 'compute', that a key of ``LIMITS`` is about; None for both of them."""
+    if limited_by in ("both", "cores", "turns"):
+        return None
+    return "compute" if limited_by in ("compute", "launch") else "loader"
+
+
+def _in_each_others_way(measured: Measured) -> str:
+    return "cores" if measured.workers and not measured.gpu else "turns"
 
 
 # ------------------------------------------------------------------------------------------ changes
@@ -164,72 +192,107 @@ def _compute_changes(place: Place) -> list[Change]:
 # ------------------------------------------------------------------------------------------- trials
 
 
+class Turns(NamedTuple):
+    """Two speeds measured in turns, and the median of the turns' own ratios of the second to the first."""
+
+    before: Spread
+    after: Spread
+    ratio: float
+
+    @property
+    def varied(self) -> float:
+        """How much either speed varied meanwhile: the highest over the lowest."""
+        return max(side.high / side.low for side in (self.before, self.after))
+
+
 @dataclass
 class Trial:
     """A change and what it gave.
 
-    ``alone``: the speed of its part alone, ``ratio`` to that part now. ``loop_ratio``: how much faster the real loop
-    became (from ``before`` to ``loop``), measured again in turns with the settings before it; None where the first
-    measurement gave no reason to. ``failure``: why there is nothing.
+    ``alone``: the speed of its part alone, in turns with that part now. ``loops``: the real loop's, in turns with the
+    settings before the change; none where its part alone gave no reason to. ``doubts``: how much the loop's speed had
+    varied before, which a gain must exceed too. ``twice``: a gain would contradict what the parts alone say, so that
+    the loop must have shown it twice. ``failure``: why there is nothing.
     """
 
     change: Change
-    alone: Spread | None = None
-    ratio: float | None = None
-    before: Spread | None = None
-    loop: Spread | None = None
-    loop_ratio: float | None = None
+    alone: Turns | None = None
+    loops: list[Turns] = field(default_factory=list)
+    doubts: float = 1.0
+    twice: bool = False
     failure: str = ""
-
-    @property
-    def helps(self) -> bool:
-        """Whether it is recommended: it gave more than 5 %, and in the loop again."""
-        return self.promises and self.loop_ratio is not None and self.loop_ratio > GAIN
 
     @property
     def promises(self) -> bool:
         """Whether its part alone became faster by more than 5 %."""
-        return not self.failure and self.ratio is not None and self.ratio > GAIN
+        return not self.failure and self.alone is not None and self.alone.ratio > GAIN
+
+    @property
+    def gains(self) -> bool:
+        """Whether the loop became faster by more than 5 %, each time it was measured."""
+        return self.promises and bool(self.loops) and all(turns.ratio > GAIN for turns in self.loops)
+
+    @property
+    def varied(self) -> float:
+        """How much the loop's speed varied, before or meanwhile."""
+        return max(self.doubts, *(turns.varied for turns in self.loops), 1.0)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether each gain in the loop is larger than what speeds varied by."""
+        return all(turns.ratio > self.varied for turns in self.loops)
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is recommended."""
+        return self.gains and self.is_certain and len(self.loops) > self.twice
 
 
 def to_measure_again(trials: Sequence[Trial], limited_by: str) -> list[Trial]:
     """The best of each group that promises something, those about the limiting part first."""
     best: dict[str, Trial] = {}
     for trial in trials:
-        if trial.promises and (trial.change.group not in best or trial.ratio > best[trial.change.group].ratio):
+        if trial.promises and (
+            trial.change.group not in best or trial.alone.ratio > best[trial.change.group].alone.ratio
+        ):
             best[trial.change.group] = trial
-    first = "compute" if limited_by in ("compute", "launch") else "loader"
-    return sorted(best.values(), key=lambda trial: (trial.change.part != first, -trial.ratio))
+    first = part_of(limited_by) or "loader"
+    return sorted(best.values(), key=lambda trial: (trial.change.part != first, -trial.alone.ratio))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """All trials, the changes ``taken`` as advice, and the loop's speed ``now`` and ``then`` with them, in turns.
+    """All trials, the changes ``taken`` as advice, and the loop's speed without and with them, in turns.
 
-    Without advice ``then`` is None.
+    Without advice ``gain`` is None.
     """
 
     trials: list[Trial]
     taken: list[Change] = field(default_factory=list)
-    now: Spread | None = None
-    then: Spread | None = None
-    ratio: float | None = None
+    gain: Turns | None = None
 
 
-def advice_of(
-    trials: list[Trial], helped: Sequence[Trial], together: tuple[Spread, Spread, float] | None = None
-) -> Advice:
+def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Turns | None = None) -> Advice:
     """The advice after those that ``helped``, in the order in which they came on top of each other.
 
-    ``together``: the loop's speed without and with all of them, and the ratio. Where that is no gain, the first alone
-    is advised, which was measured against the present settings.
+    ``together``: the loop's speed without and with all of them. Where that is no gain, or none to be sure of, the first
+    alone is advised, which was measured against the present settings.
     """
     if not helped:
         return Advice(trials)
-    if together is not None and together[2] > GAIN:
-        return Advice(trials, [trial.change for trial in helped], *together)
+    if together is not None and together.ratio > max(GAIN, together.varied):
+        return Advice(trials, [trial.change for trial in helped], together)
     first = helped[0]
-    return Advice(trials, [first.change], first.before, first.loop, first.loop_ratio)
+    return Advice(trials, [first.change], first.loops[-1])
+
+
+def final_limit(measured: Measured, advice: Advice) -> str:
+    """A key of ``LIMITS`` that agrees with the advice: what the loop has shown counts for more than the parts alone."""
+    what = limit(measured)
+    part = part_of(what)
+    if advice.taken and part is not None and advice.taken[0].part != part:
+        return _in_each_others_way(measured)
+    return what
 
 
 # ------------------------------------------------------------------------------------ largest batch

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from utils.doctor import BUSY, GAIN, LIMITS, Advice, Largest, Measured, Trial, limit
+from utils.doctor import BUSY, GAIN, LIMITS, Advice, Largest, Measured, Trial, final_limit, part_of
 from utils.precision.benchmark_report import Spread
 from utils.tools import table
 
@@ -19,10 +19,10 @@ PART_NAMES = {
 
 
 BUSY_MACHINE = 1.3  # windows of the loop that differ by this factor cast doubt on all figures
-SHARED = 0.8  # of the slower part's speed: what loader and network that share their cores stay below together
 LEGEND = (
     "'to now': the part alone, in turns with that part now. What gives more than 5 % is measured again in the real\n"
-    "loop, in turns with the settings before it and those changes that helped already ('to before')."
+    "loop, in turns with the settings before it and those changes that helped already ('to before'); twice where the\n"
+    "other part is the limit. Advised is what gives more than 5 % and more than the loop's speed varied by."
 )
 
 
@@ -36,12 +36,10 @@ class Memory:
     room: str
 
 
-def report(
-    header: str, measured: Measured, advice: Advice, memory: Memory, gpu: bool, batch_size: int, step_images: int
-) -> str:
+def report(header: str, measured: Measured, advice: Advice, memory: Memory, batch_size: int, step_images: int) -> str:
     """All of it, the verdict first."""
     blocks = [
-        [*verdict(measured, gpu), *gain(advice, measured.together)],
+        [*verdict(measured, advice), *gain(advice, measured.together)],
         [header, parts(measured, batch_size, step_images)],
         [trials_table(advice.trials), LEGEND],
         memory_lines(memory, batch_size),
@@ -49,11 +47,14 @@ def report(
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def verdict(measured: Measured, gpu: bool) -> list[str]:
-    """The limit and what it means, in a line or two."""
-    what, loader, compute = limit(measured), measured.loader.median, measured.compute.median
+def verdict(measured: Measured, advice: Advice) -> list[str]:
+    """The limit and what it means, in a line or two; it agrees with the advice."""
+    what, loader, compute = final_limit(measured, advice), measured.loader.median, measured.compute.median
+    alone = f"{loader:,.0f} and {compute:,.0f} images/s"
     if what == "both":
-        lines = [f"Limit: {LIMITS[what]} ({loader:,.0f} and {compute:,.0f} images/s)"]
+        lines = [f"Limit: {LIMITS[what]} ({alone})"]
+    elif part_of(what) is None:
+        lines = [f"Limit: {LIMITS[what]} ({alone} alone, {measured.together.median:,.0f} together)"]
     elif what == "compute":
         lines = [f"Limit: {LIMITS[what]}; the loader could feed {loader / compute:.1f} times as much"]
     elif what == "launch":
@@ -63,28 +64,33 @@ def verdict(measured: Measured, gpu: bool) -> list[str]:
         ]
     else:
         lines = [f"Limit: data, {LIMITS[what]}; the network could take {compute / loader:.1f} times as much"]
-    together = measured.together
-    if together.high > BUSY_MACHINE * together.low:
+    first = [change.label for change in advice.taken if change.part == part_of(what)]
+    if first and len(first) < len(advice.taken):
+        following = "loader" if part_of(what) == "compute" else "network"
+        lines.append(f"With {' '.join(first)} the {following} becomes the limit")
+    if measured.varied > BUSY_MACHINE:
         lines.append(
             "Speeds varied a lot meanwhile: other programs run here, or too few --seconds; better measure again"
         )
-    slower = min(loader, compute)
-    if not gpu and measured.workers and together.median < SHARED * slower:
-        lines.append("Reading and computing share these cores: together they are slower than each of them alone")
     return lines
 
 
 def gain(advice: Advice, now: Spread) -> list[str]:
     """What to change and what that gives."""
-    if advice.then is None:
+    percent = f"{100 * (GAIN - 1):.0f} %"
+    if advice.gain is None:
         tried = sum(not trial.failure for trial in advice.trials)
+        uncertain = [trial for trial in advice.trials if trial.gains and not trial.is_certain]
+        if not uncertain:
+            return [f"now {now.median:,.0f} images/s; none of {tried} changes tried gives more than {percent}"]
+        best = max(uncertain, key=lambda trial: trial.loops[0].ratio)
         return [
-            f"now {now.median:,.0f} images/s; none of {tried} changes tried gives more than {100 * (GAIN - 1):.0f} %"
+            f"now {now.median:,.0f} images/s; no advice: {best.change.label} gave {best.loops[0].ratio:.2f}x, but "
+            f"speeds varied by {best.varied:.2f}x; measure again without other programs, or with more --seconds"
         ]
     labels = " ".join(change.label for change in advice.taken)
-    lines = [
-        f"now {advice.now.median:,.0f} images/s, with {labels} {advice.then.median:,.0f} images/s ({advice.ratio:.2f}x)"
-    ]
+    before, after, ratio = advice.gain
+    lines = [f"now {before.median:,.0f} images/s, with {labels} {after.median:,.0f} images/s ({ratio:.2f}x)"]
     return lines + [f"  {change.label}: {change.caution}" for change in advice.taken if change.caution]
 
 
@@ -123,15 +129,18 @@ def _cells(trial: Trial) -> list[str]:
     part = f"{trial.change.part} alone"
     if trial.failure:
         return [trial.change.label, part, "", "", "", "", trial.failure]
-    cells = [trial.change.label, part, f"{trial.alone.median:,.0f}", f"{trial.ratio:.2f}x"]
-    if trial.loop is None:
+    cells = [trial.change.label, part, f"{trial.alone.after.median:,.0f}", f"{trial.alone.ratio:.2f}x"]
+    if not trial.loops:
         return [*cells, "", "", "another is better" if trial.promises else "no gain"]
-    return [
-        *cells,
-        f"{trial.loop.median:,.0f}",
-        f"{trial.loop_ratio:.2f}x",
-        "yes" if trial.helps else "no gain in the loop",
-    ]
+    last = trial.loops[-1]
+    return [*cells, f"{last.after.median:,.0f}", f"{last.ratio:.2f}x", _outcome(trial)]
+
+
+def _outcome(trial: Trial) -> str:
+    """What came of the measurement in the loop."""
+    if trial.helps:
+        return "yes"
+    return f"uncertain: speeds varied by {trial.varied:.2f}x" if trial.gains else "no gain in the loop"
 
 
 def memory_lines(memory: Memory, batch_size: int) -> list[str]:
@@ -158,7 +167,7 @@ def csv_rows(measured: Measured, advice: Advice, memory: Memory) -> Iterator[dic
         )
         return {"kind": kind, "name": name} | columns | low_high | more
 
-    yield row("limit", limit(measured))
+    yield row("limit", final_limit(measured, advice))
     for name in ("loader", "compute", "together"):
         yield row("speed", name, getattr(measured, name))
     for name, seconds in measured.split.items():
@@ -169,11 +178,16 @@ def csv_rows(measured: Measured, advice: Advice, memory: Memory) -> Iterator[dic
     if measured.busy is not None:
         yield row("share", "GPU computes", share=measured.busy)
     for trial in advice.trials:
-        value = trial.failure or ("helps" if trial.helps else "no gain")
-        ratios = {"ratio": trial.ratio or "", "loop_ratio": trial.loop_ratio or "", "value": value}
-        yield row(f"trial, {trial.change.part}", trial.change.label, trial.alone, **ratios)
-    if advice.then is not None:
-        yield row("advice", " ".join(change.label for change in advice.taken), advice.then, loop_ratio=advice.ratio)
+        value = trial.failure or (_outcome(trial) if trial.loops else "no gain")
+        ratios = {
+            "ratio": trial.alone.ratio if trial.alone else "",
+            "loop_ratio": trial.loops[-1].ratio if trial.loops else "",
+        }
+        speed = trial.alone.after if trial.alone else None
+        yield row(f"trial, {trial.change.part}", trial.change.label, speed, **ratios, value=value)
+    if advice.gain is not None:
+        labels = " ".join(change.label for change in advice.taken)
+        yield row("advice", labels, advice.gain.after, loop_ratio=advice.gain.ratio)
     yield row("memory", "step bytes", value=memory.step_bytes)
     if memory.largest is not None:
         yield row("memory", "largest batch", value=memory.largest.size)

@@ -15,7 +15,19 @@ from utils.cpu import cores_per_process
 from utils.data.datasets import Data
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes
 from utils.data.readers import MemoryImages
-from utils.doctor import Advice, Change, Measured, Place, Trial, advice_of, changes, to_measure_again
+from utils.doctor import (
+    Advice,
+    Change,
+    Measured,
+    Place,
+    Trial,
+    Turns,
+    advice_of,
+    changes,
+    limit,
+    part_of,
+    to_measure_again,
+)
 from utils.doctor_measure import Subject, busy_share, in_turns, loader_split, spread, step_shares, windows_of
 from utils.precision.amp import resolve_amp
 from utils.precision.benchmark import Row, failure_of, unsupported
@@ -48,7 +60,7 @@ def examine(subject: Subject, seconds: float, begin: Begin) -> tuple[Measured, t
     begin("both together")
     loop = windows_of(subject.measure_loop, seconds)
     waits = statistics.median(100 * window.waited / window.seconds for window in loop)
-    return Measured(loader, compute, spread(loop), waits, split, shares, subject.workers, busy), peak
+    return Measured(loader, compute, spread(loop), waits, split, shares, subject.workers, gpu, busy), peak
 
 
 def place_of(subject: Subject, data: Data, try_compile: bool) -> Place:
@@ -79,11 +91,11 @@ def stand_in(data: Data) -> Data:
 
 @dataclass
 class Trials:
-    """Tries changes of ``now``. ``limited_by``: see ``limit``. ``seconds``: for each measurement, about."""
+    """Tries changes of ``now``, whose parts are ``measured``. ``seconds``: for each measurement, about."""
 
     now: Subject
     variant: Variant
-    limited_by: str
+    measured: Measured
     seconds: float
     begin: Begin
 
@@ -95,13 +107,13 @@ class Trials:
         """
         trials = [self._first(change) for change in changes(place)]
         best, helped = self.now, []
-        for trial in to_measure_again(trials, self.limited_by):
+        for trial in to_measure_again(trials, limit(self.measured)):
             self.begin(f"in turns with the settings before: {trial.change.label}")
             best = self._again(trial, best, helped)
         together = None
         if len(helped) > 1:
             self.begin("all that help together, in turns with the present settings")
-            together = in_turns(self.now.measure_loop, best.measure_loop, 2 * self.seconds, PAIRS)
+            together = self._in_the_loop(self.now, best)
         return advice_of(trials, helped, together)
 
     def _first(self, change: Change) -> Trial:
@@ -114,25 +126,33 @@ class Trials:
         try:
             subject = self.variant(self.now, (change,))
             parts = [getattr(one, f"measure_{change.part}") for one in (self.now, subject)]
-            _, trial.alone, trial.ratio = in_turns(*parts, self.seconds / 2, FIRST_PAIRS)
+            trial.alone = in_turns(*parts, self.seconds / 2, FIRST_PAIRS)
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)
         return trial
 
     def _again(self, trial: Trial, before: Subject, helped: list[Trial]) -> Subject:
-        """Measure the loop with and without the change; gives the better subject. ``helped`` grows by what helps."""
-        after = before
+        """Measure the loop with and without the change; gives the better subject. ``helped`` grows by what helps.
+
+        A gain by a part that does not limit would contradict what the parts alone say: it is measured twice.
+        """
+        after, limiting = before, part_of(limit(self.measured))
+        trial.doubts, trial.twice = self.measured.varied, limiting not in (None, trial.change.part)
         _forget_others(before.device)
         try:
             after = self.variant(before, (*(other.change for other in helped), trial.change))
-            sides = in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS)
-            trial.before, trial.loop, trial.loop_ratio = sides
+            trial.loops.append(self._in_the_loop(before, after))
+            if trial.twice and trial.gains and trial.is_certain:
+                trial.loops.append(self._in_the_loop(before, after))
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)
         if not trial.helps:
             return before
         helped.append(trial)
         return after
+
+    def _in_the_loop(self, before: Subject, after: Subject) -> Turns:
+        return in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS)
 
 
 def reason_of(error: Exception) -> str:

@@ -20,14 +20,17 @@ from PIL import Image
 from utils.data import sources
 from utils.distributed import Distributed, Ranks
 from utils.doctor import (
+    Advice,
     Change,
     Largest,
     Measured,
     Place,
     StopSearch,
     Trial,
+    Turns,
     advice_of,
     changes,
+    final_limit,
     ladder,
     largest_batch,
     limit,
@@ -36,7 +39,7 @@ from utils.doctor import (
 from utils.doctor_measure import Subject, Window, covered, in_turns, step_shares
 from utils.doctor_memory import CpuRoom, GpuRoom, search
 from utils.doctor_report import Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
-from utils.doctor_trials import STAND_IN_IMAGES, Trials, examine, place_of
+from utils.doctor_trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, place_of
 from utils.precision.benchmark_report import Spread
 from utils.settings import UserError
 
@@ -95,10 +98,14 @@ def test_a_gpu_that_idles_in_its_steps_is_launch_bound_and_only_where_compute_is
     assert limit(measured(100, 1000, busy=0.3)) == "decode"
 
 
-def trial(label, ratio, loop_ratio=None, group=None, part="compute", **more):
-    speeds = {} if loop_ratio is None else {"before": exactly(100.0), "loop": exactly(100.0 * loop_ratio)}
-    change = Change(part, group or label, (f"--{label}",))
-    return Trial(change, exactly(100.0 * (ratio or 1)), ratio, loop_ratio=loop_ratio, **speeds, **more)
+def turns(ratio, varied=1.0):
+    """100 images/s and ``ratio`` times as many, the first between itself and ``varied`` times as many."""
+    return Turns(Spread(100.0, 100.0, 100.0 * varied), exactly(100.0 * ratio), ratio)
+
+
+def trial(label, ratio, *loop_ratios, group=None, part="compute", varied=1.0, **more):
+    change, loops = Change(part, group or label, (f"--{label}",)), [turns(ratio, varied) for ratio in loop_ratios]
+    return Trial(change, turns(ratio) if ratio else None, loops, **more)
 
 
 def test_only_what_gives_more_than_5_percent_is_measured_again_the_best_of_a_group_and_the_limit_first():
@@ -111,29 +118,84 @@ def test_only_what_gives_more_than_5_percent_is_measured_again_the_best_of_a_gro
 
 
 def test_advised_is_only_what_gave_more_than_5_percent_twice():
-    assert trial("a", 1.5, 1.06).helps
+    assert trial("a", 1.5, 1.06).helps and trial("a", 1.5, 1.3, 1.06).helps
+    assert not trial("a", 1.5, 1.3, 1.04).helps, "not each time in the loop"
     assert not trial("a", 1.5, 1.05).helps, "not again in the loop"
     assert not trial("a", 1.04, 1.5).helps, "not at first"
     assert not trial("a", 1.5).helps, "not measured again"
     assert not trial("a", 1.5, 1.5, failure="out of memory").helps
 
 
+def test_no_advice_where_speeds_varied_by_more_than_the_gain():
+    assert trial("a", 1.5, 1.29, varied=1.25).helps
+    assert not trial("a", 1.5, 1.29, varied=1.35).helps, "within its own turns"
+    assert not trial("a", 1.5, 1.29, doubts=1.35).helps, "in the loop measured before"
+    assert not trial("a", 1.5, 1.6, 1.29, varied=1.35).helps, "in one of two measurements"
+    uncertain = trial("loader resident", 13.0, 1.29, part="loader", varied=1.35)
+    assert gain(advice_of([uncertain, trial("b", 1.0)], []), exactly(90.0)) == [
+        "now 90 images/s; no advice: --loader resident gave 1.29x, but speeds varied by 1.35x; measure again without "
+        "other programs, or with more --seconds"
+    ]
+
+
+def test_loader_and_network_that_take_from_each_other_are_the_limit_together():
+    """Processes that read share a CPU's cores with the network; without them, or resident, each waits for the other."""
+    slow = {"together": exactly(79.0)}
+    assert limit(measured(1000, 100, **slow)) == limit(measured(100, 1000, **slow)) == "cores"
+    assert limit(measured(1000, 100, workers=0, **slow)) == limit(measured(1000, 100, workers=None, **slow)) == "turns"
+    assert limit(measured(1000, 100, together=exactly(81.0))) == "compute", "the loop comes near it"
+    assert limit(measured(1000, 100, gpu=True, **slow)) == "compute", "processes and GPU have nothing to share"
+    assert limit(measured(1000, 100, gpu=True, workers=None, **slow)) == "turns"
+
+
+def test_the_verdict_is_one_with_the_advice():
+    compute, loader = trial("amp bf16", 1.5, 1.4), trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True)
+    found = measured(960, 100)
+    assert limit(found) == "compute"
+
+    advice = advice_of([compute, loader], [loader])
+    assert final_limit(found, advice) == "cores"
+    assert verdict(found, advice) == [
+        "Limit: the cores, which loader and network share (960 and 100 images/s alone, 100 together)"
+    ]
+    assert [row["name"] for row in csv_rows(found, advice, Memory(1, "", None, "")) if row["kind"] == "limit"] == [
+        "cores"
+    ]
+    assert final_limit(measured(960, 100, gpu=True), advice) == "turns"
+
+    on_top = advice_of([compute, loader], [compute, loader], turns(1.8))
+    assert final_limit(found, on_top) == "compute"
+    assert verdict(found, on_top) == [
+        "Limit: compute; the loader could feed 9.6 times as much", "With --amp bf16 the loader becomes the limit"
+    ]  # fmt: skip
+    decode = measured(100, 1000)
+    assert final_limit(decode, advice_of([loader], [loader])) == "decode" and len(verdict(decode, Advice([]))) == 1
+    assert final_limit(decode, advice_of([compute], [compute])) == "cores"
+    assert final_limit(found, Advice([compute])) == "compute", "without advice the parts alone tell"
+
+
+def test_a_loader_that_helps_although_compute_limits_must_have_shown_it_twice_in_the_loop():
+    assert not trial("loader resident", 9.0, 1.29, part="loader", twice=True).helps
+    assert not trial("loader resident", 9.0, 1.29, 1.01, part="loader", twice=True).helps
+    assert trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True).helps
+
+
 def test_all_that_help_are_advised_together_unless_that_is_no_gain():
     a, b = trial("a", 1.5, 1.3), trial("b", 1.5, 1.2)
-    together = exactly(100.0), exactly(150.0), 1.5
+    together = turns(1.5)
     assert advice_of([a, b], [a, b], together).taken == [a.change, b.change]
     assert gain(advice_of([a, b], [a, b], together), exactly(90.0)) == [
         "now 100 images/s, with --a --b 150 images/s (1.50x)"
     ]
-    worse = advice_of([a, b], [a, b], (exactly(100.0), exactly(101.0), 1.01))
-    assert (worse.taken, worse.then.median, worse.ratio) == ([a.change], 130.0, 1.3)
+    for worse in (turns(1.01), turns(1.5, varied=1.6)):
+        assert advice_of([a, b], [a, b], worse) == Advice([a, b], [a.change], turns(1.3))
     nothing = gain(advice_of([a, b, trial("c", None, failure="x")], []), exactly(90.0))
     assert nothing == ["now 90 images/s; none of 2 changes tried gives more than 5 %"]
 
 
 def test_the_advice_names_what_else_a_change_changes():
     change = Change("compute", "batch", ("--batch-size", "128"), caution="another global batch: raise --lr with it")
-    helped = Trial(change, exactly(2.0), 2.0, exactly(1.0), exactly(2.0), 2.0)
+    helped = Trial(change, turns(2.0), [turns(2.0)])
     assert gain(advice_of([helped], [helped]), exactly(1.0))[1:] == ["  --batch-size 128: " + change.caution]
 
 
@@ -255,8 +317,7 @@ def test_in_turns_is_the_median_of_the_pairs_own_ratios():
 
         return measure
 
-    before, after, ratio = in_turns(side("a", 100), side("b", 150), 1e-9, 4)
-    assert (before, after, ratio) == (exactly(100), exactly(150), 1.5)
+    assert in_turns(side("a", 100), side("b", 150), 1e-9, 4) == Turns(exactly(100), exactly(150), 1.5)
     assert "".join(order[-8:]) == "abbaabba"
 
 
@@ -311,7 +372,7 @@ def test_slow_decoding_is_named_as_the_limit(tool, pictures, monkeypatch):
     monkeypatch.setattr(sources, "decode_crop", slowly)
     found, _ = examine(on_pictures(tool, pictures)[0], 0.1, silent)
     assert limit(found) == "decode" and found.wait_percent > 50
-    assert "data, reading and decoding" in verdict(found, gpu=False)[0]
+    assert "data, reading and decoding" in verdict(found, Advice([]))[0]
 
 
 def test_a_slow_network_is_named_as_the_limit(tool, pictures):
@@ -423,11 +484,11 @@ def test_a_change_that_cannot_be_is_told_and_the_others_are_tried(quick):
             raise torch.OutOfMemoryError("out of memory")
         return before
 
-    advice = Trials(Pretended(100), variant, "compute", 0.02, silent).advise(place())
+    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
     outcome = {trial.change.label: trial.failure for trial in advice.trials}
     assert outcome["--amp bf16"] == "cannot be: --amp bf16: no" and outcome["--batch-size 128"] == "out of memory"
     assert outcome["--loader resident"] == "" and outcome["--amp fp16"] == "not tried: emulated"
-    assert advice.taken == [] and advice.then is None
+    assert advice.taken == [] and advice.gain is None
 
 
 def test_an_error_that_is_no_affair_of_the_changes_is_raised(quick):
@@ -435,7 +496,7 @@ def test_an_error_that_is_no_affair_of_the_changes_is_raised(quick):
         raise RuntimeError("a defect")
 
     with pytest.raises(RuntimeError, match="a defect"):
-        Trials(Pretended(100), variant, "compute", 0.02, silent).advise(place())
+        Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
 
 
 def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(quick):
@@ -445,32 +506,63 @@ def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(q
         asked.append([change.label for change in chosen])
         return Pretended(before.speed * {"--amp bf16": 2.0, "--batch-size 128": 1.5}.get(chosen[-1].label, 1.0))
 
-    advice = Trials(Pretended(100), variant, "compute", 0.02, silent).advise(place())
+    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
     assert [change.label for change in advice.taken] == asked[-1] == ["--amp bf16", "--batch-size 128"]
-    assert (advice.now.median, advice.then.median, advice.ratio) == (100, 300, 3)
+    assert advice.gain == Turns(exactly(100), exactly(300), 3)
 
 
 def test_what_seemed_faster_once_is_not_advised(quick):
     speeds = iter([200.0])  # the first trial's; from then on all are as now
 
     advice = Trials(
-        Pretended(100), lambda before, chosen: Pretended(next(speeds, 100.0)), "compute", 0.02, silent
+        Pretended(100), lambda before, chosen: Pretended(next(speeds, 100.0)), measured(1000, 100), 0.02, silent
     ).advise(place())
-    assert [(trial.ratio, trial.loop_ratio, trial.helps) for trial in advice.trials[:2]] == [
-        (2, 1, False), (1, None, False),
-    ]  # fmt: skip
+    first, second = advice.trials[:2]
+    assert (first.alone.ratio, [turns.ratio for turns in first.loops], first.helps) == (2, [1], False)
+    assert (second.alone.ratio, second.loops) == (1, [])
     assert advice.taken == []
+
+
+@pytest.mark.parametrize(
+    ("speeds", "loops", "advised"),
+    [
+        ((1000, 100), [turns(1.29), turns(1.27)], True),
+        ((1000, 100), [turns(1.29), turns(1.01)], False),
+        ((1000, 100), [turns(1.29, varied=1.35)], False),
+        ((100, 1000), [turns(1.29)], True),
+        ((100, 1000), [turns(1.29, varied=1.35)], False),
+    ],
+    ids=["compute, twice", "compute, once", "compute, unsteady", "data", "data, unsteady"],
+)
+def test_a_loader_change_is_measured_twice_where_compute_is_the_limit(quick, monkeypatch, speeds, loops, advised):
+    planted = iter(loops)
+
+    def measure(before, after, seconds, pairs):
+        alone = pairs == FIRST_PAIRS
+        return next(planted) if not alone else turns(13.0 if after.__self__ is resident else 1.0)
+
+    now, resident = Pretended(100), Pretended(100)
+    monkeypatch.setattr("utils.doctor_trials.in_turns", measure)
+    trials = Trials(
+        now, lambda _, chosen: resident if "resident" in chosen[-1].flags else now, measured(*speeds), 0.02, silent
+    )
+    advice = trials.advise(place())
+    assert [change.label for change in advice.taken] == ["--loader resident"] * advised
+    assert next(planted, None) is None, "each planted measurement was asked for"
+    lines = verdict(measured(*speeds), advice) + gain(advice, exactly(100.0))
+    assert ("compute" in lines[0]) == (speeds == (1000, 100) and not advised), "one verdict"
+    assert ("loader resident" in lines[1]) == (loops[-1].ratio > 1.05)
 
 
 # ---------------------------------------------------------------------------------------- telling
 
 
 def test_the_report_has_its_parts_the_verdict_first_and_the_rows_the_same_figures():
-    found = measured(300, 100, busy=0.9)
+    found = measured(300, 100, gpu=True, busy=0.9)
     yes, no = trial("yes", 2.0, 1.5), trial("no", 1.0)
     advice = advice_of([yes, no, Trial(Change("compute", "c", ("--c",)), failure="out of memory")], [yes])
     memory = Memory(10**6, "as measured", Largest(512), "10 GB")
-    text = report("Here", found, advice, memory, gpu=True, batch_size=64, step_images=64)
+    text = report("Here", found, advice, memory, batch_size=64, step_images=64)
     assert text.startswith("Limit: compute; the loader could feed 3.0 times as much\nnow 100 images/s, with --yes 150")
     for line in ("Here", "loader alone, 2 worker(s)", "  backward", "both together", "  data wait", "out of memory"):
         assert any(row.startswith(line) or row.endswith(line) for row in text.splitlines()), line
@@ -484,20 +576,25 @@ def test_the_report_has_its_parts_the_verdict_first_and_the_rows_the_same_figure
 
 
 def test_each_limit_has_a_verdict():
-    assert (
-        "both" not in verdict(measured(100, 100), True)[0] and "about equally" in verdict(measured(100, 100), True)[0]
-    )
-    assert "computes for 30 %" in verdict(measured(400, 100, busy=0.3), True)[0]
-    assert "4.0 times as much" in verdict(measured(100, 400), True)[0]
-    assert "varied" in verdict(measured(400, 100, together=Spread(100, 80, 110)), True)[1]
-    shared = measured(100, 400, together=exactly(50))
-    assert len(verdict(shared, gpu=False)) == 2 and len(verdict(shared, gpu=True)) == 1
+    def said(*speeds, **more):
+        return verdict(measured(*speeds, **more), Advice([]))
+
+    assert said(100, 100) == ["Limit: loader and network about equally (100 and 100 images/s)"]
+    assert "computes for 30 %" in said(400, 100, gpu=True, busy=0.3)[0]
+    assert "4.0 times as much" in said(100, 400)[0]
+    assert "varied" in said(400, 100, together=Spread(100, 80, 110))[1]
+    assert said(100, 400, together=exactly(50)) == [
+        "Limit: the cores, which loader and network share (100 and 400 images/s alone, 50 together)"
+    ]
+    assert said(400, 100, together=exactly(75), workers=0)[0].startswith("Limit: loader and network, which take turns")
 
 
 def test_a_trial_that_another_beats_is_told_from_one_without_gain():
-    text = trials_table([trial("a", 2.0), trial("b", 1.0), trial("c", 2.0, 1.0), trial("d", 2.0, 2.0)])
+    text = trials_table(
+        [trial("a", 2.0), trial("b", 1.0), trial("c", 2.0, 1.0), trial("d", 2.0, 2.0), trial("e", 2.0, 1.2, varied=1.3)]
+    )
     assert [line.rpartition("  ")[2] for line in text.splitlines()[2:]] == [
-        "another is better", "no gain", "no gain in the loop", "yes",
+        "another is better", "no gain", "no gain in the loop", "yes", "uncertain: speeds varied by 1.30x",
     ]  # fmt: skip
 
 
