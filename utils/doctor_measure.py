@@ -18,7 +18,6 @@ import torch
 
 from utils.data.loaders import Batch, TrainLoader
 from utils.data.sources import StreamSource
-from utils.doctor import Turns
 from utils.precision.benchmark import synchronise
 from utils.precision.benchmark_report import Spread, ratios
 from utils.settings import Settings
@@ -191,7 +190,7 @@ def spread(windows: Iterable[Window]) -> Spread:
     return Spread.of([window.speed for window in windows])
 
 
-def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> Turns:
+def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
     """Both speeds over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' own ratios.
 
     In the order before after, after before ...: what changes on the machine meanwhile touches both sides alike.
@@ -201,7 +200,7 @@ def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> Tur
     for number in range(pairs):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             speeds[side].append((before, after)[side](steps[side], 1)[0].speed)
-    return Turns(Spread.of(speeds[0]), Spread.of(speeds[1]), ratios(speeds[1], speeds[0]).median)
+    return Spread.of(speeds[0]), Spread.of(speeds[1]), ratios(speeds[1], speeds[0]).median
 
 
 # ---------------------------------------------------------------------------------- inside the parts

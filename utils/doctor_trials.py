@@ -126,7 +126,7 @@ class Trials:
         try:
             subject = self.variant(self.now, (change,))
             parts = [getattr(one, f"measure_{change.part}") for one in (self.now, subject)]
-            trial.alone = in_turns(*parts, self.seconds / 2, FIRST_PAIRS)
+            trial.alone = Turns(*in_turns(*parts, self.seconds / 2, FIRST_PAIRS))
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)
         return trial
@@ -152,7 +152,7 @@ class Trials:
         return after
 
     def _in_the_loop(self, before: Subject, after: Subject) -> Turns:
-        return in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS)
+        return Turns(*in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS))
 
 
 def reason_of(error: Exception) -> str:
