@@ -23,10 +23,10 @@ from utils.stopping import INTERRUPTED, Stopped, StoppedAtOnce, StopSignals
 
 if TYPE_CHECKING:
     import torch
-    from torch.optim.swa_utils import AveragedModel
 
     from utils.data.datasets import Data
     from utils.data.loaders import TrainLoader, ValidationLoader
+    from utils.optim.ema import MovingAverage
     from utils.optim.lr_policy import LRPolicy
     from utils.record.checkpoint import Checkpointer
     from utils.record.resume import Found
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
     validation_loader: ValidationLoader
     loader_choice: str
     model: torch.nn.Module
-    ema: AveragedModel | None
+    ema: MovingAverage | None
     optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
     lr_policy: LRPolicy
     criterion: torch.nn.Module
@@ -325,8 +325,9 @@ def begin(
 
 def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Validate once and leave nothing behind."""
+    from utils.batch_norm_statistics import layers_with_statistics
     from utils.record.writer import build_writer
-    from utils.run_record import figures, reached
+    from utils.run_record import average_moved_since_validation, figures, reached
     from utils.train_validation import TraVal
 
     writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
@@ -336,6 +337,11 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Foun
     )  # fmt: skip
     if found is not None:
         writer.log(f"Evaluating {found.path}{reached(found.state)}")
+        if average_moved_since_validation(found.state) and layers_with_statistics(parts.model):
+            writer.log(
+                "warning: it was saved between two validations: the batch-norm statistics of its moving average are "
+                "averages as well, and it may do much worse than with those that are computed before a validation"
+            )
     writer.log(figures(traval.validation(0, report=False)))
     return 0
 

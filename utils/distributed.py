@@ -129,6 +129,16 @@ class Distributed:
             torch.distributed.all_reduce(tensor)
         return tensor
 
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's ``tensor``, of one shape on all of them, in the order of ranks, on every rank."""
+        import torch
+
+        if self.world_size == 1:
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        torch.distributed.all_gather(gathered, tensor)
+        return gathered
+
     def maximum(self, numbers: Sequence[float]) -> list[float]:
         """The largest of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
         import torch

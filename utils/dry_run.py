@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from utils.batch_norm_statistics import layers_with_statistics
 from utils.distributed import Distributed
 from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import has_momentum
@@ -47,7 +48,7 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, fou
         ("Optimizer", _optimizer(args)),
         ("Clipping", _clipping(args)),
         ("Learning rate", _curve(args, parts.lr_policy, steps, total)),
-        ("Weight average", f"decay {args.optimisation.ema_decay:g}" if args.optimisation.ema_decay else "none"),
+        ("Weight average", _average(args, parts)),
         ("Precision", _precision(args, parts, distributed.device)),
         ("Run folder", f"{folder} ({'goes on there' if found and found.folder else 'not created'})"),
     ]
@@ -113,6 +114,14 @@ def _clipping(args: Settings) -> str:
 def _listed(parts: dict[str, float | None], between: str) -> str:
     """Those of ``parts`` that are on, by name and value."""
     return ", ".join(f"{name}{between}{value:g}" for name, value in parts.items() if value) or "none"
+
+
+def _average(args: Settings, parts: Any) -> str:
+    decay, batches = args.optimisation.ema_decay, args.optimisation.ema_bn_batches
+    if decay is None:
+        return "none"
+    source = f"computed over {batches} training batches before each validation" if batches else "averaged"
+    return f"decay {decay:g}" + (f", batch-norm statistics {source}" if layers_with_statistics(parts.model) else "")
 
 
 def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:

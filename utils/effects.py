@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from utils.batch_norm_statistics import layers_with_statistics
 from utils.consistency import FLAG, RECIPE
 from utils.data.loaders import choose
 from utils.data.readers import MemoryImages
@@ -27,6 +28,7 @@ class Facts(NamedTuple):
     its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
     ``any_size``: its images are of any size. ``resident``: they are all kept in the device's memory. ``remainder``:
     training images beyond the last full global batch. ``has_filters``: the network has convolutions.
+    ``gathers_statistics``: it has batch norm with running statistics.
     ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
     """
 
@@ -43,6 +45,7 @@ class Facts(NamedTuple):
     warmup_steps: int
     remainder: int
     has_filters: bool
+    gathers_statistics: bool
     never_called: tuple[str, ...]
 
 
@@ -64,6 +67,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         warmup_steps=parts.lr_policy.warmup_steps,
         remainder=len(data.train) % args.data.global_batch_size,
         has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
+        gathers_statistics=bool(layers_with_statistics(parts.model)),
         never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),
     )
 

@@ -284,6 +284,14 @@ class OptimisationSettings:
         None, "keep a moving average of the weights, for example 0.999; its results are the reported ones",
         type=float, check=between(0, 1, open_low=True, open_high=True),
     )  # fmt: skip
+    ema_bn_batches: int = setting(
+        16, "training batches that the average's batch-norm statistics are computed over before each validation, in "
+        "the time of about half as many steps",
+        check=between(0, 10**6), metavar="N",
+        effect=needs(
+            "--ema-decay, and batch norm in the network", lambda v: v.ema_decay is not None and v.gathers_statistics
+        ),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
+from utils import batch_norm_statistics
 from utils.bad_images import BadImages
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.distributed import Distributed
 from utils.exact_validation import validate
 from utils.optim.clipping import GradientClipper
-from utils.optim.ema import ema_state, load_ema_state
+from utils.optim.ema import MovingAverage
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
@@ -61,7 +61,7 @@ class TraVal:
         *,
         distributed: Distributed,
         lr_policy: LRPolicy | None = None,
-        ema: AveragedModel | None = None,
+        ema: MovingAverage | None = None,
         writer: NullWriter | None = None,
         checkpointer: Checkpointer | None = None,
         description: dict[str, Any] | None = None,
@@ -157,7 +157,7 @@ class TraVal:
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
         if self._moved and self.ema is not None:
-            self.ema.update_parameters(self.model)
+            self.ema.update(self.progress.moved_steps)
         self.sums.end_step(lr, norm, scale)
         self.progress.count_step(len(self._moved), len(self.optimizers))
 
@@ -165,12 +165,17 @@ class TraVal:
         """Validate, exactly, on all ranks; with ``report`` also log, enter the epoch's row and save.
 
         With a moving average of the weights its result is the one that counts; the raw weights' stands
-        beside it.
+        beside it. The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
         common = self.validation_loader, self.distributed, self.autocast, self.writer, self.bad_images, self._obey
         self.agreement.begin()
-        raw = validate(self.model, *common)
-        result = validate(self.ema.module, *common) if self.ema is not None else raw
+        result = raw = validate(self.model, *common)
+        if self.ema is not None:
+            batch_norm_statistics.recompute(
+                self.ema.module, self.train_loader, epoch, self.args.optimisation.ema_bn_batches, self.distributed,
+                self.autocast, self._obey,
+            )  # fmt: skip
+            result = validate(self.ema.module, *common)
         self.bad_images.collect(self.progress)
         if report:
             self._end_epoch(epoch, result, raw if self.ema is not None else None)
@@ -304,7 +309,7 @@ class TraVal:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "model": self.model.state_dict(),
-            "ema": ema_state(self.ema) if self.ema is not None else None,
+            "ema": self.ema.state() if self.ema is not None else None,
             "optimizer": optimizers if len(optimizers) > 1 else optimizers[0],
             "scaler": self.scaler.state_dict(),
             "progress": self.progress.state(),
@@ -314,7 +319,7 @@ class TraVal:
         """Continue from ``state``, as ``state()`` gave it."""
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
-            load_ema_state(self.ema, state["ema"])
+            self.ema.load_state(state["ema"])
         stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
         for optimizer, its_state in zip(self.optimizers, stored, strict=True):
             optimizer.load_state_dict(its_state)

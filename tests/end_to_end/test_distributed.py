@@ -1,9 +1,11 @@
 """Several processes: the same answers, exact validation, and a mistake told once."""
 
+from pathlib import Path
+
 import torch
 
 from main import main
-from tests.end_to_end.processes import FINAL_LINE, start
+from tests.end_to_end.processes import FINAL_LINE, load, rows, start, train
 
 
 def test_a_mistake_is_told_once_by_several_processes_with_no_traceback_of_ours(tmp_path):
@@ -13,6 +15,37 @@ def test_a_mistake_is_told_once_by_several_processes_with_no_traceback_of_ours(t
     ours = [line for line in err.splitlines() if line.startswith("main.py: ")]
     assert len(ours) == 1 and "did you mean resnet18" in ours[0]
     assert not (tmp_path / "runs").exists()
+
+
+def test_validation_within_training_and_evaluation_of_what_it_saved_agree_on_any_number_of_processes(tmp_path):
+    """Batch norm's statistics differ between two ranks after a step; those of rank 0 are validated, and saved."""
+    flags = ("--arch", "timm/test_resnet", "--ema-decay", "0.9", "--ema-bn-batches", "2", "--no-progress")
+    trained = train(
+        *flags, "--global-batch-size", 4, "--max-steps", 8, "--warmup-epochs", 0.1, "--output", tmp_path, processes=2
+    )
+    (row,) = rows(trained["run"])
+    # Of the raw weights what is kept in the row, of their average the last line.
+    raw = tuple(f"{float(row[f'raw_val_{name}']):.4f}" for name in ("top1", "top5", "loss"))
+    torch.save(load(trained["run"], "final.pt")["model"], tmp_path / "raw.pt")
+    weights = {"--resume": Path(trained["run"], "checkpoints/best.pt"), "--weights": tmp_path / "raw.pt"}
+    assert raw != trained.group("top1", "top5", "loss")
+    for flag, expected in (("--resume", trained.group("top1", "top5", "loss")), ("--weights", raw)):
+        for processes in (1, 2):
+            again = train("--evaluate", flag, weights[flag], *flags[:2], "--no-progress", processes=processes)
+            assert again.group("top1", "top5", "loss") == expected, (flag, processes)
+
+
+def test_a_checkpoint_within_an_epoch_is_evaluated_with_a_warning_about_its_average(tmp_path, capsys):
+    flags = ("--device", "cpu", "--ema-decay", "0.9", "--max-steps", "5", "--save-every-steps", "2", "--no-progress")
+    for arch, warned in (
+        ("timm/test_resnet", {"previous": True, "last": False, "initial": False}),
+        ("fc", {"previous": False}),
+    ):
+        assert main([*flags, "--arch", arch, "--output", str(tmp_path)]) == 0
+        folder = Path(FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"])
+        for name, expected in warned.items():
+            assert main(["--device", "cpu", "--evaluate", "--resume", str(folder / f"checkpoints/{name}.pt")]) == 0
+            assert ("warning: it was saved between two validations" in capsys.readouterr().out) == expected, name
 
 
 def test_the_process_group_is_gone_after_a_run_and_after_a_mistake(tmp_path, capsys):

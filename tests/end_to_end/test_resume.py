@@ -32,7 +32,10 @@ def test_six_epochs_equal_two_epochs_a_stop_and_resume_auto(tmp_path, capsys):
     assert [row["epoch"] for row in rows(resumed)] == list("123456")
 
 
-@pytest.mark.parametrize("extra", [(), ("--amp", "fp16", "--accumulate", "2", "--batch-size", "32")])
+BATCH_NORM = ("--arch", "timm/test_resnet", "--batch-size", "64", "--ema-bn-batches", "3")
+
+
+@pytest.mark.parametrize("extra", [(), ("--amp", "fp16", "--accumulate", "2", "--batch-size", "32"), BATCH_NORM])
 def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(tmp_path, capsys, extra):
     flags = (*FLAGS, *extra, "--epochs", 3, "--print-freq", 5, "--save-every-steps", 4)
     whole = in_process(capsys, *flags, "--output", tmp_path / "whole")["run"]

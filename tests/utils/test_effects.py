@@ -15,7 +15,7 @@ SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 RICH = Facts(
     continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",),
     in_memory=False, any_size=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
-    never_called=(),
+    gathers_statistics=True, never_called=(),
 )  # fmt: skip
 FILES = "--dataname folder --datapath D"
 
@@ -49,6 +49,11 @@ NEEDS = [
     ("lr_milestones", "--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
     ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
     ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be half a step"),
+    ("ema_bn_batches", "--ema-bn-batches 4", {}, "--ema-bn-batches 4 does nothing: it needs --ema-decay, and batch norm"),
+    (
+        "ema_bn_batches", "--ema-bn-batches 0 --ema-decay 0.9", {"gathers_statistics": False},
+        "--ema-bn-batches 0 does nothing: it needs --ema-decay, and batch norm in the network",
+    ),
     ("drop_last", "--drop-last", {"remainder": 0}, "--drop-last does nothing: it needs a last step that is smaller"),
     ("tf32", "--tf32", {"on_gpu": False}, "--tf32 does nothing: it needs a GPU"),
     ("init_scale", "--init-scale 4 --amp bf16", {"precision": "bf16"}, "--init-scale 4 does nothing: it needs --amp fp16"),
@@ -85,6 +90,7 @@ def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes
         f"--channels-last --momentum 0.8 --no-decay-norm-bias --warmup-epochs 1 --tf32 --init-scale 4 {FILES} "
         "--max-skipped-steps 4 --drop-last --fp32-layers a --nesterov --lr-policy multistep --lr-milestones 5 --lr-gamma 0.5",
         f"--decode gpu {FILES}",
+        "--ema-decay 0.9 --ema-bn-batches 0",
         "-b 8 --evaluate --pretrained",
         "--output D --name a --resume auto",
     ],

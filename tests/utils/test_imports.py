@@ -67,12 +67,14 @@ def allowed_for(module):
             "utils.step_sums",
             "utils.stopping",
             "utils.exact_validation",
+            "utils.batch_norm_statistics",
             "utils.bad_images",
             *(f"utils.{room}" for room in ROOMS),
         },
         "utils.step_watch": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
         "utils.step_sums": {"utils.distributed", "utils.data", "utils.record"},
         "utils.exact_validation": {"utils.distributed", "utils.bad_images", "utils.data", "utils.record"},
+        "utils.batch_norm_statistics": {"utils.distributed", "utils.data"},
         "utils.bad_images": {"utils.distributed", "utils.data", "utils.record"},
         "utils.stopping": {"utils.distributed"},
         "utils.run_record": {
@@ -98,13 +100,19 @@ def allowed_for(module):
         "utils.doctor_report": {"utils.doctor", "utils.precision", "utils.tools"},
         "utils.effects": {
             "utils.settings",
+            "utils.batch_norm_statistics",
             "utils.consistency",
             "utils.distributed",
             "utils.data",
             "utils.optim",
             "utils.precision",
         },
-        "utils.dry_run": {"utils.settings", "utils.distributed", *(f"utils.{room}" for room in ROOMS)},
+        "utils.dry_run": {
+            "utils.settings",
+            "utils.distributed",
+            "utils.batch_norm_statistics",
+            *(f"utils.{room}" for room in ROOMS),
+        },
     }.get(module, {"utils.settings", "utils.distributed"})
 
 

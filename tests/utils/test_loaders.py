@@ -92,6 +92,39 @@ def test_every_image_of_an_epoch_is_augmented_alike_on_one_two_and_three_ranks(t
         assert all(torch.equal(alone[index], other[index]) for index in alone)
 
 
+@pytest.mark.parametrize("flags", [("--loader", "stream", "--workers", 1), ("--mixup", 0.2, "--augment", "shift")])
+def test_passes_that_are_shared_out_are_those_of_the_first_steps_and_the_same_on_any_number_of_ranks(flags):
+    def shared_out(world_size, *more):
+        """All ranks' passes in turn."""
+        found = []
+        for rank in range(world_size):
+            train, _, _ = make("--global-batch-size", 150, *flags, *more, rank=rank, world_size=world_size)
+            for _ in train.batches(2):  # an epoch that is left early, as --max-steps does
+                break
+            total, batches = train.shared_out(2, 4)
+            mine = [(b.images, b.targets, b.indices.tolist()) for b in batches]
+            found += [(rank + world_size * number, *item) for number, item in enumerate(mine)]
+        assert sorted(place for place, *_ in found) == list(range(total))
+        return sorted(found, key=lambda item: item[0])
+
+    alone = shared_out(1)
+    assert [len(item[3]) for item in alone] == [50] * 12
+    plan = make("--global-batch-size", 150)[0].plan
+    assert [index for item in alone for index in item[3]] == [
+        n for step in range(4) for n in plan.step_indices(2, step)
+    ]
+    for other in (shared_out(2), shared_out(3), shared_out(1, "--accumulate", 5)):
+        for one, another in zip(alone, other, strict=True):
+            assert torch.equal(one[1], another[1]) and torch.equal(one[2], another[2]) and one[3] == another[3]
+
+
+def test_of_an_epoch_of_fewer_steps_all_are_shared_out():
+    train, _, _ = make("--global-batch-size", 1000)
+    total, batches = train.shared_out(0, 16)
+    passes = [batch.indices for batch in batches]
+    assert len(passes) == total and sorted(np.concatenate(passes)) == list(range(1437))
+
+
 def test_validation_covers_each_image_once_over_three_ranks(tree):
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--val-batch-size", 2, "--workers", 0)
     indices = [b.indices for rank in range(3) for b in make(*flags, rank=rank, world_size=3)[1].batches()]

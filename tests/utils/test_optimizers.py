@@ -1,4 +1,4 @@
-"""Optimizers, loss and weight average against torch's and timm's own, and against closed formulas."""
+"""Optimizers and loss against torch's and timm's own, and against closed formulas."""
 
 import math
 
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from utils.optim.criterion import build_criterion
-from utils.optim.ema import build_ema, ema_state, load_ema_state
 from utils.optim.optimizers import build_optimizer, parameter_groups, unknown_optimizer
 from utils.settings import OptimisationSettings, UserError
 
@@ -182,64 +181,3 @@ def test_loss_equals_the_formula_of_label_smoothing(smoothing):
         rows.append(-sum(weight * (value - log_sum) for weight, value in zip(wanted, row, strict=True)))
     loss = build_criterion(OptimisationSettings(label_smoothing=smoothing))(logits, targets)
     assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)
-
-
-# -------------------------------------------------------------------------------- weight average
-
-
-def set_weights(model, value):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-
-
-def test_average_after_n_updates_is_that_of_the_closed_formula():
-    decay, values = 0.9, [1.0, 3.0, -2.0, 5.0, 0.5]
-    model = network().double()
-    average = build_ema(model, decay)
-    for value in values:
-        set_weights(model, value)
-        average.update_parameters(model)
-    # d^(n-1) w_0 + (1 - d) sum of d^(n-1-k) w_k
-    last = len(values) - 1
-    expected = decay**last * values[0] + (1 - decay) * sum(decay ** (last - k) * values[k] for k in range(1, last + 1))
-    for parameter in average.module.parameters():
-        assert parameter.flatten()[0].item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_average_takes_batch_norm_statistics_as_they_are():
-    model = network()
-    average = build_ema(model, 0.9)
-    for _ in range(3):
-        model(torch.randn(8, 1, 5, 5))
-        average.update_parameters(model)
-    own = dict(model.named_buffers())
-    assert own["1.num_batches_tracked"] == 3
-    assert all(torch.equal(value, own[name]) for name, value in average.module.named_buffers())
-
-
-def test_average_does_not_touch_the_model():
-    model, untouched = network(), network()
-    average = build_ema(model, 0.5)
-    average.update_parameters(model)
-    set_weights(average.module, 7.0)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), untouched.parameters(), strict=True))
-
-
-def test_restored_average_goes_on_like_the_one_that_was_saved():
-    model = network()
-    saved, restored = build_ema(model, 0.9), build_ema(network(), 0.9)
-    saved.update_parameters(model)
-    state = ema_state(saved)
-    assert set(state["model"]) == set(model.state_dict())
-    load_ema_state(restored, state)
-    set_weights(model, 2.0)
-    for average in (saved, restored):
-        average.update_parameters(model)
-    for a, b in zip(saved.module.parameters(), restored.module.parameters(), strict=True):
-        assert torch.equal(a, b)
-        assert not torch.equal(a, torch.full_like(a, 2.0))  # a first update would have copied
-
-
-def test_without_a_decay_there_is_no_average():
-    assert build_ema(network(), None) is None

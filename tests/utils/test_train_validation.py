@@ -185,6 +185,21 @@ def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_
     assert not torch.equal(weights[0], parameters(traval.model)[0])
 
 
+def test_the_average_moves_once_for_each_step_that_moved_weights_and_counts_no_other():
+    skipping = make(
+        "--amp", "fp16", "--init-scale", "64", "--arch", "fc", "--ema-decay", "0.9", criterion=Overflow(at=2)
+    )
+    initial = parameters(skipping.model)
+    after = []
+    for _ in range(3):
+        steps(skipping, 1)
+        after.append(parameters(skipping.model))
+    # Decays 1/10 and 2/11, as if the step between had not been: with 3/12 for the third the sum would be another.
+    for average, first, one, three in zip(skipping.ema.module.parameters(), initial, after[0], after[2], strict=True):
+        torch.testing.assert_close(average, 2 / 11 * (0.1 * first + 0.9 * one) + 9 / 11 * three)
+    assert skipping.progress.moved_steps == 2
+
+
 def test_without_a_scaler_a_loss_that_is_not_finite_stops_with_the_step_and_advice():
     traval = make("--amp", "off", "--arch", "fc", criterion=Overflow(at=3))
     with pytest.raises(TrainingFailure, match=r"at step 3 .*--lr"):

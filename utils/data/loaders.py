@@ -7,8 +7,8 @@ nor the random numbers of their augmentation.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, starmap
 
 import numpy as np
@@ -27,6 +27,7 @@ from utils.data.transforms import BatchTransform
 from utils.data.unreadable import LEAVE_OUT, REFUSE, REPLACE
 from utils.settings import DataSettings, UserError
 
+PASS_SIZE = 64  # images of a pass that is shared out: where there is memory to train on 8, there is to evaluate these
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that a resident data set may take under --loader auto
 
 
@@ -74,7 +75,18 @@ class TrainLoader:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The forward passes of ``epoch`` from step ``first_step`` on."""
         steps = range(first_step, self.steps_per_epoch)
-        shares = (share for step in steps for share in self.plan.shares(epoch, step))
+        return self._read(share for step in steps for share in self.plan.shares(epoch, step))
+
+    def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Batch]]:
+        """The first ``steps`` steps of ``epoch`` in forward passes that are the same on any number of ranks.
+
+        How many passes there are, and this rank's of them: every world_size-th, as in validation.
+        """
+        alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
+        shares = [share for step in range(min(steps, self.steps_per_epoch)) for share in alone.shares(epoch, step)]
+        return len(shares), self._read(shares[self.plan.rank :: self.plan.world_size])
+
+    def _read(self, shares: Iterable[Share]) -> Iterator[Batch]:
         return self._one_ahead(chain.from_iterable(starmap(self.prepare, self.source.batches(shares))))
 
     def step_again(self, epoch: int, step: int) -> list[Batch]:

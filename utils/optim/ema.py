@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
 
 
-def build_ema(model: nn.Module, decay: float | None) -> AveragedModel | None:
-    """A moving average of ``model``'s weights, or None without a decay.
+class MovingAverage:
+    """``module``, a copy of ``model`` whose weights follow the model's: average = d x average + (1 - d) x weights.
 
-    ``average.update_parameters(model)`` after a step sets average = decay x average + (1 - decay) x
-    weights (Polyak and Juditsky, 1992); the first call copies. Buffers, batch-norm statistics above
-    all, are taken over as they are: they are moving averages already.
+    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``decay``, and in the n-th
+    update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's ``ExponentialMovingAverage``: with the full decay
+    from the beginning, the average would consist of initial weights for some 1 / (1 - decay) updates.
+
+    Running statistics (buffers named ``running_*``) are averaged as the weights are. They lag behind what the averaged
+    weights need, so those of batch norm are to be recomputed before the average is used (see
+    ``utils/batch_norm_statistics.py``). All other buffers are copied.
     """
-    if decay is None:
-        return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.module, self.decay = copy.deepcopy(model), decay
+        self._averaged: Pairs = {}
+        self._copied: Pairs = {}
+        pairs = zip(_tensors(self.module), _tensors(model), strict=True)
+        for (own, averaged), (models, _) in pairs:
+            ours, theirs = (self._averaged if averaged else self._copied).setdefault(own.dtype, ([], []))
+            ours.append(own)
+            theirs.append(models)
+
+    def decay_of(self, updates: int) -> float:
+        """The decay of the update that ``updates`` others have gone before."""
+        return min(self.decay, (1 + updates) / (10 + updates))
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """Follow the model's weights, which have moved; ``updates`` is how often that was done before."""
+        for averages, models in self._averaged.values():
+            torch._foreach_lerp_(averages, models, 1 - self.decay_of(updates))
+        for copies, models in self._copied.values():
+            torch._foreach_copy_(copies, models)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, with clean parameter names."""
+        return {"model": self.module.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put a state made by ``state`` back."""
+        self.module.load_state_dict(state["model"])
 
 
-def ema_state(average: AveragedModel) -> dict[str, torch.Tensor | dict[str, torch.Tensor]]:
-    """The average's state with clean parameter names, for a checkpoint."""
-    return {"model": average.module.state_dict(), "n_averaged": average.n_averaged}
+def build_ema(model: nn.Module, decay: float | None) -> MovingAverage | None:
+    """A moving average of ``model``'s weights, or None without a decay."""
+    return None if decay is None else MovingAverage(model, decay)
 
 
-def load_ema_state(average: AveragedModel, state: dict) -> None:
-    """Put a state made by ``ema_state`` back."""
-    average.module.load_state_dict(state["model"])
-    average.n_averaged.copy_(state["n_averaged"])
+def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
+    """Parameters and buffers, and of each whether it is averaged rather than copied."""
+    found = [(parameter, parameter.is_floating_point()) for parameter in model.parameters()]
+    for name, buffer in model.named_buffers():
+        is_statistic = name.rpartition(".")[2].startswith("running_")
+        found.append((buffer, is_statistic and buffer.is_floating_point()))
+    return found

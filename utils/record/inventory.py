@@ -87,8 +87,7 @@ def wrong_kinds(state: dict[str, Any]) -> list[str]:
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     right = {
         "model": _is_weights(state["model"]),
-        "ema": ema is None
-        or (_is_dict(ema) and _is_weights(ema.get("model")) and torch.is_tensor(ema.get("n_averaged"))),
+        "ema": ema is None or (_is_dict(ema) and _is_weights(ema.get("model"))),
         "optimizer": bool(optimizers) and all(_is_optimizer(item) for item in optimizers),
         "scaler": _is_dict(state["scaler"]) and all(_is_number(value) for value in state["scaler"].values()),
         "progress": _is_dict(state["progress"]),

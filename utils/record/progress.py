@@ -50,9 +50,14 @@ class Progress:
     shifted_steps: int = 0
 
     @property
+    def moved_steps(self) -> int:
+        """Optimizer steps that moved the weights, or some of them: what the moving average counts."""
+        return self.step - self.skipped_steps
+
+    @property
     def updates(self) -> int:
-        """Optimizer steps that moved the weights: what the learning rate goes by."""
-        return self.step - self.skipped_steps + self.shifted_steps
+        """The position in the learning rate's schedule."""
+        return self.moved_steps + self.shifted_steps
 
     def is_trained(self, args: Settings) -> bool:
         """Whether no step is left to take under these settings."""

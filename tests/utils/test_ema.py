@@ -1,0 +1,109 @@
+"""The moving average against its closed formula, buffer by buffer."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from utils.optim.ema import build_ema
+
+
+def network():
+    """Float and integer buffers of a batch norm, and a constant one that arithmetic would spoil."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36, 10))
+    model[3].register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    return model.double()
+
+
+def set_all(model, value):
+    """Each weight and running statistic becomes ``value``."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+        for buffer in (model[1].running_mean, model[1].running_var):
+            buffer.fill_(value)
+
+
+# Below, the decays are 1/10, 2/11, 3/12, 4/13, 5/14 (0.36), 6/15 (0.4) ..., as long as they are lower than the flag's.
+@pytest.mark.parametrize(
+    ("decay", "decays"), [(0.999, [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14]), (0.2, [1 / 10, 2 / 11, 0.2, 0.2, 0.2])]
+)
+def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay, decays):
+    initial, values = 4.0, [1.0, 3.0, -2.0, 5.0, 0.5]
+    model = network()
+    set_all(model, initial)
+    average = build_ema(model, decay)
+    for updates, value in enumerate(values):
+        set_all(model, value)
+        average.update(updates)
+    # The initial weights have the product of all decays, a step's weights 1 - d and the product of the later ones.
+    expected = math.prod(decays) * initial
+    expected += sum((1 - decays[k]) * math.prod(decays[k + 1 :]) * value for k, value in enumerate(values))
+    for tensor in (*average.module.parameters(), average.module[1].running_mean, average.module[1].running_var):
+        assert tensor.flatten()[-1].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_after_a_short_run_hardly_anything_of_the_initial_weights_is_left():
+    model = network()
+    set_all(model, 1.0)
+    average = build_ema(model, 0.9999)
+    set_all(model, 0.0)
+    for updates in range(23):
+        average.update(updates)
+    assert 0 < average.module[0].weight.max() < 1e-6  # with a constant decay it would be 0.998
+
+
+def test_buffers_that_are_no_running_statistics_are_copied_bit_for_bit():
+    model = network()
+    average = build_ema(model, 0.9)
+    for updates in range(3):
+        model(torch.randn(8, 1, 5, 5, dtype=torch.float64))
+        average.update(updates)
+    assert average.module[1].num_batches_tracked == 3
+    assert torch.equal(average.module[3].mask, torch.tensor([0.0, -math.inf], dtype=torch.float64))
+    assert not torch.equal(average.module[1].running_mean, model[1].running_mean)
+
+
+def test_the_average_has_tensors_of_its_own():
+    model = network()
+    untouched = copy.deepcopy(model.state_dict())
+    average = build_ema(model, 0.5)
+    average.update(0)
+    set_all(average.module, 7.0)
+    assert all(torch.equal(value, untouched[name]) for name, value in model.state_dict().items())
+
+
+def test_a_restored_average_goes_on_like_the_one_that_was_saved():
+    model = network()
+    saved = build_ema(model, 0.9)
+    set_all(model, 2.0)
+    saved.update(0)
+    state = copy.deepcopy(saved.state())
+    assert list(state["model"]) == list(model.state_dict())
+    restored = build_ema(model, 0.9)
+    restored.load_state(state)
+    set_all(model, 3.0)
+    for average in (saved, restored):
+        average.update(1)
+    pairs = zip(saved.module.state_dict().values(), restored.module.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_weights_of_several_types_are_averaged_each_in_its_own():
+    model = nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3))
+    average = build_ema(model, 0.9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    before = copy.deepcopy(average.module)
+    average.update(0)
+    for (name, value), old in zip(average.module.named_parameters(), before.parameters(), strict=True):
+        assert value.dtype == (torch.bfloat16 if name.startswith("0") else torch.float32)
+        torch.testing.assert_close(value, 0.9 + 0.1 * old, rtol=1e-2 if name.startswith("0") else 1e-6, atol=1e-6)
+
+
+def test_without_a_decay_there_is_no_average():
+    assert build_ema(network(), None) is None
