@@ -145,12 +145,13 @@ def test_damage_met_by_a_worker_ends_the_program_with_exit_code_2_and_one_line(c
 MEMORY_PROGRAM = """
 import resource, sys, time
 from utils.data.decoding import UnreadableImage, decode_crop
+from utils.data.view import View
 def peak_megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 before = peak_megabytes()
 for path in sys.argv[1:]:
     try:
-        decode_crop(path, 224, "RGB")
+        decode_crop(path, View(224), "RGB")
     except UnreadableImage:
         print(peak_megabytes() - before < 50)
 """

@@ -21,6 +21,7 @@ from utils.data import cache, sources
 from utils.data.readers import ImageFiles
 from utils.data.sample_plan import Share
 from utils.data.sources import StreamSource, measured_workers
+from utils.data.view import View
 from utils.data.workers import in_shared_memory
 from utils.settings import UserError
 
@@ -50,7 +51,7 @@ def files(tree):
 
 
 def streaming(files, workers=1, **options):
-    options = {"size": 32, "crop": True, "fixed_size": False, "seed": 0, "cores": 2, **options}
+    options = {"view": View(32), "crop": True, "fixed_size": False, "seed": 0, "cores": 2, **options}
     return StreamSource(files, CPU, workers=workers, **options)
 
 
@@ -63,7 +64,7 @@ def stream(files):
 
 
 def fill_cache(files):
-    return cache.decode(files, 32, False, workers=1, progress=False, log=print)
+    return cache.decode(files, View(32), False, workers=1, progress=False, log=print)
 
 
 def measure(files):
@@ -195,6 +196,7 @@ class Tensors(Dataset):
 SHM_PROGRAM = """
 import sys
 from tests.faults.test_13_dead_workers import Tensors
+from utils.data.view import View
 from utils.data.workers import Workers
 kept = []
 try:
@@ -298,6 +300,7 @@ class Arrays(Dataset):
 PIPE_PROGRAM = """
 import time
 from tests.faults.test_13_dead_workers import Arrays
+from utils.data.view import View
 from utils.data.workers import Workers
 for _ in Workers(Arrays(), list(range(100)), 2):
     print("one", flush=True)
@@ -320,6 +323,7 @@ def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken():
 MERGED_PROGRAM = """
 import multiprocessing, os, signal, subprocess
 from tests.faults.test_13_dead_workers import Arrays
+from utils.data.view import View
 from utils.data.workers import Workers
 walk = iter(Workers(Arrays(), list(range(100)), 1, keep=True))
 next(walk)

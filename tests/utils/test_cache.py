@@ -17,6 +17,7 @@ from PIL import Image
 from utils.arguments import parse
 from utils.data import cache, claims, readers
 from utils.data.readers import ImageFiles, MemoryImages
+from utils.data.view import View
 from utils.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ def files_of(root, colour="RGB"):
 def decoded(images, folder, size=SIZE, fixed_size=True, workers=0, lines=None, is_main=True):
     log = (lambda line: None) if lines is None else lines.append
     return cache.decoded(
-        images, size, fixed_size, folder, workers=workers, progress=False, log=log, is_main=is_main
+        images, View(size), fixed_size, folder, workers=workers, progress=False, log=log, is_main=is_main
     ).pixels
 
 
@@ -94,9 +95,9 @@ def test_chunks_keep_the_order_of_the_files(tree, monkeypatch):
 
 @pytest.mark.parametrize("fixed_size", [True, False])
 def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_size):
-    read_one = cache.decode_whole if fixed_size else cache.decode_crop
     images = files_of(tree, "L")
-    expected = torch.stack([read_one(path, 5, "L") for path in images.paths])
+    whole, middle = cache.decode_whole, cache.decode_crop
+    expected = torch.stack([whole(path, 5, "L") if fixed_size else middle(path, View(5), "L") for path in images.paths])
     assert torch.equal(decoded(images, None, size=5, fixed_size=fixed_size), expected)
 
 
@@ -201,16 +202,20 @@ def test_any_change_of_the_files_is_decoded_anew(tree, folder, change):
 
 def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tree, folder, monkeypatch):
     images = files_of(tree)
+    views = [
+        View(8), View(8, 0.9), View(8, crop_mode="squash"), View(8, crop_mode="border"),
+        View(8, crop_mode="border", border=(9, 9, 9)), View(8, interpolation="bicubic"),
+    ]  # fmt: skip
     backwards = ImageFiles(images.paths[::-1], images.labels, "RGB")
     found = [
-        cache.fingerprint(images, 8, True, folder),
-        cache.fingerprint(images, 9, True, folder),
-        cache.fingerprint(images, 8, False, folder),
-        cache.fingerprint(files_of(tree, "L"), 8, True, folder),
-        cache.fingerprint(backwards, 8, True, folder),
+        cache.fingerprint(images, View(8), True, folder),
+        cache.fingerprint(images, View(9), True, folder),
+        *(cache.fingerprint(images, view, False, folder) for view in views),
+        cache.fingerprint(files_of(tree, "L"), View(8), True, folder),
+        cache.fingerprint(backwards, View(8), True, folder),
     ]
     monkeypatch.setattr(cache, "DECODING_VERSION", cache.DECODING_VERSION + 1)
-    found.append(cache.fingerprint(images, 8, True, folder))
+    found.append(cache.fingerprint(images, View(8), True, folder))
     assert len(set(found)) == len(found)
 
 
@@ -229,8 +234,8 @@ def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, 
     for first, second in zip(files_of(tree).paths, files_of(tmp_path / other).paths, strict=True):
         os.utime(first, ns=(0, 0))
         os.utime(second, ns=(0, 0))
-    assert cache.fingerprint(files_of(tree), 8, True, folder) != cache.fingerprint(
-        files_of(tmp_path / other), 8, True, folder
+    assert cache.fingerprint(files_of(tree), View(8), True, folder) != cache.fingerprint(
+        files_of(tmp_path / other), View(8), True, folder
     )
 
 
@@ -307,7 +312,7 @@ def test_the_first_damaged_image_is_named_and_nothing_is_left(tree, folder, work
 
 
 def test_a_leftover_of_the_same_name_is_written_over_whatever_it_holds(tree, folder):
-    leftover = folder / f"{cache.fingerprint(files_of(tree), SIZE, True, folder)}.partial"
+    leftover = folder / f"{cache.fingerprint(files_of(tree), View(SIZE), True, folder)}.partial"
     folder.mkdir()
     leftover.write_bytes(claims.MISTAKE + bytes(10 * COUNT * 3 * SIZE * SIZE))
     assert torch.equal(decoded(files_of(tree), folder), decoded(files_of(tree), None))
@@ -398,6 +403,7 @@ sys.path.insert(0, {root!r})
 import torch
 from utils.data import cache
 from utils.data.readers import ImageFiles
+from utils.data.view import View
 from utils.settings import UserError
 tree, folder, gate = Path({tree!r}), Path({folder!r}), Path({gate!r})
 paths = sorted(map(str, tree.rglob("*.png")))
@@ -410,7 +416,7 @@ def wait_and_decode(path, size, colour):
 cache.decode_whole = wait_and_decode
 try:
     pixels = cache.decoded(
-        ImageFiles(paths, torch.zeros(len(paths)), "RGB"), 8, True, folder, workers={workers}, progress=False,
+        ImageFiles(paths, torch.zeros(len(paths)), "RGB"), View(8), True, folder, workers={workers}, progress=False,
         skip_bad={skip_bad},
         log=lambda line: print("LOG", line, flush=True),
     ).pixels

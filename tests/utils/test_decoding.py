@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
 from utils.data import decoding, jpeg
-from utils.data.decoding import central_box, decode_crop, decode_whole, decoder, open_image, random_box
+from utils.data.decoding import decode_crop, decode_whole, decoder, open_image, random_box
 from utils.data.sample_plan import sample_uniforms
+from utils.data.view import View
 from utils.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,11 +63,24 @@ def pillow_pixels(path, colour="RGB"):
     return v2.functional.pil_to_tensor(open_image(path, colour))
 
 
-def reference_crop(path, box, size, colour="RGB"):
+def reference_crop(path, box, size, colour="RGB", interpolation=v2.InterpolationMode.BILINEAR):
     left, top, right, bottom = box
     return v2.functional.resized_crop(
-        pillow_pixels(path, colour), top, left, bottom - top, right - left, [size, size], antialias=True
+        pillow_pixels(path, colour), top, left, bottom - top, right - left, [size, size], interpolation, antialias=True
     )
+
+
+def reference_middle(path, size, colour="RGB"):
+    """torchvision's evaluation transforms, of an image that Pillow has read and resizes."""
+    theirs = v2.Compose([v2.Resize(int(size / 0.875)), v2.CenterCrop(size), v2.PILToTensor()])
+    return theirs(open_image(path, colour))
+
+
+def reference_of(path, draw, size, upright, colour="RGB"):
+    """What training shows with the random numbers ``draw``, or evaluation without."""
+    if draw is None:
+        return reference_middle(path, size, colour)
+    return reference_crop(path, random_box(*upright, draw), size, colour)
 
 
 def difference(found, expected):
@@ -87,7 +99,17 @@ def test_a_training_crop_is_pillows_decoding_with_torchvisions_crop_and_resize(t
         for uniforms in UNIFORMS[:10]:
             expected = reference_crop(path, random_box(*size, uniforms), 224)
             # No difference on x86-64. A processor on which torch resizes uint8 in floats may round one level apart.
-            assert difference(decode_crop(path, 224, "RGB", uniforms), expected)[0] <= 1
+            assert difference(decode_crop(path, View(224), "RGB", uniforms), expected)[0] <= 1
+
+
+def test_a_training_crop_is_resized_as_the_view_says(tmp_path, way):
+    for path in photographs(tmp_path, (320, 200), {"quality": 90}):
+        expected = reference_crop(
+            path, random_box(320, 200, UNIFORMS[0]), 96, interpolation=v2.InterpolationMode.BICUBIC
+        )
+        found = decode_crop(path, View(96, interpolation="bicubic"), "RGB", UNIFORMS[0])
+        assert difference(found, expected)[0] <= 1
+        assert difference(found, decode_crop(path, View(96), "RGB", UNIFORMS[0]))[0] > 1
 
 
 @pytest.mark.parametrize(("size", "options"), KINDS)
@@ -103,37 +125,35 @@ def test_any_region_has_the_bits_of_pillows_whole_image_up_to_its_border(tmp_pat
 
 
 @pytest.mark.parametrize(("size", "options"), KINDS)
-def test_an_evaluation_crop_is_torchvisions_resize_and_centre_crop_but_for_half_a_pixel(tmp_path, way, size, options):
-    theirs = v2.Compose([v2.Resize(256, antialias=True), v2.CenterCrop(224)])
+def test_an_evaluation_crop_is_torchvisions_resize_and_centre_crop_through_pillow(tmp_path, way, size, options):
     for path in photographs(tmp_path, size, options):
-        found = decode_crop(path, 224, "RGB")
-        # Up to half a pixel of the file apart; these photographs, all leaves and tiles, change by 10 levels a pixel.
-        assert difference(found, theirs(pillow_pixels(path)))[1] < 3.5
-        assert difference(found, reference_crop(path, central_box(*size), 224))[0] <= 1
+        assert difference(decode_crop(path, View(224), "RGB"), reference_middle(path, 224))[0] <= 1
 
 
 def test_the_pixels_of_a_box_do_not_depend_on_the_format_of_the_file(tmp_path):
     (path, *_) = photographs(tmp_path, (333, 251), {"quality": 90})
     same = written(tmp_path / "same.png", Image.open(path))
     for uniforms in (None, *UNIFORMS[:5]):
-        assert torch.equal(decode_crop(path, 96, "RGB", uniforms), decode_crop(same, 96, "RGB", uniforms))
+        assert torch.equal(decode_crop(path, View(96), "RGB", uniforms), decode_crop(same, View(96), "RGB", uniforms))
 
 
 def test_crops_lie_in_memory_pixel_by_pixel(tmp_path, way):
     (path, *_) = photographs(tmp_path, (120, 90), {})
-    assert decode_crop(path, 48, "RGB").stride() == decode_whole(path, 48, "RGB").stride() == (1, 3 * 48, 3)
+    crop = decode_crop(path, View(48), "RGB", UNIFORMS[0])
+    assert crop.stride() == decode_whole(path, 48, "RGB").stride() == (1, 3 * 48, 3)
+    assert decode_crop(path, View(48), "RGB").stride()[::2] == (1, 3)  # lines of a wider image
 
 
 def test_a_plain_jpeg_does_not_go_through_pillow(tmp_path, monkeypatch):
     (path, *_) = photographs(tmp_path, (100, 80), {})
     monkeypatch.setattr(decoding, "open_image", lambda *_: pytest.fail("Pillow was asked"))
-    assert decode_crop(path, 32, "RGB").shape == (3, 32, 32)
+    assert decode_crop(path, View(32), "RGB").shape == (3, 32, 32)
 
 
 def test_what_the_fast_decoder_refuses_is_decoded_by_pillow(tmp_path, monkeypatch):
     (path, *_) = photographs(tmp_path, (100, 80), {})
     monkeypatch.setattr(jpeg, "decode_region", lambda data, box: None)
-    assert difference(decode_crop(path, 32, "RGB"), reference_crop(path, central_box(100, 80), 32))[0] <= 1
+    assert difference(decode_crop(path, View(32), "RGB"), reference_middle(path, 32))[0] <= 1
 
 
 @pytest.mark.parametrize("colour", ["RGB", "L"])
@@ -145,8 +165,8 @@ def test_unusual_colours_and_formats_are_pillows(tmp_path, way, name, colour):
     path = written(tmp_path / name, image, **options)
     assert (jpeg.plain_size(Path(path).read_bytes()) is not None) == (name in ("rgb.jpg", "plain.jpg"))
     for uniforms in (None, UNIFORMS[0]):
-        expected = reference_crop(path, decoding.crop_box(120, 90, uniforms), 48, colour)
-        assert difference(decode_crop(path, 48, colour, uniforms), expected)[0] <= 1
+        expected = reference_of(path, uniforms, 48, (120, 90), colour)
+        assert difference(decode_crop(path, View(48), colour, uniforms), expected)[0] <= 1
 
 
 def test_files_are_known_by_their_content_not_their_name(tmp_path, way):
@@ -155,16 +175,16 @@ def test_files_are_known_by_their_content_not_their_name(tmp_path, way):
     image.save(png, format="PNG")
     image.save(photo, format="JPEG")
     for path in (str(png), str(photo)):
-        assert difference(decode_crop(path, 48, "RGB"), reference_crop(path, central_box(120, 90), 48))[0] <= 1
+        assert difference(decode_crop(path, View(48), "RGB"), reference_middle(path, 48))[0] <= 1
 
 
 def test_bytes_after_the_end_of_a_jpeg_change_nothing(tmp_path, way):
     (path, *_) = photographs(tmp_path, (120, 90), {})
-    before = decode_crop(path, 48, "RGB")
+    before = decode_crop(path, View(48), "RGB")
     data = Path(path).read_bytes()
     Path(path).write_bytes(data + data + b"\0 more")  # as cameras add a second picture
     assert jpeg.plain_size(Path(path).read_bytes()) == (120, 90)
-    assert torch.equal(decode_crop(path, 48, "RGB"), before)
+    assert torch.equal(decode_crop(path, View(48), "RGB"), before)
 
 
 # ------------------------------------------------------------------------------------ orientation
@@ -184,7 +204,7 @@ def test_exif_orientation_is_honoured(tmp_path, way, orientation, order):
     assert (jpeg.plain_size(Path(path).read_bytes()) is not None) == (orientation == 1)
     upright = (90, 120) if orientation >= 5 else (120, 90)
     expected = reference_crop(path, random_box(*upright, UNIFORMS[0]), 48)
-    assert difference(decode_crop(path, 48, "RGB", UNIFORMS[0]), expected)[0] <= 1
+    assert difference(decode_crop(path, View(48), "RGB", UNIFORMS[0]), expected)[0] <= 1
 
 
 @pytest.mark.parametrize(("orientation", "upright"), [(1, (120, 90)), (6, (90, 120))])
@@ -198,7 +218,7 @@ def test_xmp_orientation_is_honoured(tmp_path, orientation, upright):
     (tmp_path / "a.jpg").write_bytes(data)
     path = str(tmp_path / "a.jpg")
     assert open_image(path, "RGB").size == upright
-    assert difference(decode_crop(path, 48, "RGB"), reference_crop(path, central_box(*upright), 48))[0] <= 1
+    assert difference(decode_crop(path, View(48), "RGB"), reference_middle(path, 48))[0] <= 1
 
 
 # ------------------------------------------------------------------------------------ damaged files
@@ -214,7 +234,7 @@ def test_a_truncated_file_is_named_even_where_the_box_is_whole(tmp_path, way, ke
     top = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])  # a small box in the upper left corner
     for uniforms in (None, top):
         with pytest.raises(UserError, match=r"0\.jpg: cannot be read as an image"):
-            decode_crop(path, 32, "RGB", uniforms)
+            decode_crop(path, View(32), "RGB", uniforms)
 
 
 def test_foreign_bytes_below_the_box_are_told_as_pillow_tells_them(tmp_path, way):
@@ -224,30 +244,30 @@ def test_foreign_bytes_below_the_box_are_told_as_pillow_tells_them(tmp_path, way
     Path(path).write_bytes(data)
     top = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])
     with pytest.raises(UserError, match=r"0\.jpg"):
-        decode_crop(path, 32, "RGB", top)
+        decode_crop(path, View(32), "RGB", top)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"\xff\xd8\xff\xda\x00"])
 def test_what_is_no_image_is_named(tmp_path, way, content):
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(UserError, match=r"a\.jpg: cannot be read as an image"):
-        decode_crop(str(tmp_path / "a.jpg"), 32, "RGB")
+        decode_crop(str(tmp_path / "a.jpg"), View(32), "RGB")
 
 
 def test_a_folder_and_a_missing_file_are_named(tmp_path, way):
     (tmp_path / "folder.jpg").mkdir()
     for name in ("folder.jpg", "missing.jpg"):
         with pytest.raises(UserError, match=name):
-            decode_crop(str(tmp_path / name), 32, "RGB")
+            decode_crop(str(tmp_path / name), View(32), "RGB")
 
 
 def test_enormous_dimensions_are_refused_on_every_way(tmp_path, way, monkeypatch):
     (path, *_) = photographs(tmp_path, (320, 200), {})
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 320 * 200 // 2 - 1)
     with pytest.raises(UserError, match=r"0\.jpg"):
-        decode_crop(path, 32, "RGB")
+        decode_crop(path, View(32), "RGB")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    assert decode_crop(path, 32, "RGB").shape == (3, 32, 32)
+    assert decode_crop(path, View(32), "RGB").shape == (3, 32, 32)
 
 
 # ------------------------------------------------------------------------------------ whole images
@@ -267,28 +287,6 @@ def test_a_stored_image_of_another_size_is_resized_as_by_torchvision(tmp_path, c
     assert difference(decode_whole(path, 32, colour), expected)[0] <= 1
 
 
-# ------------------------------------------------------------------------------------ the box
-
-
-@given(st.integers(2, 5000), st.integers(2, 5000))
-def test_central_box_is_within_half_a_pixel_of_torchvisions_and_inside(width, height):
-    shorter = min(width, height)
-    resized = [int(256 * side / shorter) for side in (width, height)]
-    left, top = (round((side - 224) / 2) for side in resized)
-    exact = [left * width / resized[0], top * height / resized[1]]
-    exact += [(left + 224) * width / resized[0], (top + 224) * height / resized[1]]
-    box = central_box(width, height)
-    assert all(isinstance(edge, int) for edge in box)
-    assert np.abs(np.array(box) - np.array(exact)).max() <= 0.5 + 1e-9
-    assert 0 <= box[0] < box[2] <= width and 0 <= box[1] < box[3] <= height
-
-
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 2), (2, 1), (1, 3), (1, 500), (500, 1)])
-def test_central_box_of_a_line_of_pixels_is_not_empty(width, height):
-    left, top, right, bottom = central_box(width, height)
-    assert 0 <= left < right <= width and 0 <= top < bottom <= height
-
-
 # ------------------------------------------------------------------------- threads, processes, noise
 
 
@@ -297,7 +295,7 @@ def crop_of(arguments):
 
 
 def test_threads_and_forked_processes_decode_alike(tmp_path, way):
-    jobs = [(path, 64, "RGB", draw) for path in photographs(tmp_path, (320, 200), {}) for draw in UNIFORMS[:20]]
+    jobs = [(path, View(64), "RGB", draw) for path in photographs(tmp_path, (320, 200), {}) for draw in UNIFORMS[:20]]
     expected = [crop_of(job) for job in jobs]
     with ThreadPoolExecutor(4) as pool:
         threads = list(pool.map(crop_of, jobs))
@@ -319,7 +317,8 @@ def test_the_decoder_says_nothing_uses_no_gpu_and_leaves_the_environment_as_it_w
 import os
 before = dict(os.environ)
 from utils.data.decoding import decode_crop, decoder
-decode_crop({path!r}, 32, "RGB")
+from utils.data.view import View
+decode_crop({path!r}, View(32), "RGB")
 assert dict(os.environ) == before
 import torch
 assert not torch.cuda.is_initialized()

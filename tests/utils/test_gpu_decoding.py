@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from utils.data.decoding import decode_crop
 from utils.data.gpu_decoding import JpegFile, decode_batch, pack, read_for_gpu, require_decoder
 from utils.data.sample_plan import sample_uniforms
+from utils.data.view import View
 from utils.settings import UserError
 
 CPU = torch.device("cpu")
@@ -33,11 +34,11 @@ def paths(tmp_path):
 
 
 def read(paths, colour="RGB", size=64):
-    return [read_for_gpu(path, size, colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)]
+    return [read_for_gpu(path, View(size), colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)]
 
 
 def on_cpu(paths, colour="RGB"):
-    return torch.stack([decode_crop(path, 64, colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)])
+    return torch.stack([decode_crop(path, View(64), colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)])
 
 
 def level_difference(found, expected):
@@ -48,33 +49,33 @@ def level_difference(found, expected):
 def test_a_mixed_batch_keeps_its_order_and_agrees_with_decode_crop(paths):
     items = read(paths)
     assert [isinstance(item, JpegFile) for item in items] == [Path(path).stem in ("a", "c", "d") for path in paths]
-    gap = level_difference(decode_batch(pack(items, 64, "RGB"), CPU), on_cpu(paths))
+    gap = level_difference(decode_batch(pack(items, View(64), "RGB"), CPU), on_cpu(paths))
     assert gap.max() <= 1 and gap.float().mean() < 0.05  # resized in floats and in integers
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_agrees_with_decode_crop_within_some_levels(paths):
-    found = decode_batch(pack(read(paths), 64, "RGB"), torch.device("cuda"))
+    found = decode_batch(pack(read(paths), View(64), "RGB"), torch.device("cuda"))
     assert found.device.type == "cuda"
     assert level_difference(found, on_cpu(paths)).float().mean() < 2  # nvJPEG magnifies colour in another way
 
 
 def test_evaluation_reads_the_central_box(paths):
-    items = [read_for_gpu(path, 64, "RGB") for path in paths]
-    expected = torch.stack([decode_crop(path, 64, "RGB") for path in paths])
-    assert level_difference(decode_batch(pack(items, 64, "RGB"), CPU), expected).max() <= 1
+    items = [read_for_gpu(path, View(64), "RGB") for path in paths]
+    expected = torch.stack([decode_crop(path, View(64), "RGB") for path in paths])
+    assert level_difference(decode_batch(pack(items, View(64), "RGB"), CPU), expected).max() <= 1
 
 
 def test_grey_images_arrive_decoded(paths):
     items = read(paths, "L")
     assert not any(isinstance(item, JpegFile) for item in items)
-    assert torch.equal(decode_batch(pack(items, 64, "L"), CPU), on_cpu(paths, "L"))
+    assert torch.equal(decode_batch(pack(items, View(64), "L"), CPU), on_cpu(paths, "L"))
 
 
 @pytest.mark.parametrize("chosen", [["a.jpg"], ["b.png"], ["a.jpg", "d.jpg"]])
 def test_batches_of_one_kind(paths, chosen):
     some = [path for path in paths if Path(path).name in chosen]
-    gap = level_difference(decode_batch(pack(read(some), 64, "RGB"), CPU), on_cpu(some))
+    gap = level_difference(decode_batch(pack(read(some), View(64), "RGB"), CPU), on_cpu(some))
     assert gap.max() <= 1
 
 
@@ -83,7 +84,7 @@ class Packed(torch.utils.data.Dataset):
         self.paths = paths
 
     def __getitem__(self, number):
-        return pack(read(self.paths), 64, "RGB")
+        return pack(read(self.paths), View(64), "RGB")
 
     def __len__(self):
         return 1
@@ -91,7 +92,7 @@ class Packed(torch.utils.data.Dataset):
 
 def test_a_batch_passes_through_a_worker_process(paths):
     (batch,) = DataLoader(Packed(paths), batch_size=None, num_workers=1)
-    assert torch.equal(decode_batch(batch, CPU), decode_batch(pack(read(paths), 64, "RGB"), CPU))
+    assert torch.equal(decode_batch(batch, CPU), decode_batch(pack(read(paths), View(64), "RGB"), CPU))
 
 
 def test_a_file_found_damaged_on_the_device_is_named(paths):
@@ -99,7 +100,7 @@ def test_a_file_found_damaged_on_the_device_is_named(paths):
     table = data.find(b"\xff\xc4")
     data[table + 5 : table + 13] = b"\xff" * 8  # more codes than a Huffman table can have
     Path(paths[2]).write_bytes(data)
-    batch = pack(read(paths), 64, "RGB")
+    batch = pack(read(paths), View(64), "RGB")
     with pytest.raises(UserError, match=r"c\.jpg: cannot be read as an image"):
         decode_batch(batch, CPU)
 
@@ -111,7 +112,7 @@ def test_a_truncated_file_is_named_when_it_is_read(paths):
 
 
 def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypatch):
-    expected = decode_batch(pack(read(paths), 64, "RGB"), CPU)
+    expected = decode_batch(pack(read(paths), View(64), "RGB"), CPU)
     calls, decode_jpeg = [], torchvision.io.decode_jpeg
 
     def picky(files, mode, device):
@@ -121,7 +122,7 @@ def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypa
         return decode_jpeg(files, mode, device)
 
     monkeypatch.setattr("torchvision.io.decode_jpeg", picky)
-    assert torch.equal(decode_batch(pack(read(paths), 64, "RGB"), CPU), expected)
+    assert torch.equal(decode_batch(pack(read(paths), View(64), "RGB"), CPU), expected)
     assert calls == [3, 1, 1, 1]
 
 

@@ -12,6 +12,7 @@ from utils.data.loaders import choose, loaders
 from utils.data.readers import ImageFiles
 from utils.data.sample_plan import Share
 from utils.data.sources import StreamSource
+from utils.data.view import View
 
 CPU = torch.device("cpu")
 
@@ -158,7 +159,7 @@ def test_files_decoded_on_the_device_show_the_same_boxes(tree):
     by_workers, by_device = (
         next(
             StreamSource(
-                images, CPU, size=32, crop=True, fixed_size=False, seed=0, workers=1, cores=1, decode_on_device=on
+                images, CPU, view=View(32), crop=True, fixed_size=False, seed=0, workers=1, cores=1, decode_on_device=on
             ).batches(shares)
         )
         for on in (False, True)
@@ -185,7 +186,7 @@ def test_the_number_of_workers_is_measured_or_given(tree):
 
     def workers(wanted, files, cores):
         return StreamSource(
-            files, CPU, size=8, crop=True, fixed_size=False, seed=0, workers=wanted, cores=cores
+            files, CPU, view=View(8), crop=True, fixed_size=False, seed=0, workers=wanted, cores=cores
         ).workers
 
     assert workers(3, images, 1) == 3

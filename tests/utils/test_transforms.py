@@ -5,12 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from scipy import stats
 from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as vision
 
-from utils.data.decoding import CROP_AREA, CROP_RATIO, central_box, decode_crop, random_box
+from utils.data.decoding import CROP_AREA, CROP_RATIO, random_box
 from utils.data.sample_plan import sample_uniforms
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, BatchTransform, mirrored, resized_crop
 
@@ -266,30 +265,3 @@ def test_random_box_reaches_both_borders_at_the_ends_of_the_place_numbers():
     assert random_box(200, 100, draw)[:2] == (0, 0)
     draw[-2:] = 1 - 2**-24
     assert random_box(200, 100, draw)[2:] == (200, 100)
-
-
-# ------------------------------------------------------------------------------------ evaluation
-
-
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (256, 256), (64, 300), (1200, 801)])
-def test_central_box_is_that_of_torchvisions_resize_and_centre_crop(width, height):
-    short = min(width, height)
-    resized = [256 * side // short for side in (width, height)]
-    left, top = (round((side - 224) / 2) for side in resized)
-    expected = [left, top, left + 224, top + 224]
-    # Their offsets are whole pixels of the resized image and ours are exact: at most one such pixel apart.
-    assert central_box(width, height) == pytest.approx([value * short / 256 for value in expected], abs=short / 256)
-
-
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (300, 640)])
-def test_evaluation_crop_shows_what_torchvisions_shows(width, height, tmp_path):
-    columns, rows = np.meshgrid(np.linspace(0, 6, width), np.linspace(0, 6, height))
-    waves = 127 + 60 * np.sin(columns + rows) + 60 * np.cos(2 * rows - columns)
-    pixels = np.stack([waves, waves[::-1], waves[:, ::-1]], axis=2).astype(np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "waves.png")
-    found = decode_crop(str(tmp_path / "waves.png"), 224, "RGB")
-    theirs = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])(Image.fromarray(pixels))
-    difference = (found.float() - theirs.float()).abs()
-    assert found.shape == theirs.shape and found.dtype == torch.uint8
-    # Two roundings to uint8 and a shift of up to half a pixel on waves that change by at most 5 levels a pixel.
-    assert difference.max() <= 4 and difference.mean() < 1.5

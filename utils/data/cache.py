@@ -30,6 +30,7 @@ from utils.data.claims import Log, claim, leave, remove_abandoned
 from utils.data.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.readers import ImageFiles, MemoryImages
 from utils.data.unreadable import first_readable
+from utils.data.view import View
 from utils.data.workers import Workers
 from utils.settings import DataSettings, UserError
 
@@ -51,10 +52,10 @@ def folder_for(settings: DataSettings) -> Path | None:
 
 
 def decoded(
-    images: ImageFiles, size: int, fixed_size: bool, folder: Path | None, *, workers: int, progress: bool, log: Log,
+    images: ImageFiles, view: View, fixed_size: bool, folder: Path | None, *, workers: int, progress: bool, log: Log,
     is_main: bool = True, skip_bad: bool = False,
 ) -> MemoryImages:  # fmt: skip
-    """Files as uint8 pixels (n, c, ``size``, ``size``): whole with ``fixed_size``, else their middle.
+    """Files as uint8 pixels (n, c, size, size): whole with ``fixed_size``, else what ``view`` shows of them.
 
     They are read from ``folder``'s cache and, when they are not there, decoded by ``workers`` processes (0: in place)
     and put there; without a folder, or when it cannot be written, they stay in memory. Changing the pixels changes
@@ -63,17 +64,17 @@ def decoded(
     first file that is no image; with ``skip_bad`` they are told by the result, and an error is only what
     ``first_readable`` takes for one.
     """
-    shape = (len(images), 1 if images.colour == "L" else 3, size, size)
+    shape = (len(images), 1 if images.colour == "L" else 3, view.size, view.size)
 
     def make() -> Decoded:
-        return decode(images, size, fixed_size, workers=workers, progress=progress, log=log, skip_bad=skip_bad)
+        return decode(images, view, fixed_size, workers=workers, progress=progress, log=log, skip_bad=skip_bad)
 
     if folder is None:
         pixels, bad = make()
     else:
-        path = folder / f"{fingerprint(images, size, fixed_size, folder)}.npy"
+        path = folder / f"{fingerprint(images, view, fixed_size, folder)}.npy"
         pixels, bad = _kept(path, shape, make, log, is_main, heed_mistakes=not skip_bad)
-    unreadable = _try_again(_Chunks(images, size, fixed_size, skip_bad), pixels, bad)
+    unreadable = _try_again(_Chunks(images, view, fixed_size, skip_bad), pixels, bad)
     return MemoryImages(pixels, images.labels, unreadable)
 
 
@@ -92,7 +93,7 @@ def shared(
     return MemoryImages(pixels, images.labels)
 
 
-def fingerprint(images: ImageFiles, size: int, fixed_size: bool, folder: Path) -> str:
+def fingerprint(images: ImageFiles, view: View, fixed_size: bool, folder: Path) -> str:
     """32 hexadecimal digits of the SHA-256 over all that shapes the pixels, the files' contents by size and time.
 
     Paths count from ``folder``: a tree that is moved together with its cache keeps its fingerprint, and two trees of
@@ -100,7 +101,7 @@ def fingerprint(images: ImageFiles, size: int, fixed_size: bool, folder: Path) -
     """
     start = os.path.commonpath([min(images.paths), max(images.paths)]).rfind(os.sep) + 1
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
-    parts = [f"{DECODING_VERSION} {images.colour} {size} {'whole' if fixed_size else 'middle'}", above]
+    parts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if fixed_size else view}", above]
     for path in images.paths:
         try:
             status = os.stat(path)
@@ -119,22 +120,27 @@ class _Chunks(Dataset):
     An array, because it comes through a pipe, whereas tensors need /dev/shm, which containers keep small.
     """
 
-    def __init__(self, images: ImageFiles, size: int, fixed_size: bool, skip_bad: bool) -> None:
-        self.images, self.size, self.skip_bad = images, size, skip_bad
+    def __init__(self, images: ImageFiles, view: View, fixed_size: bool, skip_bad: bool) -> None:
+        self.images, self.view, self.skip_bad = images, view, skip_bad
         self.channels = 1 if images.colour == "L" else 3
-        self.read_one = decode_whole if fixed_size else decode_crop
+        self.fixed_size = fixed_size
 
     def __getitem__(self, part: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
-        pixels = torch.zeros(len(part), self.channels, self.size, self.size, dtype=torch.uint8)
+        pixels = torch.zeros(len(part), self.channels, self.view.size, self.view.size, dtype=torch.uint8)
         unreadable = {}
         for place, index in zip(pixels, part, strict=True):
             try:
-                place.copy_(self.read_one(self.images.paths[index], self.size, self.images.colour))
+                place.copy_(self._read(self.images.paths[index]))
             except UnreadableImage as error:
                 if not self.skip_bad:
                     raise
                 unreadable[index] = error
         return pixels.numpy(), unreadable
+
+    def _read(self, path: str) -> torch.Tensor:
+        if self.fixed_size:
+            return decode_whole(path, self.view.size, self.images.colour)
+        return decode_crop(path, self.view, self.images.colour)
 
 
 def _try_again(chunks: _Chunks, pixels: torch.Tensor, bad: list[int]) -> dict[int, str]:
@@ -152,18 +158,18 @@ def _try_again(chunks: _Chunks, pixels: torch.Tensor, bad: list[int]) -> dict[in
 
 
 def decode(
-    images: ImageFiles, size: int, fixed_size: bool, *, workers: int, progress: bool, log: Log, skip_bad: bool = False
+    images: ImageFiles, view: View, fixed_size: bool, *, workers: int, progress: bool, log: Log, skip_bad: bool = False
 ) -> Decoded:
-    """Files decoded into uint8 (n, c, ``size``, ``size``) by ``workers`` processes, with a bar or lines to ``log``.
+    """Files decoded into uint8 (n, c, size, size) by ``workers`` processes, with a bar or lines to ``log``.
 
     Processes, because threads that read small images wait for Python's lock: 2 threads on 2 cores took three times as
     long for 32x32 PNG files as one process without threads.
     """
     count, channels = len(images), 1 if images.colour == "L" else 3
-    pixels = torch.empty(count, channels, size, size, dtype=torch.uint8)
+    pixels = torch.empty(count, channels, view.size, view.size, dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
     parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
-    reads = Workers(_Chunks(images, size, fixed_size, skip_bad), parts, min(workers, len(parts)))
+    reads = Workers(_Chunks(images, view, fixed_size, skip_bad), parts, min(workers, len(parts)))
     unreadable: dict[int, UnreadableImage] = {}
     bar = tqdm(
         total=count, desc="Decoding", unit="image", leave=False, dynamic_ncols=True,

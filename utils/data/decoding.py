@@ -16,18 +16,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.nn import functional
 
 from utils.data import jpeg
+from utils.data.view import Box, Place, View, resize
 from utils.settings import UserError
 
-EVAL_RESIZE, EVAL_CROP = 256, 224  # evaluation sees the middle 224 of 256 pixels, the convention since AlexNet
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of files that may be open, of memory
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 class UnreadableImage(UserError):
@@ -64,29 +61,36 @@ def _open_image(path: str | BinaryIO, colour: str) -> Image.Image:
     with Image.open(path) as image:
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        if image.mode.startswith("I;16") or image.mode == "I":
-            # Pillow clips 16-bit grey instead of scaling it.
-            image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-        if image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")
-        return image if image.mode == colour else image.convert(colour)
+        return in_colour(image, colour)
 
 
-def decode_crop(path: str, size: int, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
-    """A uint8 tensor (channels, size, size) of a file, a view of (size, size, channels) memory.
+def in_colour(image: Image.Image, colour: str) -> Image.Image:
+    """An image that Pillow has read in mode ``colour`` ('L' or 'RGB')."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        # Pillow clips 16-bit grey instead of scaling it.
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == colour else image.convert(colour)
 
-    With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training; without, the middle
-    of the image for evaluation. Raises what ``open_image`` raises.
+
+def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
+    """A uint8 tensor (channels, size, size) of a file, its channels next to each other in memory.
+
+    With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training; without, what ``view`` shows in
+    evaluation. Raises what ``open_image`` raises.
     """
     plain = read_plain_jpeg(path, colour)
     if plain is not None:
         data, width, height = plain
-        pixels = jpeg.decode_region(data, crop_box(width, height, uniforms))
+        box, place = boxes(view, width, height, uniforms)
+        pixels = jpeg.decode_region(data, box)
         if pixels is not None:
-            return resized(pixels, size)
+            return cropped(pixels.permute(2, 0, 1), view, place)
     image = open_image(path, colour)
-    left, top, right, bottom = crop_box(*image.size, uniforms)
-    return resized(_pixels(image)[top:bottom, left:right], size)
+    box, place = boxes(view, *image.size, uniforms)
+    left, top, right, bottom = box
+    return cropped(to_tensor(image)[:, top:bottom, left:right], view, place)
 
 
 def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
@@ -94,7 +98,7 @@ def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
 
     A view of (size, size, channels) memory. Raises what ``open_image`` raises.
     """
-    return resized(_pixels(open_image(path, colour)), size)
+    return resize(to_tensor(open_image(path, colour)), size, size, "bilinear")
 
 
 def decoder() -> str:
@@ -122,44 +126,23 @@ def read_plain_jpeg(path: str, colour: str) -> tuple[bytes, int, int] | None:
     return data, *size
 
 
-def resized(pixels: torch.Tensor, size: int) -> torch.Tensor:
-    """Pixels uint8 (height, width, channels) as (channels, size, size), a view of (size, size, channels) memory."""
-    if pixels.shape[0] == pixels.shape[1] == size:
-        return pixels.permute(2, 0, 1)
-    images = pixels[None].permute(0, 3, 1, 2)  # in this order torch sees that it is channels-last, and is quicker
-    return functional.interpolate(images, (size, size), mode="bilinear", antialias=True)[0]
-
-
 def to_tensor(image: Image.Image) -> torch.Tensor:
     """The pixels as a uint8 tensor (channels, height, width), a view of (height, width, channels) memory."""
-    return _pixels(image).permute(2, 0, 1)
-
-
-def _pixels(image: Image.Image) -> torch.Tensor:
     pixels = torch.from_numpy(np.array(image))
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return (pixels[:, :, None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
-def crop_box(width: int, height: int, uniforms: np.ndarray | None) -> Box:
-    """The box of a training crop, or of an evaluation crop when ``uniforms`` is None."""
-    return central_box(width, height) if uniforms is None else random_box(width, height, uniforms)
+def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Place | None]:
+    """Which pixels of a file are needed, and for evaluation (``uniforms`` is None) their place in the view."""
+    if uniforms is not None:
+        return random_box(width, height, uniforms), None
+    place = view.place(width, height)
+    return place.needed, place
 
 
-def central_box(width: int, height: int) -> Box:
-    """What torchvision's ``Resize(256)`` and ``CenterCrop(224)`` show: 87.5 % of the shorter side, in the middle.
-
-    Theirs ends between pixels of the file. Each side is rounded to a whole one, so it is at most half a pixel off, and
-    width and height may differ by one.
-    """
-
-    def span(side: int) -> tuple[int, int]:
-        resized_side = EVAL_RESIZE * side // min(width, height)
-        offset = round((resized_side - EVAL_CROP) / 2)
-        first = round(offset * side / resized_side)
-        return first, max(first + 1, round((offset + EVAL_CROP) * side / resized_side))
-
-    (left, right), (top, bottom) = span(width), span(height)
-    return left, top, right, bottom
+def cropped(pixels: torch.Tensor, view: View, place: Place | None) -> torch.Tensor:
+    """The pixels (channels, h, w) of what ``boxes`` said as (channels, size, size)."""
+    return resize(pixels, view.size, view.size, view.interpolation) if place is None else view.show(pixels, place)
 
 
 def random_box(width: int, height: int, uniforms: np.ndarray) -> Box:

@@ -11,20 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional
 from torch.utils import deterministic
 
-from utils.data.decoding import Box, crop_box, decode_crop, open_image, read_plain_jpeg, to_tensor
+from utils.data.decoding import boxes, cropped, decode_crop, open_image, read_plain_jpeg, to_tensor
+from utils.data.view import Box, Place, View
 from utils.data.workers import in_shared_memory
 from utils.settings import UserError
 
 
 class JpegFile(NamedTuple):
-    """A plain JPEG file still to be decoded: ``data`` uint8 (bytes,) and the box to be shown."""
+    """A plain JPEG file still to be decoded: ``data`` uint8 (bytes,) and what ``boxes`` says of it."""
 
     path: str
     data: torch.Tensor
     box: Box
+    place: Place | None
 
 
 class MixedBatch(NamedTuple):
@@ -32,7 +33,7 @@ class MixedBatch(NamedTuple):
 
     ``data``: uint8 (bytes,), the JPEG files one after the other, because a tensor costs a worker a file descriptor
     on the way. ``lengths``: bytes of each image's file, 0 where the image is in ``decoded``: uint8 (m, channels, size,
-    size), in the batch's order. ``paths`` and ``boxes`` are those of the files.
+    size), in the batch's order. ``paths``, ``boxes`` and ``places`` are those of the files.
     """
 
     data: torch.Tensor
@@ -40,21 +41,23 @@ class MixedBatch(NamedTuple):
     decoded: torch.Tensor
     paths: list[str]
     boxes: list[Box]
+    places: list[Place | None]
+    view: View
 
 
-def read_for_gpu(path: str, size: int, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
+def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
     """A plain JPEG file as it is, any other file decoded, cropped and resized: uint8 (channels, size, size).
 
     ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path when the file cannot be read.
     """
     plain = read_plain_jpeg(path, colour)
     if plain is None:
-        return decode_crop(path, size, colour, uniforms)
+        return decode_crop(path, view, colour, uniforms)
     data, width, height = plain
-    return JpegFile(path, torch.frombuffer(bytearray(data), dtype=torch.uint8), crop_box(width, height, uniforms))
+    return JpegFile(path, torch.frombuffer(bytearray(data), dtype=torch.uint8), *boxes(view, width, height, uniforms))
 
 
-def pack(items: Sequence[JpegFile | torch.Tensor], size: int, colour: str) -> MixedBatch:
+def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
     """What ``read_for_gpu`` gave for the images of a batch, in a few tensors."""
     files = [item for item in items if isinstance(item, JpegFile)]
     images = [item for item in items if isinstance(item, torch.Tensor)]
@@ -64,9 +67,11 @@ def pack(items: Sequence[JpegFile | torch.Tensor], size: int, colour: str) -> Mi
         lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
         decoded=in_shared_memory(torch.stack(images))
         if images
-        else nothing.view(0, 1 if colour == "L" else 3, size, size),
+        else nothing.view(0, 1 if colour == "L" else 3, view.size, view.size),
         paths=[file.path for file in files],
         boxes=[file.box for file in files],
+        places=[file.place for file in files],
+        view=view,
     )
 
 
@@ -75,11 +80,10 @@ def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
 
     Raises ``UserError`` with the path of a file that turns out to be damaged.
     """
-    size = batch.decoded.shape[-1]
     finished = iter(batch.decoded.to(device, non_blocking=True))
     files = list(batch.data.split([length for length in batch.lengths if length])) if batch.paths else []
     images = _decode_files(files, batch.paths, device)
-    crops = iter(_crop_and_resize(images, batch.boxes, size)) if files else iter(())
+    crops = iter(_crop_and_resize(images, batch)) if files else iter(())
     return torch.stack([next(crops) if length else next(finished) for length in batch.lengths])
 
 
@@ -131,12 +135,10 @@ def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
         deterministic.fill_uninitialized_memory = fills
 
 
-def _crop_and_resize(images: list[torch.Tensor], boxes: list[Box], size: int) -> torch.Tensor:
+def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Tensor:
     """uint8 (n, 3, size, size); computed in float32, because a GPU has no such kernel for uint8."""
     crops = [
-        functional.interpolate(
-            image[None, :, top:bottom, left:right].float(), (size, size), mode="bilinear", antialias=True
-        )
-        for image, (left, top, right, bottom) in zip(images, boxes, strict=True)
+        cropped(image[:, top:bottom, left:right].float(), batch.view, place)
+        for image, (left, top, right, bottom), place in zip(images, batch.boxes, batch.places, strict=True)
     ]
-    return torch.cat(crops).round_().clamp_(0, 255).to(torch.uint8)
+    return torch.stack(crops).round_().clamp_(0, 255).to(torch.uint8)

@@ -25,6 +25,7 @@ from utils.data.sample_plan import SamplePlan, Share, validation_batches
 from utils.data.sources import ResidentSource, Source, StreamSource, samples_of
 from utils.data.transforms import BatchTransform
 from utils.data.unreadable import LEAVE_OUT, REFUSE, REPLACE
+from utils.data.view import View
 from utils.settings import DataSettings, UserError
 
 PASS_SIZE = 64  # images of a pass that is shared out: where there is memory to train on 8, there is to evaluate these
@@ -244,16 +245,16 @@ class _Sources:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
             return ResidentSource(self._in_memory(images, processes), self.device, policy)
         return StreamSource(
-            images, self.device, size=self._size, crop=training and "resized-crop" in self.data.augment,
+            images, self.device, view=self._view, crop=training and "resized-crop" in self.data.augment,
             fixed_size=self.data.spec.fixed_size, seed=self.seed, workers=0 if self.only_plan else workers,
             cores=cores_per_process(self.local_world_size), decode_on_device=self.settings.decode == "gpu",
             policy=policy,
         )  # fmt: skip
 
     @property
-    def _size(self) -> int:
-        """The side in pixels of what is read."""
-        return self.data.spec.image_size if self.data.spec.fixed_size else self.data.image_size
+    def _view(self) -> View:
+        """What is read of an image."""
+        return View(self.data.spec.image_size if self.data.spec.fixed_size else self.data.image_size)
 
     def _in_memory(self, images: Images, workers: int) -> MemoryImages:
         place = {"folder": cache.folder_for(self.settings), "log": self.log, "is_main": self.rank == 0}
@@ -261,7 +262,7 @@ class _Sources:
             return cache.shared(images, local_world_size=self.local_world_size, **place)
         fixed = self.data.spec.fixed_size
         return cache.decoded(
-            images, self._size, fixed, workers=workers, progress=self.progress,
+            images, self._view, fixed, workers=workers, progress=self.progress,
             skip_bad=self.settings.skip_bad_images, **place,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from utils.data.readers import ImageFiles, Images, MemoryImages
 from utils.data.sample_plan import Share, sample_uniforms
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
 from utils.data.unreadable import REFUSE, read_share
+from utils.data.view import View
 from utils.data.workers import Workers, in_shared_memory, shared_bytes
 from utils.distributed import to_device
 
@@ -101,7 +102,7 @@ def select(pixels: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> tu
 class StreamSource:
     """Worker processes read the images, ahead of the device.
 
-    ``size`` is the side in pixels of what the workers hand over. ``crop`` makes them take random boxes.
+    The workers hand over what ``view`` shows; ``crop`` makes them take random boxes.
     ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. With ``decode_on_device`` they
     hand over JPEG files as they are. ``policy``: what becomes of unreadable images, see ``read_share``; those met only
     on the device are refused. Images in memory are read from the CPU's, wherever they were made.
@@ -112,7 +113,7 @@ class StreamSource:
         images: Images,
         device: torch.device,
         *,
-        size: int,
+        view: View,
         crop: bool,
         fixed_size: bool,
         seed: int,
@@ -124,7 +125,7 @@ class StreamSource:
         self.device = device
         if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
             images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
-        self._reads = _Reads(images, size, crop, fixed_size, seed, decode_on_device, policy)
+        self._reads = _Reads(images, view, crop, fixed_size, seed, decode_on_device, policy)
         self.workers = measured_workers(self._reads, cores) if workers == "auto" else workers
         self._queue: list[Share] = []
         self._reading = Workers(self._reads, self._queue, self.workers, pin=device.type == "cuda", keep=True)
@@ -153,9 +154,9 @@ class _Reads(Dataset):
     """What a worker does: one share's files into one uint8 tensor, or for the device a ``MixedBatch``."""
 
     def __init__(
-        self, images: Images, size: int, crop: bool, fixed_size: bool, seed: int, as_files: bool, policy: str
+        self, images: Images, view: View, crop: bool, fixed_size: bool, seed: int, as_files: bool, policy: str
     ) -> None:
-        self.images, self.size, self.crop, self.fixed_size, self.seed = images, size, crop, fixed_size, seed
+        self.images, self.view, self.crop, self.fixed_size, self.seed = images, view, crop, fixed_size, seed
         self.as_files, self.policy = as_files and not fixed_size, policy
 
     def __getitem__(self, share: Share) -> Read:
@@ -170,16 +171,16 @@ class _Reads(Dataset):
             draws = sample_uniforms(self.seed, share.epoch, share.indices, CROP_STREAM, CROP_NUMBERS)
         if self.as_files:
             paths = [files.paths[index] for index in share.indices]
-            items = [read_for_gpu(path, self.size, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
-            return share, pack(items, self.size, files.colour), share.indices
-        batch = empty_batch(len(share.indices), 1 if files.colour == "L" else 3, self.size)
+            items = [read_for_gpu(path, self.view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
+            return share, pack(items, self.view, files.colour), share.indices
+        batch = empty_batch(len(share.indices), 1 if files.colour == "L" else 3, self.view.size)
 
         def read(image: int, sample: int, place: int) -> None:
             path = files.paths[image]
             if self.fixed_size:
-                batch[place].copy_(decode_whole(path, self.size, files.colour))
+                batch[place].copy_(decode_whole(path, self.view.size, files.colour))
             else:
-                batch[place].copy_(decode_crop(path, self.size, files.colour, draws[sample]))
+                batch[place].copy_(decode_crop(path, self.view, files.colour, draws[sample]))
 
         share, shown = read_share(share, len(files), self.policy, read)
         return share, batch[: len(shown)], shown

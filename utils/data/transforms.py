@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from utils.data.decoding import CROP_AREA, CROP_RATIO
 from utils.data.sample_plan import sample_uniforms
+from utils.data.view import View
 from utils.distributed import to_device
 
 # Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
@@ -35,7 +36,9 @@ class BatchTransform:
     CIFAR-10 in 3.29 seconds, 2024). ``cutout`` is the side of a square set to the mean around any of the image's
     pixels (DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017).
     ``crop_here``: whether a random-resized-crop is done here, on whole images; the streaming loader does it while
-    decoding. ``compiled``: the work on the device goes through torch.compile.
+    decoding. ``compiled``: the work on the device goes through torch.compile. ``interpolation`` is that of images that
+    have another size. Below 1, ``crop_pct`` makes evaluation show the middle only, as ``View`` does; the pixels are not
+    rounded to whole levels, so they are within one level of the view's.
     """
 
     size: int
@@ -49,6 +52,8 @@ class BatchTransform:
     shift_padding: str = "zero"
     cutout: int = 0
     compiled: bool = False
+    interpolation: str = "bilinear"
+    crop_pct: float = 1.0
 
     def training(self, images: torch.Tensor, indices: np.ndarray, epoch: int) -> torch.Tensor:
         """Augment and normalise; ``indices`` are the samples' numbers in the data set."""
@@ -66,7 +71,12 @@ class BatchTransform:
         return self._on_device(images, rows, columns, flips, crops, centres)
 
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalise only."""
+        """Resize where that is needed, show the middle, and normalise."""
+        if self.crop_pct < 1:
+            view = View(self.size, self.crop_pct, "center", self.interpolation)
+            place = view.place(images.shape[-1], images.shape[-2])
+            images = self._resized(images, place.height, place.width)
+            images = images[..., place.top : place.top + self.size, place.left : place.left + self.size]
         return self._on_device(images)
 
     def _window(
@@ -116,7 +126,7 @@ class BatchTransform:
         if flips is not None:
             images = flip_some(images, flips)
         if crops is not None:
-            images = resized_crop(images.float(), crops, self.size)
+            images = self._in_range(resized_crop(images.float(), crops, self.size, self.interpolation))
         images = self._normalised(images, mean, std)
         if centres is not None:
             images = cut_out(images, centres, self.cutout)
@@ -124,7 +134,7 @@ class BatchTransform:
 
     def _normalised(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
         if images.shape[-2:] != (self.size, self.size):
-            images = functional.interpolate(images.float(), (self.size, self.size), mode="bilinear", antialias=True)
+            images = self._resized(images, self.size, self.size)
         # Bytes are rearranged faster than floats are; and from uint8 float() makes a tensor that can be overwritten.
         images = images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
         images = images.float()
@@ -134,6 +144,14 @@ class BatchTransform:
             mean, std = mean.flatten().repeat(self.size), std.flatten().repeat(self.size)
         lines.sub_(mean).div_(std)
         return images
+
+    def _resized(self, images: torch.Tensor, height: int, width: int) -> torch.Tensor:
+        size = (height, width)
+        return self._in_range(functional.interpolate(images.float(), size, mode=self.interpolation, antialias=True))
+
+    def _in_range(self, images: torch.Tensor) -> torch.Tensor:
+        """Bicubic interpolation overshoots at edges; bytes cannot."""
+        return images.clamp_(0, 255) if self.interpolation == "bicubic" else images
 
     def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Undo the normalisation: floats between 0 and 1, for pictures."""
@@ -195,8 +213,10 @@ def inside(first: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor:
     return (place >= first[:, None]) & (place < end[:, None])
 
 
-def resized_crop(images: torch.Tensor, uniforms: torch.Tensor, size: int) -> torch.Tensor:
-    """Random-resized-crop of a float batch (n, c, h, w) on its device, bilinear, to ``size`` pixels square.
+def resized_crop(
+    images: torch.Tensor, uniforms: torch.Tensor, size: int, interpolation: str = "bilinear"
+) -> torch.Tensor:
+    """Random-resized-crop of a float batch (n, c, h, w) on its device to ``size`` pixels square, without antialiasing.
 
     ``uniforms``: (n, 4) for area, aspect ratio and place. A box that would not fit is narrowed to the
     image instead of drawn again.
@@ -212,4 +232,4 @@ def resized_crop(images: torch.Tensor, uniforms: torch.Tensor, size: int) -> tor
     theta[:, 0, 2] = (2 * uniforms[:, 2] - 1) * (1 - box_width)
     theta[:, 1, 2] = (2 * uniforms[:, 3] - 1) * (1 - box_height)
     grid = functional.affine_grid(theta, [len(images), images.shape[1], size, size], align_corners=False)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return functional.grid_sample(images, grid, mode=interpolation, padding_mode="border", align_corners=False)
