@@ -61,7 +61,7 @@ def view_of(size, share, mode, interpolation):
     ("size", "share", "mode"),
     [
         (224, 0.875, "center"), (224, 0.9, "center"), (160, 0.95, "center"), (288, 1.0, "center"),
-        (112, 1.15, "center"), (96, 0.888, "center"), (128, 0.9, "squash"), (224, 1.0, "squash"), (112, 1.0, "border"),
+        (112, 1.15, "center"), (8, 1.1, "center"), (96, 0.888, "center"), (128, 0.9, "squash"), (224, 1.0, "squash"), (112, 1.0, "border"),
         (112, 0.9, "border"),
     ],
 )  # fmt: skip
@@ -92,17 +92,16 @@ def test_only_the_pixels_that_are_needed_count(interpolation, size, share):
         """With all pixels outside of a box turned to their opposite."""
         changed = 255 - pixels
         changed[:, top:bottom, left:right] = pixels[:, top:bottom, left:right]
-        return view.show(changed, place._replace(needed=place.of))
+        return view.show(changed, place._replace(columns=0, rows=0))
 
-    left, top, right, bottom = place.needed
+    left, top, right, bottom = place.box
     assert (right - left) * (bottom - top) < 640 * 427
-    expected = view.show(pixels, place._replace(needed=place.of))
+    expected = view.show(pixels, place._replace(columns=0, rows=0))
     assert torch.equal(view.show(pixels[:, top:bottom, left:right], place), expected)
     assert torch.equal(shown(left, top, right, bottom), expected)
-    for narrower in ((left + 4, top, right, bottom), (left, top + 4, right, bottom)):
-        assert not torch.equal(shown(*narrower), expected)
-    for narrower in ((left, top, right - 4, bottom), (left, top, right, bottom - 4)):
-        assert not torch.equal(shown(*narrower), expected)
+    for narrower in ((4, 0, 0, 0), (0, 4, 0, 0), (0, 0, -4, 0), (0, 0, 0, -4)):
+        box = [edge + change for edge, change in zip(place.box, narrower, strict=True)]
+        assert not torch.equal(shown(*box), expected)
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
@@ -110,12 +109,16 @@ def test_only_the_pixels_that_are_needed_count(interpolation, size, share):
 def test_a_view_of_any_image_lies_inside_and_is_as_large_as_asked_for(mode, width, height, size, share):
     if math.floor(size / share) == 0:
         return
-    place = View(size, share, mode).place(width, height)
-    left, top, right, bottom = place.needed
+    place, target = View(size, share, mode).place(width, height), math.floor(size / share)
+    left, top, right, bottom = place.box
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
-    assert all(side >= min(size, math.floor(size / share)) or mode == "border" for side in (place.width, place.height))
-    assert place.left + size <= place.width or place.left <= 0
-    assert place.width <= (LONGEST + 1) * max(1, size / share) or mode == "border"
+    across, down = place.columns + right - left, place.rows + bottom - top
+    made = math.floor(across * place.across), math.floor(down * place.down)
+    for length, offset in zip(made, (place.left, place.top), strict=True):
+        assert length <= LONGEST * target
+        if mode != "border":
+            assert length >= min(size, target)
+        assert offset + size <= length if length >= size else offset == -((size - length) // 2)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 2), (3, 1), (1, 5000), (5000, 1), (4000, 3), (3, 4000)])
@@ -129,7 +132,9 @@ def test_of_an_image_without_end_the_middle_is_shown_in_little_memory(tmp_path, 
     Image.fromarray(pixels).save(tmp_path / "a.png")
     view = View(32)
     place = view.place(width, height)
-    assert place.width * place.height <= LONGEST * 36**2
+    left, top, right, bottom = place.box
+    across, down = place.columns + right - left, place.rows + bottom - top
+    assert across * place.across * down * place.down <= LONGEST * 37**2
     shown = decode_crop(str(tmp_path / "a.png"), view, "RGB")
     assert shown.shape == (3, 32, 32) and (shown == 200).all()
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageOps
 
 from utils.data import jpeg
-from utils.data.view import Box, Place, View, resize
+from utils.data.view import Box, Place, View, resized
 from utils.settings import UserError
 
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
@@ -98,7 +98,7 @@ def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
 
     A view of (size, size, channels) memory. Raises what ``open_image`` raises.
     """
-    return resize(to_tensor(open_image(path, colour)), size, size, "bilinear")
+    return resized(to_tensor(open_image(path, colour)), size, "bilinear")
 
 
 def decoder() -> str:
@@ -133,16 +133,16 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Place | None]:
-    """Which pixels of a file are needed, and for evaluation (``uniforms`` is None) their place in the view."""
+    """Which pixels of a file are looked at, and for evaluation (``uniforms`` is None) their place in the view."""
     if uniforms is not None:
         return random_box(width, height, uniforms), None
     place = view.place(width, height)
-    return place.needed, place
+    return place.box, place
 
 
 def cropped(pixels: torch.Tensor, view: View, place: Place | None) -> torch.Tensor:
     """The pixels (channels, h, w) of what ``boxes`` said as (channels, size, size)."""
-    return resize(pixels, view.size, view.size, view.interpolation) if place is None else view.show(pixels, place)
+    return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
 
 
 def random_box(width: int, height: int, uniforms: np.ndarray) -> Box:

@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from utils.data.decoding import CROP_AREA, CROP_RATIO
 from utils.data.sample_plan import sample_uniforms
-from utils.data.view import View
 from utils.distributed import to_device
 
 # Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
@@ -73,10 +72,9 @@ class BatchTransform:
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
         """Resize where that is needed, show the middle, and normalise."""
         if self.crop_pct < 1:
-            view = View(self.size, self.crop_pct, "center", self.interpolation)
-            place = view.place(images.shape[-1], images.shape[-2])
-            images = self._resized(images, place.height, place.width)
-            images = images[..., place.top : place.top + self.size, place.left : place.left + self.size]
+            side = math.floor(self.size / self.crop_pct)
+            first = round((side - self.size) / 2)
+            images = self._resized(images, side)[..., first : first + self.size, first : first + self.size]
         return self._on_device(images)
 
     def _window(
@@ -134,7 +132,7 @@ class BatchTransform:
 
     def _normalised(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
         if images.shape[-2:] != (self.size, self.size):
-            images = self._resized(images, self.size, self.size)
+            images = self._resized(images, self.size)
         # Bytes are rearranged faster than floats are; and from uint8 float() makes a tensor that can be overwritten.
         images = images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
         images = images.float()
@@ -145,8 +143,8 @@ class BatchTransform:
         lines.sub_(mean).div_(std)
         return images
 
-    def _resized(self, images: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        size = (height, width)
+    def _resized(self, images: torch.Tensor, side: int) -> torch.Tensor:
+        size = (side, side)
         return self._in_range(functional.interpolate(images.float(), size, mode=self.interpolation, antialias=True))
 
     def _in_range(self, images: torch.Tensor) -> torch.Tensor:

@@ -19,16 +19,18 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 class Place(NamedTuple):
     """Where in an image file lies what is shown of it.
 
-    The part ``of`` the file, which is all of it but for very long images, becomes ``width`` x ``height`` pixels. What
-    is shown begins there at ``left``, ``top``, negative beyond the image. No pixel outside of ``needed`` counts for it.
+    It depends on the pixels in ``box``. These, with ``columns`` and ``rows`` of any pixels before them, are made
+    ``across`` times as wide and ``down`` times as high; what is shown begins there at ``left``, ``top``, which are
+    negative beyond the image.
     """
 
-    of: Box
-    width: int
-    height: int
+    box: Box
+    columns: int
+    rows: int
+    across: float
+    down: float
     left: int
     top: int
-    needed: Box
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,16 @@ class View:
 
     def place(self, width: int, height: int) -> Place:
         """What is shown of a file of ``width`` x ``height`` pixels."""
-        of = _not_too_long(width, height) if self.crop_mode == "center" else (0, 0, width, height)
-        sides = (of[2] - of[0], of[3] - of[1])
+        first, sides = [0, 0], [width, height]
+        if self.crop_mode == "center":
+            longest = LONGEST * min(sides)
+            first = [max(0, (side - longest) // 2) for side in sides]
+            sides = [min(side, longest) for side in sides]
         resized = self._resized(*sides)
         offsets = [_offset(length, self.size) for length in resized]
-        spans = [self._span(*values) for values in zip(sides, resized, offsets, strict=True)]
-        needed = (of[0] + spans[0][0], of[1] + spans[1][0], of[0] + spans[0][1], of[1] + spans[1][1])
-        return Place(of, *resized, *offsets, needed)
+        (left, right), (top, bottom) = map(self._span, sides, resized, offsets)
+        box = (first[0] + left, first[1] + top, first[0] + right, first[1] + bottom)
+        return Place(box, left, top, *map(_factor, sides, resized), *offsets)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         target = math.floor(self.size / self.crop_pct)
@@ -70,28 +75,27 @@ class View:
         return (other, target) if width > height else (target, other)
 
     def _span(self, side: int, resized: int, offset: int) -> tuple[int, int]:
-        """From and up to which of ``side`` pixels count for the ``size`` pixels from ``offset`` on."""
+        """From and up to which of ``side`` pixels, resized to ``resized``, the ``size`` from ``offset`` on depend."""
         scale = side / resized
         reach = REACH[self.interpolation] * max(scale, 1) + 1
         return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + self.size) * scale + reach))
 
     def show(self, pixels: torch.Tensor, place: Place) -> torch.Tensor:
-        """The view, (channels, size, size), of the ``pixels`` (channels, h, w) inside ``place.needed``.
+        """The view, (channels, size, size), of the ``pixels`` (channels, h, w) inside ``place.box``.
 
         uint8 on a CPU; floats, neither rounded nor clamped, when ``pixels`` are floats.
         """
-        left, top, right, bottom = place.of
-        if place.needed != place.of:  # what is needed is resized as it is within the whole
-            whole = pixels.new_empty(bottom - top, right - left, len(pixels)).permute(2, 0, 1)
-            rows = slice(place.needed[1] - top, place.needed[3] - top)
-            whole[:, rows, place.needed[0] - left : place.needed[2] - left] = pixels
+        if place.columns or place.rows:
+            height, width = pixels.shape[1] + place.rows, pixels.shape[2] + place.columns
+            whole = pixels.new_empty(height, width, len(pixels)).permute(2, 0, 1)
+            whole[:, place.rows :, place.columns :] = pixels
             pixels = whole
-        return self._middle(resize(pixels, place.height, place.width, self.interpolation), place.left, place.top)
+        return self._middle(resize(pixels, (place.down, place.across), self.interpolation), place.left, place.top)
 
     def _middle(self, image: torch.Tensor, left: int, top: int) -> torch.Tensor:
         """``size`` pixels square of ``image`` from ``left``, ``top`` on, filled up where they lie beyond it."""
         inside = image[:, max(top, 0) : top + self.size, max(left, 0) : left + self.size]
-        if left >= 0 and top >= 0:
+        if inside.shape[1:] == (self.size, self.size):
             return inside
         levels = self.border if self.crop_mode == "border" else (0,)
         shown = torch.tensor(levels, dtype=image.dtype, device=image.device).view(-1, 1, 1)
@@ -101,8 +105,8 @@ class View:
         return shown
 
 
-def resize(pixels: torch.Tensor, height: int, width: int, interpolation: str) -> torch.Tensor:
-    """Pixels (channels, h, w) as (channels, ``height``, ``width``), antialiased, in the memory format that they have.
+def resize(pixels: torch.Tensor, factors: tuple[float, float], interpolation: str) -> torch.Tensor:
+    """Pixels (channels, h, w) ``factors`` times as high and as wide, rounded down, antialiased, in their memory format.
 
     uint8 on a CPU is rounded to whole levels, first the width being resized, then the height. So does Pillow, and the
     levels are its own but for a few in a hundred, which are off by one, rarely by two: torch's weights have 16 bits.
@@ -110,17 +114,23 @@ def resize(pixels: torch.Tensor, height: int, width: int, interpolation: str) ->
     Its levels then differ, as from those of its own older versions, by one in about 15 of 100 numbers, and by up to ten
     at sharp edges (bicubic).
     """
-    if pixels.shape[1:] == (height, width):
+    if factors == (1, 1):
         return pixels
     images = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # so torch sees channels-last memory, and is quicker
-    return functional.interpolate(images, (height, width), mode=interpolation, antialias=True)[0]
+    return functional.interpolate(
+        images, scale_factor=factors, recompute_scale_factor=False, mode=interpolation, antialias=True
+    )[0]
 
 
-def _not_too_long(width: int, height: int) -> Box:
-    """The whole image, or of one more than ``LONGEST`` times as long as wide the middle part that is not."""
-    longest = LONGEST * min(width, height)
-    left, top = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
-    return left, top, left + min(width, longest), top + min(height, longest)
+def resized(pixels: torch.Tensor, size: int, interpolation: str) -> torch.Tensor:
+    """Pixels (channels, h, w) as (channels, ``size``, ``size``), as ``resize`` does it."""
+    return resize(pixels, (_factor(pixels.shape[1], size), _factor(pixels.shape[2], size)), interpolation)
+
+
+def _factor(side: int, wanted: int) -> float:
+    """What times ``side`` is ``wanted``, not the least bit less."""
+    factor = wanted / side
+    return factor if side * factor >= wanted else math.nextafter(factor, math.inf)
 
 
 def _offset(length: int, size: int) -> int:
