@@ -17,6 +17,7 @@ from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.readers import MemoryImages
 from utils.data.sample_plan import SamplePlan
 from utils.data.sources import StreamSource
+from utils.data.view import View
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 needs_gpu = pytest.mark.skipif(
@@ -170,7 +171,7 @@ def test_workers_read_images_that_were_made_on_a_gpu_from_the_cpus_memory():
     pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (20,), generator=generator)
     source = StreamSource(
-        MemoryImages(Elsewhere(pixels), Elsewhere(labels)), CPU, size=8, crop=False, fixed_size=True, seed=0,
+        MemoryImages(Elsewhere(pixels), Elsewhere(labels)), CPU, view=View(8), crop=False, fixed_size=True, seed=0,
         workers=2, cores=2,
     )  # fmt: skip
     plan = SamplePlan(20, 6, 6, 0)
