@@ -225,12 +225,13 @@ def with_gradients(model, seed):
     return model
 
 
+@on_each_device
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("arch", [None, "test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
-def test_adaptive_clipping_is_timms_to_the_bit(arch, memory_format):
+def test_adaptive_clipping_is_timms_to_the_bit(arch, memory_format, device):
     torch.manual_seed(0)
     model = Shapes() if arch is None else timm.create_model(arch, num_classes=10).to(memory_format=memory_format)
-    ours, theirs = (with_gradients(copy.deepcopy(model), 1) for _ in range(2))
+    ours, theirs = (with_gradients(copy.deepcopy(model).to(device), 1) for _ in range(2))
     untouched = [parameter.grad.clone() for parameter in ours.parameters()]
     for other in (ours, theirs):
         next(other.parameters()).grad = None
