@@ -44,7 +44,7 @@ OTHER = {
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "label_smoothing": "0.1", "lr_policy": "constant", "lr_gamma": "0.5",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
-    "clip_grad_agc": "0.01", "grad_penalty": "0.1", "ema_decay": "0.5", "amp": "bf16", "init_scale": "2",
+    "clip_grad_agc": "0.01", "grad_penalty": "0.1", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "compile_augment": None, "tf32": None, "drop_last": None,
 }  # fmt: skip
