@@ -1,6 +1,7 @@
 """The run's name and folder: ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``.
 
-TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart.
+TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart; and
+its settings are joined by hyphens, after which browsers wrap.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SHORT = {
     "clip_grad_norm": "clip",
     "ema_decay": "ema",
     "image_size": "size",
+    "init_scale": "scale",
     "label_smoothing": "smooth",
     "warmup_epochs": "warmup",
     "weight_decay": "wd",
@@ -86,8 +88,8 @@ def specific_name(args: Settings) -> str:
 
     Batch, optimizer, learning rate, its policy and epochs stand in every name. Then follow the recipe (a variant's
     name), the folder of ``--dataname folder``, and the flags that shape the result and say something else than recipe
-    or default, as many as fit into ``MOST_CHARACTERS``: ``+2`` stands for two more, which config.yaml holds. At the end
-    ``--name``'s text, whole.
+    or default, as many as fit into ``MOST_CHARACTERS``: '2more' stands for two others, which config.yaml holds. At the
+    end ``--name``'s text, whole.
     """
     optimisation = args.optimisation
     parts = [
@@ -99,12 +101,12 @@ def specific_name(args: Settings) -> str:
     ]
     waiting = [*_recipe(args), *_data_folder(args), *_changes(args)]
     while waiting:
-        longer, more = [*parts, waiting[0]], f"+{len(waiting)}"
+        longer, more = [*parts, waiting[0]], f"{len(waiting)}more"
         if len(_joined([*longer, more] if waiting[1:] else longer)) > MOST_CHARACTERS:
             parts.append(more)
             break
         parts, waiting = longer, waiting[1:]
-    return _joined([*parts, *([args.run.name] if args.run.name else [])])
+    return "_".join([_joined(parts), *([args.run.name] if args.run.name else [])])
 
 
 def _recipe(args: Settings) -> list[str]:
@@ -126,17 +128,17 @@ def _changes(args: Settings) -> list[str]:
 
 
 def _token(name: str, value: Any) -> str:
-    """A setting in a few characters: 'ema0.999', 'nesterov', 'no-decay-norm-bias', 'aug-shift-flip'."""
-    label = SHORT.get(name, name.replace("_", "-"))
+    """A setting in a few characters: 'ema0.999', 'nesterov', 'no_decay_norm_bias', 'aug_shift_flip'."""
+    label = SHORT.get(name, name)
     if isinstance(value, bool):
-        return label if value else f"no-{label}"
+        return label if value else f"no_{label}"
     items = value if isinstance(value, list) else [value]
-    text = "-".join(f"{item:g}" if isinstance(item, float) else os.path.basename(str(item)) for item in items)
-    return f"{label}{text}" if text[:1].isdigit() else f"{label}-{text.replace('_', '-')}"
+    text = "_".join(f"{item:g}" if isinstance(item, float) else os.path.basename(str(item)) for item in items)
+    return f"{label}{text}" if text[:1].isdigit() else f"{label}_{text}"
 
 
 def _joined(parts: list[str]) -> str:
-    return "_".join(map(_as_name, parts))
+    return "-".join(map(_as_name, parts))
 
 
 def _as_name(text: str) -> str:

@@ -56,7 +56,7 @@ def run(tmp_path_factory):
 def test_the_folder_is_output_dataname_arch_time_and_settings_and_holds_the_named_files(run):
     folder = run[0]
     assert folder.parts[-3:-1] == ("digits", "fc")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_b64_sgd_lr0.1_cosine_e2_ema0.9", folder.name)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_b64-sgd-lr0.1-cosine-e2-ema0.9", folder.name)
     names = {path.name for path in folder.iterdir()}
     assert {"config.yaml", "log.txt", "metrics.csv", "metrics.npz", "checkpoints"} <= names
     assert any(name.startswith("events.out.tfevents.") for name in names)

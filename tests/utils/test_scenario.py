@@ -1,6 +1,7 @@
 """The run's name and folder."""
 
 import dataclasses
+import re
 from datetime import datetime as real_datetime
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def named(*argv, world_size=1):
 
 
 def test_the_name_of_a_plain_run_holds_batch_optimizer_rate_policy_and_epochs_alone(tmp_path, frozen):
-    assert Scenario.planned(settings_for(tmp_path)).name == f"{frozen}_b64_sgd_lr0.1_cosine_e20"
+    assert Scenario.planned(settings_for(tmp_path)).name == f"{frozen}_b64-sgd-lr0.1-cosine-e20"
 
 
 def test_the_name_says_what_flags_changed_of_the_result_in_the_order_of_help_and_ends_with_the_users_text():
     argv = "--dataname synthetic --arch resnet18 --name mine --ema-decay 0.999 --optimizer lamb --lr 0.0125 --compile"
     argv += " --no-decay-norm-bias --lr-policy gaussian --epochs 7 --batch-size 16 --augment shift flip"
     assert named(*argv.split(), world_size=3) == (
-        "b48_lamb_lr0.0125_gaussian_e7_aug-shift-flip_compile_no-decay-norm-bias_ema0.999_mine"
+        "b48-lamb-lr0.0125-gaussian-e7-aug_shift_flip-compile-no_decay_norm_bias-ema0.999_mine"
     )
 
 
@@ -81,19 +82,19 @@ def recipe(tmp_path):
 
 def test_beside_a_recipe_the_name_says_what_differs_from_it(recipe):
     path = recipe("conv2.yaml", "arch: conv2\nmixup: 0.2\nnesterov: true\nbatch-size: 32\n")
-    assert named("--config", path, "--mixup", "0.2") == "b32_sgd_lr0.1_cosine_e20", "the recipe says it"
-    assert named("--config", path, "--mixup", "0", "--no-nesterov") == "b32_sgd_lr0.1_cosine_e20_mixup0_no-nesterov"
+    assert named("--config", path, "--mixup", "0.2") == "b32-sgd-lr0.1-cosine-e20", "the recipe says it"
+    assert named("--config", path, "--mixup", "0", "--no-nesterov") == "b32-sgd-lr0.1-cosine-e20-mixup0-no_nesterov"
 
 
 @pytest.mark.parametrize(
-    "name, shown", [("conv2_long.yaml", "_long"), ("of_mine.yaml", "_of_mine"), ("config.yaml", ""), ("conv2.yaml", "")]
+    "name, shown", [("conv2_long.yaml", "-long"), ("of_mine.yaml", "-of_mine"), ("config.yaml", ""), ("conv2.yaml", "")]
 )
 def test_the_name_of_a_recipe_is_told_where_the_network_does_not_tell_it(recipe, name, shown):
-    assert named("--config", recipe(name, "mixup: 0.2\n")) == f"b64_sgd_lr0.1_cosine_e20{shown}"
+    assert named("--config", recipe(name, "mixup: 0.2\n")) == f"b64-sgd-lr0.1-cosine-e20{shown}"
 
 
 def test_the_name_of_class_folders_says_which(tmp_path):
-    assert named("--dataname", "folder", "--datapath", f"{tmp_path}/my_pets/").endswith("_e20_my_pets")
+    assert named("--dataname", "folder", "--datapath", f"{tmp_path}/my_pets/").endswith("-e20-my_pets")
 
 
 def test_a_long_name_leaves_out_whole_settings_says_how_many_and_keeps_the_users_text():
@@ -102,9 +103,9 @@ def test_a_long_name_leaves_out_whole_settings_says_how_many_and_keeps_the_users
     name = named(*argv.split(), "--name", "n" * 80)
     own, _, text = name.rpartition("_")
     assert text == "n" * 80 and len(own) <= MOST_CHARACTERS
-    kept, _, more = own.rpartition("_+")
+    kept, _, more = own.removesuffix("more").rpartition("-")
     every = ["seed12345", "cutout8", "mixup0.2", "cutmix1", "wd5e-05", "smooth0.1", "warmup5", "clip1", "ema0.999"]
-    shown = kept.removeprefix("b64_sgd_lr0.1_cosine_e20_").split("_")
+    shown = re.split(r"(?<!e)-", kept.removeprefix("b64-sgd-lr0.1-cosine-e20-"))
     assert shown == every[: len(shown)] and int(more) == len(every) - len(shown) > 0
 
 
@@ -113,12 +114,12 @@ def test_a_setting_of_any_kind_makes_a_token_without_a_table_entry_of_its_own(na
     meta = OPTIONS[name].metadata
     value = {bool: True, int: 3, float: 0.25}.get(meta["type"], "a/b_c")
     token = _token(name, [value, value] if meta["many"] else value)
-    shown = {bool: "", int: "3", float: "0.25"}.get(meta["type"], "b-c")
-    assert token == _as_name(token) and "_" not in token and token.endswith(shown)
+    shown = {bool: "", int: "3", float: "0.25"}.get(meta["type"], "b_c")
+    assert token == _as_name(token) and "-" not in token and token.endswith(shown)
 
 
 def test_batch_in_the_name_is_the_global_one():
-    assert named("--batch-size", "16", "--accumulate", "2", world_size=3) == "b96_sgd_lr0.1_cosine_e20_acc2"
+    assert named("--batch-size", "16", "--accumulate", "2", world_size=3) == "b96-sgd-lr0.1-cosine-e20-acc2"
 
 
 def test_names_of_runs_sort_by_their_start(tmp_path, monkeypatch):
