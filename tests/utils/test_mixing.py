@@ -10,9 +10,12 @@ from torchvision.transforms import v2
 
 from utils.arguments import parse
 from utils.data.datasets import get_data
-from utils.data.loaders import loaders
+from utils.data.loaders import TrainLoader, loaders
 from utils.data.mixing import Mixing, boxes
+from utils.data.readers import MemoryImages
 from utils.data.sample_plan import SamplePlan, Share
+from utils.data.sources import ResidentSource
+from utils.data.unreadable import REPLACE
 
 CPU = torch.device("cpu")
 CLASSES = 6
@@ -252,6 +255,37 @@ def test_a_step_is_repeated_with_the_same_mixing_and_validation_is_not_mixed():
     torch.testing.assert_close(first.targets.sum(1), torch.ones(64))
     assert torch.equal(first.images, again.images)
     assert next(validation.batches()).targets.dtype == torch.int64
+
+
+def test_an_image_that_stands_in_for_a_bad_one_is_mixed_with_the_numbers_of_the_planned_one():
+    train, _ = make("--augment", "shift", "flip")
+    digits = train.source.pixels, train.source.labels
+    bad = 5
+    copied = [
+        whole.index_select(0, torch.arange(len(whole)).where(torch.arange(len(whole)) != bad, bad + 1))
+        for whole in digits
+    ]
+    of_copy, of_damaged = (
+        TrainLoader(ResidentSource(images, CPU, REPLACE), train.plan, train.transform, train.mixing).batches(1)
+        for images in (MemoryImages(*copied), MemoryImages(*digits, {bad: "bad.png"}))
+    )
+    replaced = 0
+    for expected, found in zip(of_copy, of_damaged, strict=True):
+        assert torch.equal(expected.images, found.images) and torch.equal(expected.targets, found.targets)
+        replaced += found.replaced
+    assert replaced == 1
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_the_bits_of_the_cpu(memory_format):
+    images, labels = batch(63)
+    images = images.contiguous(memory_format=memory_format)
+    mixing = Mixing(0.2, 1.0, CLASSES, seed=0)
+    expected = mixed(mixing, images, labels)
+    found = mixed(mixing, images.cuda(), labels.cuda())
+    assert found[0].is_contiguous(memory_format=memory_format)
+    assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize(("flags", "world_size"), [(("-b", 1), 1), (("--global-batch-size", 3), 2)])

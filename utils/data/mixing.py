@@ -63,13 +63,14 @@ class Mixing:
         parts = np.column_stack([blend.opacity, blend.kept]).astype(np.float32)
         opacity, kept = to_device(torch.from_numpy(parts), images.device).split(1, dim=1)
         partner, top, bottom, left, right = places.unbind(1)
-        others = take(images, partner)
-        if self.mixup:  # in operations that round alike, however many images there are: lerp may not
-            opacity = opacity[:, :, None, None]
-            images.mul_(opacity).add_(others * (1 - opacity))
+        opacity = opacity[:, :, None, None]
         if self.cutmix:
-            rows, columns = inside(top, bottom, images.shape[2]), inside(left, right, images.shape[3])
-            torch.where(rows[:, None, :, None] & columns[:, None, None, :], others, images, out=images)
+            rows = inside(top, bottom, images.shape[2])[:, None, :, None].float()
+            columns = inside(left, right, images.shape[3])[:, None, None, :].float()
+            opacity = opacity * (1 - rows * columns)
+        # In operations that round alike, whatever the number of images is (lerp's may not), and exactly for 0 and 1.
+        others = take(images, partner)
+        images.mul_(opacity).add_(others.mul_(1 - opacity))
         own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
         return images, own.mul_(kept).add_(other.mul_(1 - kept))
 
