@@ -228,6 +228,17 @@ def test_a_full_step_makes_accumulate_passes_of_the_batch_size():
     assert [(share.count, share.weight) for share in plan.shares(0, 0)] == [(4, 2 * 4 / 24)] * 3
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "world_size", "expected"),
+    [(1, 8, 1, [2, 2, 2, 2]), (3, 4, 1, [4, 4, 4]), (15, 1, 4, [16, 16, 14, 14]), (6, 2, 1, [6, 6])],
+)
+def test_where_pairs_stay_together_an_odd_batch_size_is_rounded_up(batch_size, accumulate, world_size, expected):
+    whole = batch_size * accumulate * world_size
+    ranks = [SamplePlan(whole, whole, batch_size, 0, rank, world_size, pairs=True) for rank in range(world_size)]
+    passes = zip(*(plan.shares(0, 0) for plan in ranks), strict=True)
+    assert [share.count for of_pass in passes for share in of_pass] == expected
+
+
 @few
 @given(st.integers(0, 300), st.integers(1, 70))
 def test_validation_batches_hold_every_sample_exactly_once(num_samples, batch_size):

@@ -51,7 +51,7 @@ class SamplePlan:
 
     A full step has as many forward passes as it takes for at most ``batch_size`` images a rank; a smaller one has as
     few. ``pairs``: neighbours in a step, its samples 2k and 2k + 1, stay in one share, and with an odd number of
-    samples the last three: what is mixed is together. Then a share may have one image more than an odd ``batch_size``.
+    samples the last three: what is mixed is together. An odd ``batch_size`` is then rounded up.
     """
 
     num_samples: int
