@@ -11,10 +11,11 @@ from torchvision.transforms import v2
 from utils.arguments import parse
 from utils.data.datasets import get_data
 from utils.data.loaders import TrainLoader, loaders
-from utils.data.mixing import Mixing, boxes
+from utils.data.mixing import MIX_STREAM, Mixing, boxes
 from utils.data.readers import MemoryImages
 from utils.data.sample_plan import SamplePlan, Share
 from utils.data.sources import ResidentSource
+from utils.data.transforms import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
 from utils.data.unreadable import REPLACE
 
 CPU = torch.device("cpu")
@@ -76,7 +77,7 @@ def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, me
     assert torch.equal(pasted[0], pasted[1]) and (count < 6 or not torch.equal(pasted[0], pasted[2]))
 
 
-def test_with_both_an_image_is_blended_or_gets_a_box_and_each_in_half_of_the_pairs():
+def test_with_both_a_pair_is_blended_or_exchanges_a_box():
     images, labels = batch(2000, size=8)
     mixing = Mixing(0.4, 1.0, CLASSES, seed=0)
     result, targets = mixed(mixing, images, labels)
@@ -86,7 +87,6 @@ def test_with_both_an_image_is_blended_or_gets_a_box_and_each_in_half_of_the_pai
     assert torch.equal(result, torch.where(by_box[:, None, None, None], boxed, blended))
     assert torch.equal(targets, torch.where(by_box[:, None], boxed_targets, blended_targets))
     assert torch.equal(by_box[::2], by_box[1::2])
-    assert stats.binomtest(int(by_box[::2].sum()), 1000).pvalue > 1e-3
 
 
 def test_what_fills_up_a_share_and_a_single_image_stay_as_they_are():
@@ -128,11 +128,8 @@ def paper_boxes(alpha, height, width, generator, count):
     return np.array(found)
 
 
-@pytest.mark.parametrize("alpha", [0.3, 1.0])
-@pytest.mark.parametrize("size", [(8, 8), (33, 48)])
-def test_boxes_have_the_distribution_of_the_papers_code(alpha, size):
-    _, ours, kept = drawn(0.0, alpha, size=size)
-    theirs = paper_boxes(alpha, *size, np.random.default_rng(0), len(ours))
+def assert_alike(ours, theirs):
+    """Each edge, side and area of the boxes has the same distribution."""
 
     def looks(box):
         rows, columns = box[:, 1] - box[:, 0], box[:, 3] - box[:, 2]
@@ -140,8 +137,30 @@ def test_boxes_have_the_distribution_of_the_papers_code(alpha, size):
 
     for left, right in zip(looks(ours), looks(theirs), strict=True):
         assert stats.ks_2samp(left.astype(float), right.astype(float)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("size", [(8, 8), (33, 48)])
+def test_boxes_have_the_distribution_of_the_papers_code(alpha, size):
+    _, ours, kept = drawn(0.0, alpha, size=size)
+    theirs = paper_boxes(alpha, *size, np.random.default_rng(0), len(ours))
+    assert_alike(ours, theirs)
     area = (ours[:, 1] - ours[:, 0]) * (ours[:, 3] - ours[:, 2])
     np.testing.assert_allclose(kept, 1 - area / np.prod(size))
+
+
+def test_with_both_each_has_half_of_the_pairs_and_its_own_distributions():
+    opacity, box, _ = drawn(0.4, 1.0, pairs=20_000)
+    by_box = opacity == 1
+    assert stats.binomtest(int(by_box.sum()), len(by_box)).pvalue > 1e-3
+    blended = opacity[~by_box]
+    assert stats.kstest(blended, stats.beta(0.4, 0.4).cdf).statistic < 1.95 / np.sqrt(len(blended))
+    assert_alike(box[by_box], paper_boxes(1.0, 32, 48, np.random.default_rng(0), by_box.sum()))
+
+
+def test_mixing_has_a_stream_of_random_numbers_of_its_own():
+    streams = [SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM, MIX_STREAM]
+    assert len(set(streams)) == len(streams)
 
 
 def test_a_box_has_the_asked_area_around_any_pixel_and_ends_at_the_image():
