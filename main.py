@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import arguments
+from utils.consistency import CHECKPOINT
 from utils.cpu import let_threads_wait_briefly
 from utils.distributed import Distributed, Ranks, end_process, lost_contact
 from utils.scenario import Scenario
@@ -38,13 +39,13 @@ class Parts(NamedTuple):
     """What a run is made of."""
 
     data: Data
-    train_loader: TrainLoader
+    train_loader: TrainLoader | None  # None, as the policy, with --evaluate
     validation_loader: ValidationLoader
     loader_choice: str
     model: torch.nn.Module
     ema: MovingAverage | None
     optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
-    lr_policy: LRPolicy
+    lr_policy: LRPolicy | None
     criterion: torch.nn.Module
     scaler: torch.amp.GradScaler
 
@@ -110,6 +111,8 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
             return tell_finished(found, distributed)
 
     parts = build(args, distributed, found)
+    for line in parts.data.warnings if distributed.is_main else ():
+        hear(line)
     tell_idle_settings(args, parts, distributed, found, hear)
     if args.run.dry_run:
         return tell_plan(args, parts, distributed, found)
@@ -121,7 +124,7 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
 def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
     """All parts; whatever can be wrong with them shows here, before anything is created."""
     from models import build_model, unknown_arch
-    from utils.data.datasets import get_data, prepare
+    from utils.data.datasets import prepare
     from utils.data.loaders import loaders
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
@@ -130,19 +133,20 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     from utils.precision.amp import build_scaler, keep_in_fp32
     from utils.record.override import refuse_other_head
 
+    evaluating = args.run.evaluate
     with distributed.together():
         mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
         if any(mistakes):
             raise UserError(*filter(None, mistakes))
     if not args.run.dry_run:
-        distributed.on_main(lambda: prepare(args.data, tell), long_work="Preparing the data")
+        distributed.on_main(lambda: prepare(args.data, tell, evaluating), long_work="Preparing the data")
     with distributed.together(), distributed.patiently("Reading the data"):
-        data = get_data(args.data, distributed.device)
+        data = read_data(args, distributed.device, found)
         if found is not None:
             if args.run.resume_override:
                 refuse_other_head(found, data.classes)
             else:
-                found.refuse_other_data(data.classes, None if args.run.evaluate else data.fingerprint)
+                found.refuse_other_data(data.classes, None if evaluating else data.fingerprint)
         distributed.seed(args.run.seed)
         # A checkpoint's weights replace whatever the network would begin with.
         start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
@@ -151,7 +155,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
             settings, classes=len(data.classes), channels=data.spec.channels, image_size=data.image_size
         ).to(distributed.device)
         channels_last = place_channels(args, model, distributed.device)
-        load_weights(model, settings, args.run.evaluate, found)
+        load_weights(model, settings, evaluating, found)
         keep_in_fp32(model, args.precision.fp32_layers or (), distributed.device)
         image_shape = (data.spec.channels, data.image_size, data.image_size)
         refuse_what_would_fail(args, model, image_shape, channels_last, distributed.device)
@@ -167,12 +171,25 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
             validation_loader=validation_loader,
             loader_choice=loader_choice,
             model=model,
-            ema=build_ema(model, None if args.run.evaluate else args.optimisation.ema_decay),
+            ema=build_ema(model, None if evaluating else args.optimisation.ema_decay),
             optimizer=build_optimizer(args.optimisation, model),
-            lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+            lr_policy=None if evaluating else build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
             criterion=build_criterion(args.optimisation),
             scaler=build_scaler(args.precision, distributed.device),
         )
+
+
+def read_data(args: Settings, device: torch.device, found: Found | None) -> Data:
+    """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of the checkpoint."""
+    from utils.data.datasets import Trained, get_data, get_test_data
+
+    if not args.run.evaluate:
+        return get_data(args.data, device)
+    trained = None
+    if found is not None:
+        settings, fingerprint = found.settings, found.state.get("fingerprint")
+        trained = Trained(found.path, found.classes, settings.get("datapath"), fingerprint)
+    return get_test_data(args.data, device, trained, val_split_told=args.origins["val_split"] != CHECKPOINT)
 
 
 def place_channels(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
@@ -363,9 +380,11 @@ def tell_idle_settings(
 
 def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Print what the run would do."""
-    from utils.dry_run import plan
+    from utils.dry_run import evaluation_plan, plan
 
-    if distributed.is_main:
+    if args.run.evaluate and distributed.is_main:
+        print(evaluation_plan(args, parts, distributed, found))
+    elif distributed.is_main:
         folder = found.folder if found is not None and found.folder else None
         print(plan(args, parts, distributed, folder or Scenario.planned(args), found))
     return 0

@@ -25,7 +25,7 @@ from utils.consistency import FLAG, RECIPE
 from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError, flag_of
-from utils.tools import ToolParser, make_folder, run_tool, table, whole
+from utils.tools import ToolParser, as_training, make_folder, run_tool, table, whole
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ def from_training(own: argparse.Namespace, args: Settings, found: Found | None, 
     from utils.precision.audit_measure import Pass
     from utils.record import checkpoint
 
-    parts = build(without_decoding_all(args), distributed, found)
+    parts = build(as_training(without_decoding_all(args)), distributed, found)
     scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
     if found is not None:
         checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))

@@ -22,7 +22,7 @@ from utils.consistency import FLAG, RECIPE
 from utils.distributed import Distributed, Ranks
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError, all_settings
-from utils.tools import ToolParser, run_tool, table
+from utils.tools import ToolParser, as_training, run_tool, table
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ def of_network(args: Settings, distributed: Distributed, found: Found | None) ->
     from utils.precision import walkthrough
     from utils.record import checkpoint
 
-    parts = build(args, distributed, found)
+    parts = build(as_training(args), distributed, found)
     weights = f"weights from --seed {args.run.seed}"
     if found is not None:
         checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))

@@ -24,8 +24,10 @@ def outranks(origin: str, other: str) -> bool:
 Rule = tuple[object, str]  # what is wrong when it is true, and the line that says so
 
 
-def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: int) -> list[str]:
-    """Pairs of settings that cannot both hold, a line each."""
+def contradictions(
+    values: dict[str, Any], origins: dict[str, str], world_size: int, checkpoint_known: bool = True
+) -> list[str]:
+    """Pairs of settings that cannot both hold, a line each. ``checkpoint_known``: no checkpoint is still to be read."""
     v = SimpleNamespace(**values)
 
     def told(name: str, against: str | None = None) -> bool:
@@ -35,6 +37,8 @@ def contradictions(values: dict[str, Any], origins: dict[str, str], world_size: 
     begins = v.resume in (None, "auto") and not (v.evaluate and v.weights)  # else a checkpoint may say the rest
     forgotten = begins and origins["dataname"] == DEFAULT and told("datapath")
     rules = [*_optimisation_rules(v, told, origins, world_size), *_start_rules(v, told), *_data_rules(v)]
+    if begins or checkpoint_known:
+        rules += _place_rules(v)
     rules.append((forgotten, "--datapath needs --dataname: folder for class folders, mnist, cifar10, imagenet ..."))
     return [line for wrong, line in rules if wrong]
 
@@ -117,6 +121,19 @@ def _data_rules(v: SimpleNamespace) -> list[Rule]:
             "--augment none contradicts the other names after --augment",
         ),
         (
+            {"flip", "alternating-flip"} <= set(names),
+            "--augment flip and alternating-flip are two ways to flip; give one",
+        ),
+        (v.decode == "gpu" and v.device == "cpu", "--decode gpu contradicts --device cpu"),
+        (v.decode == "gpu" and v.skip_bad_images, "--skip-bad-images cannot be had with --decode gpu; remove one"),
+        (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
+    ]
+
+
+def _place_rules(v: SimpleNamespace) -> list[Rule]:
+    """Which data set, and where it lies."""
+    return [
+        (
             v.val_split is not None and v.dataname != "folder",
             f"--val-split is for --dataname folder; {v.dataname} has its own validation images",
         ),
@@ -125,13 +142,6 @@ def _data_rules(v: SimpleNamespace) -> list[Rule]:
             f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
             + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
         ),
-        (
-            {"flip", "alternating-flip"} <= set(names),
-            "--augment flip and alternating-flip are two ways to flip; give one",
-        ),
-        (v.decode == "gpu" and v.device == "cpu", "--decode gpu contradicts --device cpu"),
-        (v.decode == "gpu" and v.skip_bad_images, "--skip-bad-images cannot be had with --decode gpu; remove one"),
-        (v.download and v.dataname in ("digits", "synthetic", "folder"), f"--download: {v.dataname} is never fetched"),
     ]
 
 

@@ -22,21 +22,19 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, fou
 
     Every setting that shapes the result and has an effect shows in it. ``found`` is what the run goes on from.
     """
-    data, steps = parts.data, parts.train_loader.steps_per_epoch
+    steps = parts.train_loader.steps_per_epoch
     batch, remainder = args.data, parts.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
     split = f", {batch.val_split:g} of each class kept for validation" if batch.val_split else ""
+    images = f"{len(parts.data.train):,} training, {len(parts.data.validation):,} validation images"
     rows = [
-        ("Data", f"{batch.dataname}: {len(data.train):,} training, {len(data.validation):,} validation images{split}"),
-        ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
-        ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
+        ("Data", f"{batch.dataname}: {images}{split}"),
+        *_seen(parts),
         ("Augmentation", _augmentation(args, parts)),
         ("Mixing", _listed({"mixup": batch.mixup, "cutmix": batch.cutmix}, " alpha ")),
         ("Loader", parts.loader_choice),
         ("Network", _network(args, found)),
-        ("Parameters", f"{sum(p.numel() for p in parts.model.parameters()):,}"),
-        ("Multiply-adds", f"{multiply_adds(parts.model, data, distributed.device):,} an image"),
-        ("Processes", f"{distributed.world_size} on {distributed.describe_device()}"),
+        *_sizes(parts, distributed),
         (
             "Batch",
             f"{batch.batch_size} a process x {distributed.world_size} x {args.optimisation.accumulate} "
@@ -52,7 +50,43 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, fou
         ("Precision", _precision(args, parts, distributed.device)),
         ("Run folder", f"{folder} ({'goes on there' if found and found.folder else 'not created'})"),
     ]
+    return _aligned(rows)
+
+
+def evaluation_plan(args: Settings, parts: Any, distributed: Distributed, found: Found | None) -> str:
+    """What ``--evaluate`` would do: of the rows of ``plan`` those that concern it."""
+    weights = f"weights of {found.path}" if found is not None else "pretrained weights"
+    rows = [
+        ("Data", f"{args.data.dataname}: {len(parts.data.validation):,} validation images"),
+        *_seen(parts),
+        ("Loader", parts.loader_choice),
+        ("Network", f"{args.model.arch}, {weights}"),
+        *_sizes(parts, distributed),
+        ("Batch", f"{args.data.val_batch_size or args.data.batch_size} a process"),
+        ("Precision", _precision(args, parts, distributed.device)),
+    ]
+    return _aligned(rows)
+
+
+def _aligned(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"{title:<14} {text}" for title, text in rows)
+
+
+def _seen(parts: Any) -> list[tuple[str, str]]:
+    """What the network sees."""
+    data = parts.data
+    return [
+        ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
+        ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
+    ]
+
+
+def _sizes(parts: Any, distributed: Distributed) -> list[tuple[str, str]]:
+    return [
+        ("Parameters", f"{sum(p.numel() for p in parts.model.parameters()):,}"),
+        ("Multiply-adds", f"{multiply_adds(parts.model, parts.data, distributed.device):,} an image"),
+        ("Processes", f"{distributed.world_size} on {distributed.describe_device()}"),
+    ]
 
 
 def multiply_adds(model: torch.nn.Module, data: Any, device: torch.device) -> int:

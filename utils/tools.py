@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import sys
@@ -64,6 +65,11 @@ def _number(text: str, kind: type[int] | type[float], low: float, high: float) -
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
     return value
+
+
+def as_training(args: Settings) -> Settings:
+    """The same settings of a training, which is what a tool looks into, also of one to evaluate."""
+    return dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))
 
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:

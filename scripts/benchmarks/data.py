@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from utils import arguments
+from utils.data.class_folders import find_splits
 from utils.data.datasets import get_data
-from utils.data.readers import ImageFiles, find_idx, find_splits
+from utils.data.readers import ImageFiles, find_idx
 from utils.settings import UserError
 
 IDX_SHAPES = {"train": (60_000, 28, 28), "t10k": (10_000, 28, 28)}

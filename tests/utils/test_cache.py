@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from utils.arguments import parse
-from utils.data import cache, claims, readers
+from utils.data import cache, claims, class_folders
 from utils.data.readers import ImageFiles, MemoryImages
 from utils.data.view import View
 from utils.settings import UserError
@@ -241,11 +241,11 @@ def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, 
 
 def test_readers_do_not_see_the_cache_in_the_data_folder(tmp_path):
     write_tree(tmp_path)
-    before = readers.split_class_folders(tmp_path, 0.5, "RGB")
+    before = class_folders.split_class_folders(tmp_path, 0.5, "RGB")
     folder = cache.folder_for(parse(["--dataname", "folder", "--datapath", str(tmp_path)]).data)
     decoded(before[0], folder)
     assert folder.parent == tmp_path and len(names(folder)) == 1
-    after = readers.split_class_folders(tmp_path, 0.5, "RGB")
+    after = class_folders.split_class_folders(tmp_path, 0.5, "RGB")
     assert [list(part.paths) for part in before[:2]] == [list(part.paths) for part in after[:2]]
     assert before[2] == after[2]
 

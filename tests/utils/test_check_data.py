@@ -324,6 +324,22 @@ def test_images_outside_class_folders_are_a_finding(check, tree):
     assert "1 image in no class folder" in checked.line("outside class folders") and "train/loose.png" in checked.text
 
 
+def test_images_of_formats_that_training_leaves_out_are_a_finding(check, tree):
+    noise(2001).save(tree / "train" / "cat" / "moving.gif")
+    (tree / "val" / "dog" / "phone.HEIC").write_bytes(b"")
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1 and len(checked.images) == 20
+    line = checked.line("formats that are not read")
+    assert "2 images (.gif 1, .heic 1): train/cat/moving.gif, val/dog/phone.HEIC; convert" in line
+
+
+@pytest.mark.parametrize("name", ["valid", "Validation", "test"])
+def test_splits_are_found_under_the_names_that_training_takes(check, tree, name):
+    (tree / "val").rename(tree / name)
+    checked = check()
+    assert checked.code == 0 and checked.lines == [] and len(checked.images) == 20
+
+
 def test_names_are_told_from_the_data_sets_folder_on_even_when_that_is_the_working_directory(check, tree, monkeypatch):
     shutil.rmtree(tree / "val")
     (tree / "train" / ".git").mkdir()
@@ -339,7 +355,6 @@ def test_what_is_not_read_is_noted_with_the_reason(check, tree, tmp_path):
     (tree / "train" / ".git").mkdir()
     (tree / "train" / "cat" / ".DS_Store").write_text("")
     (tree / "train" / "cat" / "boxes.txt").write_text("")
-    noise(2001).save(tree / "train" / "cat" / "moving.gif")
     plant(tmp_path / "elsewhere" / "x" / "0.png")
     (tree / "train" / "dog" / "link").symlink_to(tmp_path / "elsewhere")
     plant(tree / "train" / "dog" / ".thumbs" / "0.png", size=(150, 150))
@@ -348,7 +363,7 @@ def test_what_is_not_read_is_noted_with_the_reason(check, tree, tmp_path):
     assert sorted(checked.lines) == sorted([
         "not read: README.md (beside the splits)",
         "not read: train/.git, train/cat/.DS_Store (hidden)",
-        "not read: train/cat/boxes.txt, train/cat/moving.gif (no image ending: .txt 1, .gif 1)",
+        "not read: train/cat/boxes.txt (no image ending: .txt 1)",
         "not read: train/dog/link (link to a folder)",
         "read: train/dog/.thumbs (hidden folder of a class)",
     ])  # fmt: skip

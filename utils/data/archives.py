@@ -76,6 +76,13 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
         raise UserError(f"--datapath {root}: ImageNet's archives cannot be unpacked ({reason})") from error
 
 
+def has_imagenet(root: Path) -> bool:
+    """Whether ImageNet's archives lie at ``root``."""
+    from torchvision.datasets.imagenet import ARCHIVE_META
+
+    return any((root / ARCHIVE_META[split][0]).is_file() for split in ("train", "val"))
+
+
 def _refuse_missing(root: Path, names: list[str]) -> None:
     """Before an hour of work on the others."""
     lacking = [name for name in names if not (root / name).is_file()]

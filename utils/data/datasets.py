@@ -1,8 +1,10 @@
-"""The table of data sets, and ``get_data``, which reads one."""
+"""The table of data sets, and reading one: ``get_data`` to train on, ``get_test_data`` to evaluate."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import torch
 
-from utils.data import archives, readers
+from utils.data import archives, class_folders, readers
 from utils.data.claims import Log
+from utils.data.class_folders import find_splits, some, training_folder, validation_folder
+from utils.data.hints import hint
 from utils.data.readers import ImageFiles, Images, MemoryImages, Splits
 from utils.settings import DataSettings, UserError
 
@@ -80,18 +84,23 @@ SPECS: dict[str, DatasetSpec] = {
 
 @dataclass(frozen=True)
 class Data:
-    """A data set as read: both splits, the class names in label order, and what was resolved."""
+    """A data set as read: both splits, the class names in label order, and what was resolved.
+
+    ``train`` is None for a set to evaluate. ``warnings``: what else a user should know of it, a line each.
+    """
 
     spec: DatasetSpec
     image_size: int
     augment: tuple[str, ...]
     classes: tuple[str, ...]
-    train: Images
+    train: Images | None
     validation: Images
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over what was read: pixels in memory, or the files' names, with labels and classes."""
+        assert self.train is not None
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for images in (self.train, self.validation):
             digest.update(images.labels.cpu().numpy().tobytes())
@@ -102,76 +111,204 @@ class Data:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What the network to evaluate, from the checkpoint at ``path``, was trained on.
+
+    ``classes`` in label order, ``datapath`` and ``fingerprint`` of its data; None where the checkpoint does not say.
+    """
+
+    path: Path
+    classes: tuple[str, ...] | None
+    datapath: str | None
+    fingerprint: str | None
+
+
 def get_data(settings: DataSettings, device: torch.device) -> Data:
     """Read the data set that the settings name; raises ``UserError`` that says how to get missing data.
 
     Only synthetic data is made on ``device``; a loader brings the rest there.
     """
-    spec = SPECS[settings.dataname]
-    image_size = settings.image_size or spec.image_size
-    if settings.dataname == "synthetic":
-        splits = _synthetic(spec, image_size, device)
-    elif settings.dataname == "digits":
-        splits = readers.read_digits()
+    return _data(settings, _splits(settings, device))
+
+
+def get_test_data(
+    settings: DataSettings, device: torch.device, trained: Trained | None, val_split_told: bool = True
+) -> Data:
+    """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
+
+    Class folders need no train/: their classes are those of ``trained``, and they may also lie directly below
+    ``--datapath``. Without ``val_split_told``, ``--val-split`` is what the checkpoint was trained with.
+    """
+    notes: tuple[str, ...] = ()
+    if settings.val_split is not None and not val_split_told:
+        data, notes = _validated_in_training(settings, device, trained)
+        if data is not None:
+            return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
+        settings = dataclasses.replace(settings, val_split=None)
+    folder = _test_folder(settings, trained)
+    if folder is None:
+        splits = _splits(settings, device, evaluate=True)._replace(train=None)
     else:
-        splits = _read(settings, spec)
-    train, validation, classes = splits
+        splits = _read_test_folder(settings, folder, trained)
+    return _data(settings, splits._replace(warnings=(*notes, *splits.warnings)))
+
+
+def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None:
+    """The class folders to evaluate; None where ``get_data`` knows what to read, or that there is nothing."""
+    if settings.datapath is None or settings.dataname in ("digits", "synthetic") or settings.val_split is not None:
+        return None
+    root = Path(settings.datapath)
+    if folder := validation_folder(root):
+        return folder
+    if training_folder(root) or _reader(settings):
+        return None
+    classes = trained.classes if trained is not None and trained.classes is not None else ()
+    folders = (path for path in class_folders.visible(root) if path.is_dir())
+    return root if any(path.name in classes or class_folders.holds_images(path) for path in folders) else None
+
+
+def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | None) -> Splits:
+    if settings.dataname == "imagenet":
+        archives.refuse_half_unpacked(folder)
+    if trained is not None and trained.classes is not None:
+        classes, whose = trained.classes, trained.path
+    else:
+        whose = training_folder(folder.parent) or folder
+        classes = class_folders.class_names(whose)
+    return class_folders.read_test_folder(folder, classes, SPECS[settings.dataname].colour, str(whose))
+
+
+def _validated_in_training(
+    settings: DataSettings, device: torch.device, trained: Trained
+) -> tuple[Data | None, tuple[str, ...]]:
+    """What training has validated on, a part of one tree, and lines about it; None where another tree is given.
+
+    A tree that was moved since is known by its fingerprint.
+    """
+    root = Path(settings.datapath)
+    if validation_folder(root):
+        return None, ()
+    same_place = trained.datapath is not None and os.path.realpath(trained.datapath) == os.path.realpath(root)
+    try:
+        data = get_data(settings, device)
+    except UserError:
+        if same_place:
+            raise
+        data = None
+    if data is not None and data.fingerprint == trained.fingerprint:
+        return data, ()
+    share = f"--val-split {settings.val_split:g}"
+    if same_place:
+        return data, (
+            f"--datapath {root}: holds other images than {trained.path} was trained on, so some of those that {share} "
+            "chooses now may have been trained on",
+        )
+    return None, (
+        f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated; {share} "
+        "evaluates a share",
+    )
+
+
+def _data(settings: DataSettings, splits: Splits) -> Data:
+    spec = SPECS[settings.dataname]
+    train, validation, classes, warnings = splits
     if spec.classes is not None and len(classes) != spec.classes:
         raise UserError(
             f"--datapath {settings.datapath}: {len(classes)} classes where {settings.dataname} has {spec.classes}; "
             "use --dataname folder for another set"
         )
     if len(classes) < 2:
+        where = hint(Path(settings.datapath), settings.dataname)
         raise UserError(
             f"--datapath {settings.datapath}: holds one class, {classes[0]}; a classifier needs two or more"
+            + (where and f"; {where}")
         )
+    if settings.dataname != "synthetic":  # whose labels are random
+        warnings = (*_unvalidated(settings, validation, classes), *warnings)
     augment = spec.augment if settings.augment is None else settings.augment
-    return Data(spec, image_size, tuple(name for name in augment if name != "none"), classes, train, validation)
+    return Data(
+        spec=spec,
+        image_size=settings.image_size or spec.image_size,
+        augment=tuple(name for name in augment if name != "none"),
+        classes=classes,
+        train=train,
+        validation=validation,
+        warnings=warnings,
+    )
 
 
-def prepare(settings: DataSettings, log: Log) -> None:
-    """Fetch (``--download``) or unpack what ``get_data`` will read; ``log`` hears of it. For one process of all."""
+def _unvalidated(settings: DataSettings, validation: Images, classes: tuple[str, ...]) -> list[str]:
+    """A line about the classes without a validation image."""
+    counts = torch.bincount(validation.labels, minlength=len(classes))
+    names = [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]
+    if not names:
+        return []
+    return [
+        f"--datapath {settings.datapath}: {len(names)} of {len(classes)} classes have no validation image, and the "
+        f"results say nothing of them: {some(names)}"
+    ]
+
+
+def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
+    """Fetch (``--download``) or unpack what will be read; ``log`` hears of it. For one process of all.
+
+    ``evaluate``: ``get_test_data`` will read it.
+    """
     if settings.datapath is None:
         return
     root = Path(settings.datapath)
-    if readers.find_splits(root) is not None:
+    if validation_folder(root) if evaluate else find_splits(root):
         return
     if settings.download:
         archives.fetch(settings.dataname, root, log)
     if settings.dataname == "imagenet" and root.is_dir():
-        archives.unpack_imagenet(root, ("train", "val"), log)
+        archives.unpack_imagenet(root, ("val",) if evaluate else ("train", "val"), log)
 
 
-def _read(settings: DataSettings, spec: DatasetSpec) -> Splits:
+def _splits(settings: DataSettings, device: torch.device, evaluate: bool = False) -> Splits:
+    name, spec = settings.dataname, SPECS[settings.dataname]
+    if name == "synthetic":
+        return _synthetic(spec, settings.image_size or spec.image_size, device)
+    if name == "digits":
+        return readers.read_digits()
     root = Path(settings.datapath or ".")
     if not root.is_dir():
-        raise UserError(f"--datapath {root}: no such folder; {settings.dataname}: {spec.source}")
-    reader = _reader(settings, spec)
+        raise UserError(f"--datapath {root}: no such folder; {name}: {spec.source}")
+    reader = _reader(settings)
     if reader is None:
-        raise UserError(
-            f"--datapath {root}: holds no val/ or test/ beside train/; add one"
-            + (" or give --val-split 0.1" if settings.dataname == "folder" else "")
-            if (root / "train").is_dir()
-            else f"--datapath {root}: holds no {settings.dataname}, neither torchvision's files nor "
-            f"class folders below train/ and val/ or test/; {spec.source}"
-        )
+        raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
     return reader()
 
 
-def _reader(settings: DataSettings, spec: DatasetSpec) -> Callable[[], Splits] | None:
+def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
+    if training := training_folder(root):
+        split = " or give --val-split 0.1" if name == "folder" else ""
+        return f"holds no val/ or test/ beside {training.name}/; add one{split}"
+    advice = hint(root, name, evaluate) or f"{name}: {SPECS[name].source}"
+    if name == "imagenet" and archives.has_imagenet(root):
+        advice = "a run without --dry-run makes them from the archives that lie there"
+    files = {"folder": "", "imagenet": "imagenet, neither its archives nor "}
+    own = files.get(name, f"{name}, neither torchvision's files nor ")
+    return f"holds no {own}class folders below train/ and val/ or test/; {advice}"
+
+
+def _reader(settings: DataSettings) -> Callable[[], Splits] | None:
     """What reads the files that lie at ``--datapath``, None when they are not there."""
-    root, name = Path(settings.datapath or "."), settings.dataname
-    splits = readers.find_splits(root)
+    root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
+    splits = find_splits(root)
     if splits and settings.val_split is not None:
         raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag")
     if splits:
         if name == "imagenet":
             for folder in splits:
                 archives.refuse_half_unpacked(folder)
-        return lambda: readers.read_class_folders(*splits, spec.colour)
+        return lambda: class_folders.read_class_folders(*splits, colour)
     if name == "folder" and settings.val_split is not None:
-        tree = root / "train" if (root / "train").is_dir() else root
-        return lambda: readers.split_class_folders(tree, settings.val_split, spec.colour)
+        tree = training_folder(root) or root
+        if not any(path.is_dir() for path in class_folders.visible(tree)):
+            return None
+        return lambda: class_folders.split_class_folders(tree, settings.val_split, colour)
     if name in readers.IDX_FOLDERS:
         place = readers.find_idx(root, readers.IDX_FOLDERS[name])
         return place and (lambda: readers.read_idx(place, FASHION_CLASSES if name == "fashionmnist" else None))
@@ -190,4 +327,4 @@ def _synthetic(spec: DatasetSpec, size: int, device: torch.device) -> Splits:
         pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
         return MemoryImages(pixels, torch.randint(0, spec.classes, (count,), device=device, generator=generator))
 
-    return part(SYNTHETIC_TRAINING), part(SYNTHETIC_VALIDATION), tuple(str(n) for n in range(spec.classes))
+    return Splits(part(SYNTHETIC_TRAINING), part(SYNTHETIC_VALIDATION), tuple(str(n) for n in range(spec.classes)))

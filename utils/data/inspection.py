@@ -26,7 +26,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from utils.data import readers
+from utils.data import class_folders
+from utils.data.class_folders import find_splits, printable, training_folder
 from utils.data.datasets import SPECS, DatasetSpec, get_data
 from utils.data.decoding import open_image
 from utils.data.readers import ImageFiles, Images
@@ -94,11 +95,6 @@ class Survey:
         return printable(os.path.relpath(path, self.root))
 
 
-def printable(text: str) -> str:
-    """A file's or class's name in characters that a terminal shows."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 # -------------------------------------------------------------------------------------- what there is
 
 
@@ -132,10 +128,10 @@ def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
     """The folders with class folders that ``get_data`` would look into."""
     if root is None:
         return ()
-    splits = readers.find_splits(root)
+    splits = find_splits(root)
     if settings.val_split is None:
         return splits or ()
-    return () if splits else (root / "train" if (root / "train").is_dir() else root,)
+    return () if splits else (training_folder(root) or root,)
 
 
 def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ImageFiles]]:
@@ -149,7 +145,7 @@ def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[
 def class_names(tree: Path) -> tuple[str, ...]:
     """The class folders of ``tree``, none where training would refuse it for having none."""
     try:
-        return readers.class_names(tree)
+        return class_folders.class_names(tree)
     except UserError:
         return ()
 
@@ -159,7 +155,7 @@ def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
     labels: list[int] = []
     for label, name in enumerate(classes):
         try:
-            found = readers.image_files(tree, (name,), colour).paths
+            found = class_folders.image_files(tree, (name,), colour).paths
         except UserError:  # a class without images: a finding, see inspection_findings.py
             continue
         paths += found

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data import readers
 from utils.data.cache import FOLDER
-from utils.data.inspection import Survey, class_names, printable
+from utils.data.class_folders import is_image, printable, unread_ending
+from utils.data.inspection import Survey, class_names
 
 EXAMPLES = 3  # named in a line
 TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
@@ -20,6 +20,7 @@ HUGE_PIXELS = 20_000_000
 EXTREME_RATIO = 4.0  # longer over shorter side
 UNBALANCED = 10.0  # largest over smallest class
 NO_ENDING, HIDDEN_FOLDER = "no image ending", "hidden folder of a class"
+LOOSE, OTHER_FORMAT = "loose image", "format that is not read"
 FORMATS = {
     "JPEG": (".jpg", ".jpeg"), "MPO": (".jpg", ".jpeg"), "PNG": (".png",), "PPM": (".ppm", ".pgm"), "BMP": (".bmp",),
     "TIFF": (".tif", ".tiff"), "WEBP": (".webp",),
@@ -277,11 +278,11 @@ def _files(found: Survey, records: np.ndarray, findings: Findings) -> None:
 
 def _ignored(found: Survey, findings: Findings) -> None:
     """What lies in the data set's folder and is not read, and what is read though it is hidden."""
-    loose: list[str] = []
     kinds: dict[str, list[str]] = {}
     for tree in found.trees:
         for kind, path in _unread(tree):
-            (loose if kind == "loose" else kinds.setdefault(kind, [])).append(found.below(path))
+            kinds.setdefault(kind, []).append(found.below(path))
+    loose, unread = kinds.pop(LOOSE, []), kinds.pop(OTHER_FORMAT, [])
     if found.trees and found.trees[0] != found.root:
         own = {*(tree.name for tree in found.trees), FOLDER}
         beside = [
@@ -292,6 +293,13 @@ def _ignored(found: Survey, findings: Findings) -> None:
         findings.fault(
             "outside class folders", len(loose),
             f"{images(len(loose))} in no class folder, and so not read: {some(sorted(loose))}; move them into one",
+        )  # fmt: skip
+    if unread:
+        endings = Counter(unread_ending(path)[0] for path in unread)
+        counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
+        findings.fault(
+            "formats that are not read", len(unread),
+            f"{images(len(unread))} ({counts}): {some(sorted(unread))}; convert them to JPEG or PNG",
         )  # fmt: skip
     for kind, paths in kinds.items():
         if kind == NO_ENDING:
@@ -313,7 +321,7 @@ def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
         if entry.name.startswith("."):
             yield "hidden", Path(entry.path)
         elif not entry.is_dir():
-            yield ("loose" if _is_image(entry.name) else NO_ENDING), Path(entry.path)
+            yield (LOOSE if is_image(entry.name) else _other(entry.name)), Path(entry.path)
     for name in class_names(tree):
         for folder, subfolders, files in os.walk(tree / name):
             for subfolder in subfolders:
@@ -325,9 +333,9 @@ def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
             for file in files:
                 if file.startswith("."):
                     yield "hidden", Path(folder, file)
-                elif not _is_image(file):
-                    yield NO_ENDING, Path(folder, file)
+                elif not is_image(file):
+                    yield _other(file), Path(folder, file)
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(readers.IMAGE_ENDINGS)
+def _other(name: str) -> str:
+    return OTHER_FORMAT if unread_ending(name) else NO_ENDING

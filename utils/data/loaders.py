@@ -193,8 +193,8 @@ def loaders(
     compile_augment: bool = False,
     only_plan: bool = False,
     log: Callable[[str], None] = print,
-) -> tuple[TrainLoader, ValidationLoader, str]:
-    """Both loaders, and in words which kind was chosen and why.
+) -> tuple[TrainLoader | None, ValidationLoader, str]:
+    """Both loaders, and in words which kind was chosen and why; to evaluate there is none for training.
 
     With ``only_plan`` no image is read before the first batch and nothing is kept. ``log`` takes lines about the
     decoding, from whichever process of a host does it.
@@ -202,23 +202,26 @@ def loaders(
     resident, why = choose(data, settings, device)
     if settings.decode == "gpu":
         _require_gpu_decoder(device)
-    reads_memory = resident or isinstance(data.train, MemoryImages)
+    reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _Sources(data, settings, device, resident, seed, rank, local_world_size, progress, only_plan, log)
     transform = BatchTransform(
         data.image_size, data.spec.mean, data.spec.std, data.augment, settings.max_shift or data.spec.max_shift, seed,
         crop_here=reads_memory or data.spec.fixed_size, channels_last=channels_last,
         shift_padding=settings.shift_padding, cutout=settings.cutout, compiled=compile_augment,
     )  # fmt: skip
-    plan = sample_plan(len(data.train), settings, seed, rank, world_size)
-    mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if plan.pairs else None
-    train = sources.make(data.train, True, settings.workers)
-    reading = "" if resident or only_plan else f", {train.workers} worker(s)"
+    train, workers = None, settings.workers
+    if data.train is not None:
+        plan = sample_plan(len(data.train), settings, seed, rank, world_size)
+        mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if plan.pairs else None
+        train = TrainLoader(sources.make(data.train, True, workers), plan, transform, mixing)
+        workers = workers if resident else train.source.workers
+    validation = sources.make(data.validation, False, workers)
+    reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
-    validation = sources.make(data.validation, False, settings.workers if resident else train.workers)
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
-        TrainLoader(train, plan, transform, mixing),
+        train,
         ValidationLoader(validation, val_batch_size, transform, rank, world_size),
         f"{'resident' if resident else 'stream'} ({why}){reading}",
     )
@@ -302,7 +305,7 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
         return False, "images of any size are cropped while they are read"
-    size = _stored_bytes(data.train, data.spec) + _stored_bytes(data.validation, data.spec)
+    size = sum(_stored_bytes(images, data.spec) for images in (data.train, data.validation) if images is not None)
     memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory
     return fits, f"{size / 1e6:,.0f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"

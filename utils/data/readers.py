@@ -1,21 +1,19 @@
-"""Reading data sets: torchvision's own files or class folders, whichever lies at ``--datapath``."""
+"""Images as they were read, and reading torchvision's own files; class folders: see ``class_folders.py``."""
 
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from utils.settings import UserError
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-VALIDATION_FOLDERS = ("val", "test")
 IDX_FOLDERS = {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}  # torchvision's names for them
 
 
@@ -48,7 +46,15 @@ class ImageFiles:
 
 
 Images = MemoryImages | ImageFiles
-Splits = tuple[Images, Images, tuple[str, ...]]  # training, validation, class names
+
+
+class Splits(NamedTuple):
+    """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, a line each."""
+
+    train: Images | None
+    validation: Images
+    classes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def read_digits() -> Splits:
@@ -59,7 +65,8 @@ def read_digits() -> Splits:
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     train, validation = train_test_split(np.arange(len(pixels)), test_size=360, stratify=digits.target, random_state=0)
-    return _in_memory(pixels, digits.target, train), _in_memory(pixels, digits.target, validation), _numbers(10)
+    parts = (_in_memory(pixels, digits.target, part) for part in (train, validation))
+    return Splits(*parts, _numbers(10))
 
 
 def _in_memory(pixels: np.ndarray, labels: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> MemoryImages:
@@ -111,7 +118,7 @@ def read_idx(place: Path, classes: tuple[str, ...] | None = None) -> Splits:
     for images, labels in ((train_images, train_labels), (test_images, test_labels)):
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) > 9:
             raise UserError(f"--datapath {place}: images and labels do not belong together; fetch them again")
-    return (
+    return Splits(
         _in_memory(train_images[:, None], train_labels),
         _in_memory(test_images[:, None], test_labels),
         classes or _numbers(10),
@@ -143,93 +150,4 @@ def read_cifar(root: Path, name: str) -> Splits | None:
     except RuntimeError as error:
         raise UserError(f"--datapath {root}: {kind.base_folder} is damaged or not whole; fetch it again") from error
     images = [_in_memory(part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in (train, test)]
-    return images[0], images[1], tuple(train.classes)
-
-
-# ---------------------------------------------------------------------------------- class folders
-
-
-def find_splits(root: Path) -> tuple[Path, Path] | None:
-    """The training and the validation folder below ``root``, None when one is missing."""
-    validation = next((root / name for name in VALIDATION_FOLDERS if (root / name).is_dir()), None)
-    return (root / "train", validation) if (root / "train").is_dir() and validation else None
-
-
-def read_class_folders(train: Path, validation: Path, colour: str) -> Splits:
-    """Two trees with a folder a class; the classes are the training tree's, in alphabetical order."""
-    classes = class_names(train)
-    unknown = sorted(set(class_names(validation)) - set(classes))
-    if unknown:
-        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {', '.join(unknown[:5])}")
-    return image_files(train, classes, colour), image_files(validation, classes, colour, may_lack=True), classes
-
-
-def split_class_folders(root: Path, share: float, colour: str) -> Splits:
-    """One tree, of each class the same share to validate on, chosen once and for all."""
-    classes = class_names(root)
-    everything = image_files(root, classes, colour)
-    labels = everything.labels.numpy()
-    chosen = np.zeros(len(labels), dtype=bool)
-    generator = np.random.Generator(np.random.Philox(key=[0, 0]))
-    for label, name in enumerate(classes):
-        members = np.flatnonzero(labels == label)
-        count = round(share * len(members))
-        if not 0 < count < len(members):
-            raise UserError(
-                f"--val-split {share:g}: leaves class {name} ({len(members)} images) without training or validation "
-                "images"
-            )
-        chosen[generator.permutation(members)[:count]] = True
-    parts = [
-        ImageFiles([everything.paths[i] for i in np.flatnonzero(mask)], torch.from_numpy(labels[mask]), colour)
-        for mask in (~chosen, chosen)
-    ]
-    return parts[0], parts[1], classes
-
-
-def class_names(root: Path) -> tuple[str, ...]:
-    """The folders below ``root``, hidden ones left out, in alphabetical order."""
-    try:
-        with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except OSError as error:
-        raise UserError(f"--datapath {root}: cannot be read ({error.strerror})") from error
-    if not names:
-        raise UserError(f"--datapath {root}: holds no class folders; put each class's images in a folder of its name")
-    return tuple(names)
-
-
-def _images_below(folder: str) -> Iterator[str]:
-    """The images in ``folder`` and below. Links to folders are not followed, for they may loop.
-
-    What is no file, a pipe for example, is passed over: reading it could take forever. A link to nowhere is not, so
-    that it is told of. A folder that is not there has none.
-    """
-    if not os.path.isdir(folder):
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _images_below(entry.path)
-                continue
-            named_so = entry.name.lower().endswith(IMAGE_ENDINGS) and not entry.name.startswith(".")
-            if named_so and (entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))):
-                yield entry.path
-
-
-def image_files(root: Path, classes: Sequence[str], colour: str, may_lack: bool = False) -> ImageFiles:
-    """All images below the folders ``classes`` of ``root``, by class and name. Raises ``UserError`` for an empty one.
-
-    ``may_lack``: only for a tree without any image.
-    """
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        found = list(_images_below(os.path.join(root, name)))
-        if not found and not may_lack:
-            raise UserError(f"--datapath: {root / name} holds no images ({', '.join(IMAGE_ENDINGS)})")
-        paths += sorted(found)
-        labels += [label] * len(found)
-    if not paths:
-        raise UserError(f"--datapath: {root} holds no images ({', '.join(IMAGE_ENDINGS)})")
-    return ImageFiles(paths, torch.tensor(labels), colour)
+    return Splits(*images, tuple(train.classes))

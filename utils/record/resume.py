@@ -61,6 +61,13 @@ class Found:
         return {name: value for name, value in stored.items() if name in known and name not in NOT_INHERITED}
 
     @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names in label order; None where the checkpoint does not say."""
+        names = self.state.get("classes")
+        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return tuple(names) if known else None
+
+    @property
     def _override(self) -> str:
         """The flags that continue this run all the same."""
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
