@@ -25,8 +25,8 @@ from utils.train_validation import TrainingFailure, TraVal
 CPU = torch.device("cpu")
 
 
-def make(*flags, model=None, criterion=None, device="cpu"):
-    """A TraVal on the embedded digits, built as main.py builds it."""
+def make(*flags, model=None, criterion=None, device="cpu", **more):
+    """A TraVal on the embedded digits, built as main.py builds it; ``more`` goes to it."""
     args = parse(["--device", device, "--augment", "none", "--lr-policy", "constant", *flags])
     device = torch.device(device)
     data = get_data(args.data, device)
@@ -39,7 +39,7 @@ def make(*flags, model=None, criterion=None, device="cpu"):
         model, train_loader, build_optimizer(args.optimisation, model),
         criterion or build_criterion(args.optimisation), build_scaler(args.precision, device), args, validation_loader,
         distributed=Distributed(Ranks(), args.run), ema=build_ema(model, args.optimisation.ema_decay),
-        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch), **more,
     )  # fmt: skip
 
 
