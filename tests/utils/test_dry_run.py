@@ -52,6 +52,7 @@ CHANGES = {
     "clip_grad_agc": ("", "--clip-grad-agc 0.01"),
     "grad_penalty": ("", "--grad-penalty 0.1"),
     "ema_decay": ("", "--ema-decay 0.9"),
+    "ema_bn_batches": ("--arch vgg11 --ema-decay 0.9", "--ema-bn-batches 5"),
     "amp": ("", "--amp bf16"),
     "tf32": None,
     "init_scale": ("--amp fp16", "--init-scale 2"),
