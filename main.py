@@ -7,6 +7,16 @@ not: whatever needs them is imported inside the functions here.
 
 from __future__ import annotations
 
+import os
+
+if __name__ == "__main__":  # before the other imports, which Ctrl-C would break off with a traceback
+    try:
+        from utils import console
+
+        console.begin("main.py")
+    except KeyboardInterrupt:
+        os._exit(130)
+
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -16,11 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils import arguments
 from utils.consistency import CHECKPOINT
+from utils.console import INTERRUPTED, say
 from utils.cpu import let_threads_wait_briefly
 from utils.distributed import Distributed, Ranks, end_process, lost_contact
 from utils.scenario import Scenario
 from utils.settings import Settings, UserError
-from utils.stopping import INTERRUPTED, Stopped, StoppedAtOnce, StopSignals
+from utils.stopping import Stopped, StoppedAtOnce, StopSignals
 
 if TYPE_CHECKING:
     import torch
@@ -57,10 +68,17 @@ def main(argv: list[str], ends_process: bool = False) -> int:
     """
     let_threads_wait_briefly()
     ranks = Ranks()
+
+    def end_at_once(stop: BaseException) -> None:
+        if ranks.is_main:
+            say(stop_line(stop))
+        os._exit(exit_code_of(stop))
+
+    signals = StopSignals(end_at_once if ends_process else None)
     try:
         ranks = Ranks.from_environment()
         args = arguments.parse(argv, ranks.world_size)
-        with StopSignals(ends_process) as signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
+        with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
             return run(argv, args, distributed, signals)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
@@ -68,19 +86,32 @@ def main(argv: list[str], ends_process: bool = False) -> int:
         return 2
     except (KeyboardInterrupt, StoppedAtOnce) as stop:
         if ranks.is_main:
-            why = str(stop) or "interrupted; the same command with --resume auto continues"
-            print(f"main.py: {why}", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, StoppedAtOnce) else INTERRUPTED
+            print(stop_line(stop), file=sys.stderr)
+        return exit_code_of(stop)
     except RuntimeError as error:
         reason = lost_contact(error) if ranks.world_size > 1 else None
         if reason is None:
             raise
+        if signals.received:  # the others were told to stop as well, and have ended earlier
+            stop = StoppedAtOnce(signals.received, "as the others were ending")
+            print(stop_line(stop), file=sys.stderr)
+            return exit_code_of(stop)
         print(
             f"main.py: rank {ranks.rank} has lost the other processes ({reason}); the reason stands in their output; "
             "the same command with --resume auto continues",
             file=sys.stderr,
         )
         return 1
+
+
+def stop_line(stop: BaseException) -> str:
+    """What is told of a stop outside of training."""
+    return f"main.py: {str(stop) or 'interrupted; the same command with --resume auto continues'}"
+
+
+def exit_code_of(stop: BaseException) -> int:
+    """What a stop outside of training ends with."""
+    return stop.exit_code if isinstance(stop, StoppedAtOnce) else INTERRUPTED
 
 
 def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals: StopSignals) -> int:

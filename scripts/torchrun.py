@@ -8,25 +8,34 @@ torchrun itself ends with 1 whatever its processes ended with. Here a scheduler 
     130 the same after Ctrl-C
     1   anything else, such as a process that was killed or another machine that is silent
 
-SIGTERM, SIGUSR1, SIGHUP and SIGQUIT reach the processes as SIGTERM, SIGINT as itself; they then have
-``--shutdown-timeout`` seconds to save and end (180 unless given), not torchrun's 30. A second Ctrl-C is passed on too,
-any other further signal is not. With several machines each launcher tells this of its own processes.
+SIGTERM, SIGUSR1 and SIGQUIT reach the processes as SIGTERM, SIGINT as itself; they then have ``--shutdown-timeout``
+seconds to save and end (180 unless given), not torchrun's 30. A second Ctrl-C is passed on too, any other further
+signal is not. A closed terminal (SIGHUP) ends nothing. With several machines each launcher tells this of its own
+processes.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+if __name__ == "__main__":  # before the other imports, which Ctrl-C would break off with a traceback
+    try:
+        from utils import console
+
+        console.begin("torchrun.py")
+    except KeyboardInterrupt:
+        os._exit(130)
+
+import logging
 import re
 import signal
 import socket
-import sys
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.stopping import INTERRUPTED, TRY_AGAIN
 
@@ -36,10 +45,13 @@ if TYPE_CHECKING:
 MISTAKE = 2
 SHUTDOWN_SECONDS = 180
 SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N says otherwise; 60 is torch's own
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-QUIET = ("torch.distributed.run", "torch.distributed.elastic.multiprocessing.api", "torch.distributed.elastic.agent")
-# nohup and a shell's & have their processes ignore these; that stays so.
-IGNORABLE = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGQUIT)
+QUIET = (
+    "torch.distributed.run",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.agent.server.api",
+)
+IGNORABLE = (signal.SIGINT, signal.SIGQUIT)  # a shell's & has its processes ignore these; that stays so
 
 
 class Launcher:
@@ -54,6 +66,7 @@ class Launcher:
         """Handle all stop signals from here on."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.agent is None:  # nothing has begun

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType, TracebackType
 
+from utils.console import INTERRUPTED
 from utils.distributed import Distributed
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: stopped with a checkpoint; the same command with --resume auto goes on
-INTERRUPTED = 130  # what shells report for Ctrl-C
 POLL_SECONDS = 0.5  # between two questions to the other processes whether one of them was told to stop
 
 
@@ -26,31 +26,35 @@ class Stopped(Exception):
 class StoppedAtOnce(BaseException):
     """A stop signal came where nothing is under way that would have to be saved."""
 
-    def __init__(self, told: signal.Signals) -> None:
-        self.exit_code = TRY_AGAIN
-        super().__init__(f"stopped by {told.name} before or after training; --resume auto continues")
+    def __init__(self, told: int, when: str = "before or after training") -> None:
+        self.exit_code = INTERRUPTED if told == signal.SIGINT else TRY_AGAIN
+        super().__init__(f"stopped by {signal.Signals(told).name} {when}; --resume auto continues")
 
 
 class StopSignals:
     """As a context manager: SIGTERM and SIGUSR1 raise ``StoppedAtOnce``, within ``held`` they and SIGINT are noted.
 
     A second SIGINT raises ``KeyboardInterrupt`` there too, for a person who does not want to wait; any other signal
-    after the first one changes nothing. ``until_the_end``: the process ends when this does, and since that takes a
-    while, the signals are ignored from then on, for its exit code is decided.
+    after the first one changes nothing.
+
+    ``end_at_once`` is for a process that ends when this does. It is called, with the exception, for a stop before
+    ``held``: an import that an exception breaks off may pass it on as an ``ImportError``, or go on without what it
+    wanted to import. And since the end of a process takes a while, the signals are ignored from then on, for its exit
+    code is decided.
     """
 
     HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
-    def __init__(self, until_the_end: bool = False) -> None:
+    def __init__(self, end_at_once: Callable[[BaseException], None] | None = None) -> None:
         self.received = 0
-        self._until_the_end = until_the_end
-        self._holding = self._over = False
+        self._end_at_once = end_at_once
+        self._begun = self._holding = self._over = False
         self._before: dict[int, object] = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Around training, which asks for ``received`` where it can stop."""
-        self._holding = True
+        self._begun = self._holding = True
         try:
             yield
         finally:
@@ -65,16 +69,21 @@ class StopSignals:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over = True
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_IGN if self._until_the_end else handler)
+            signal.signal(number, signal.SIG_IGN if self._end_at_once else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             return
         if number == signal.SIGINT and (not self._holding or self.received == number):
-            raise KeyboardInterrupt
+            self._raise(KeyboardInterrupt())
         first, self.received = not self.received, self.received or number
         if first and not self._holding:
-            raise StoppedAtOnce(signal.Signals(number))
+            self._raise(StoppedAtOnce(number))
+
+    def _raise(self, stop: BaseException) -> None:
+        if self._end_at_once and not self._begun:
+            self._end_at_once(stop)
+        raise stop
 
 
 class Agreement:

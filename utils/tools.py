@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from utils import arguments
+from utils.console import INTERRUPTED, outlive_readers
 from utils.cpu import let_threads_wait_briefly
 from utils.setting import between
 from utils.settings import Settings, UserError
@@ -74,18 +74,16 @@ def as_training(args: Settings) -> Settings:
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     """Run ``tool`` on the command line; gives its exit code, 2 and a line each for the user's mistakes."""
+    outlive_readers()
     let_threads_wait_briefly()  # as main.py's do: what is measured is what training gets
     try:
         return tool(sys.argv[1:])
     except UserError as error:
         print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader of stdout, head for example, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def make_folder(output: str) -> Path:

@@ -25,7 +25,10 @@ def test_a_recipe_parses_into_what_its_name_says(name):
 def test_a_recipe_opens_with_its_command_and_its_accuracy(name):
     lines = (arguments.CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     header = lines[: next(n for n, line in enumerate(lines) if not line.startswith("#"))]
-    assert any(re.fullmatch(rf"# +torchrun .*main\.py --config {name} --datapath DATA", line) for line in header)
+    assert any(
+        re.fullmatch(rf"# +python (scripts/torchrun\.py .*)?main\.py --config {name} --datapath DATA", line)
+        for line in header
+    )
     assert re.search(r"\d % top-1", " ".join(header))
 
 

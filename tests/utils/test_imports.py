@@ -51,6 +51,7 @@ def allowed_for(module):
     if module.count(".") == 2:
         return {module.rpartition(".")[0], "utils.settings", "utils.distributed", "utils.cpu"}
     return {
+        "utils.console": set(),
         "utils.setting": set(),
         "utils.settings": {"utils.setting"},
         "utils.cpu": set(),
@@ -59,7 +60,7 @@ def allowed_for(module):
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
         "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency"},
-        "utils.tools": {"utils.setting", "utils.settings", "utils.arguments", "utils.cpu"},
+        "utils.tools": {"utils.console", "utils.setting", "utils.settings", "utils.arguments", "utils.cpu"},
         "utils.train_validation": {
             "utils.settings",
             "utils.distributed",
@@ -76,7 +77,7 @@ def allowed_for(module):
         "utils.exact_validation": {"utils.distributed", "utils.bad_images", "utils.data", "utils.record"},
         "utils.batch_norm_statistics": {"utils.distributed", "utils.data"},
         "utils.bad_images": {"utils.distributed", "utils.data", "utils.record"},
-        "utils.stopping": {"utils.distributed"},
+        "utils.stopping": {"utils.console", "utils.distributed"},
         "utils.run_record": {
             "utils.settings",
             "utils.arguments",
@@ -159,6 +160,7 @@ def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
         "utils.arguments",
         "utils.scenario",
         "utils.consistency",
+        "utils.console",
     ):
         at_once = [node for node in TREES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
         roots = {alias.name.split(".")[0] for node in at_once if isinstance(node, ast.Import) for alias in node.names}

@@ -199,7 +199,8 @@ _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved i
 
 def _why_nothing(folder: Path) -> str:
     """Why there is nothing to go on from in a folder that was named."""
-    if (folder / "checkpoints").is_dir() and not any((folder / "checkpoints").glob("*.pt")):
+    checkpoints = folder / "checkpoints"
+    if checkpoints.is_dir() and not checkpoints.is_symlink() and not any(checkpoints.glob("*.pt")):
         return f"{_WITHOUT_CHECKPOINT}; begin it anew"
     return "holds no checkpoint that can be loaded; give a run folder or a .pt file"
 

@@ -1,0 +1,85 @@
+"""Ctrl-C ends the program in one line, also while it imports: no traceback, and no import that fails in its stead."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+
+import main
+from tests.end_to_end.processes import ROOT
+from utils.console import INTERRUPTED
+from utils.stopping import TRY_AGAIN
+
+# In sitecustomize.py, which Python imports at its start: a signal comes when WHERE is about to be imported, and the
+# import of a module in C answers a handler's exception as the interpreter does, with one of its own.
+SIGNAL_AT_IMPORT = """
+import os, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == os.environ["WHERE"]:
+            try:
+                os.kill(os.getpid(), int(os.environ["NUMBER"]))
+                for _ in range(1000):
+                    pass
+            except BaseException:
+                if name.startswith(("torch.", "sklearn.")):
+                    raise ImportError("initialization failed") from None
+                raise
+sys.meta_path.insert(0, Finder())
+"""
+
+MOMENTS = ("utils.console", "dataclasses", "utils.arguments", "utils.stopping", "torch", "torch.nn", "sklearn.datasets")
+
+
+def start(folder, program, where, number=signal.SIGINT):
+    (folder / "sitecustomize.py").write_text(SIGNAL_AT_IMPORT)
+    environment = os.environ | {"PYTHONPATH": str(folder), "WHERE": where, "NUMBER": str(int(number))}
+    line = [sys.executable, ROOT / program, "--output", folder / "runs", "--device", "cpu", "--max-steps", "1"]
+    return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_while_the_program_imports_is_one_line_at_most_and_exit_code_130(tmp_path):
+    started = [start(tmp_path, "main.py", where) for where in MOMENTS]  # side by side, because some import for seconds
+    for where, process in zip(MOMENTS, started, strict=True):
+        out, err = process.communicate(timeout=300)
+        assert (process.returncode, out) == (INTERRUPTED, ""), (where, err)
+        assert err == "" if where == "utils.console" else err.startswith("main.py: interrupted"), where
+        assert err.count("\n") <= 1, (where, err)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_stop_signal_while_the_program_imports_is_as_quick(tmp_path):
+    process = start(tmp_path, "main.py", "torch.nn", signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    expected = "main.py: stopped by SIGTERM before or after training; --resume auto continues\n"
+    assert (process.returncode, err) == (TRY_AGAIN, expected)
+
+
+@pytest.mark.parametrize("where", ["utils.console", "logging", "torch.distributed"])
+def test_ctrl_c_while_the_launcher_imports_leaves_no_traceback(tmp_path, where):
+    process = start(tmp_path, "scripts/torchrun.py", where)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, out) == (INTERRUPTED, "") and err in ("", "torchrun.py: interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TRY_AGAIN), (0, 1)])
+def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code, monkeypatch, capsys):
+    """The others may be told where they can end at once, while this one waits for them in an exchange."""
+
+    def run(argv, args, distributed, signals):
+        with signals.held():
+            if number:
+                os.kill(os.getpid(), number)
+            raise RuntimeError("[../gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:20356")
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main, "Distributed", lambda *_: nullcontext())
+    assert main.main([]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    name = number and signal.Signals(number).name
+    assert (f"stopped by {name} as the others were ending" if number else "rank 1 has lost the other processes") in line
