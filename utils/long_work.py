@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LONGEST_SECONDS = 24 * 3600  # of any work: what is not done by then waits for something that does not come
 TELL_SECONDS = 60  # between two lines about who is waited for
-FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.5  # between two rounds; each pause is twice the one before
+FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.2  # between two rounds; each pause is twice the one before
 WAKE = signal.SIGALRM  # ends a system call of the main thread, the wait for a file's lock for example
 NAMED_RANKS = 3  # in a line
 
