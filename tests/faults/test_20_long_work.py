@@ -28,7 +28,7 @@ from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE
 from tests.faults import imagenet_archives as made_up
 from utils.arguments import parse
-from utils.data import archives, readers
+from utils.data import archives, class_folders
 from utils.data.datasets import get_data, prepare
 from utils.settings import UserError
 from utils.stopping import TRY_AGAIN
@@ -222,7 +222,7 @@ def test_unpacking_that_was_cut_is_taken_up_again_and_never_taken_for_whole(imag
         if (root / split).exists():
             whole = {name for name in expected if name.startswith(split)}
             assert {name for name in contents(root) if name.startswith(split)} == whole
-    assert readers.find_splits(root) is None
+    assert class_folders.find_splits(root) is None
     unpack(root)
     assert contents(root) == expected
     assert sorted(path.name for path in root.iterdir() if not path.is_file()) == ["train", "val"]

@@ -205,7 +205,7 @@ def test_random_mnist_reads_alike_through_torchvision_and_main(setup, monkeypatc
 
     monkeypatch.setattr(data, "IDX_SHAPES", {"train": (40, 28, 28), "t10k": (20, 28, 28)})
     root = data.mnist(None, setup.scratch)
-    train, validation, _ = read_idx(find_idx(root, "MNIST"), None)
+    train, validation, *_ = read_idx(find_idx(root, "MNIST"), None)
     assert (len(train), len(validation)) == (40, 20)
     assert torch.equal(MNIST(str(root)).data, train.pixels[:, 0])
     assert torch.equal(MNIST(str(root)).targets, train.labels)
