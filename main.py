@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from utils.data.datasets import Data
     from utils.data.loaders import TrainLoader, ValidationLoader
+    from utils.data.preprocessing import Known
     from utils.optim.ema import MovingAverage
     from utils.optim.lr_policy import LRPolicy
     from utils.record.checkpoint import Checkpointer
@@ -45,15 +46,18 @@ if TYPE_CHECKING:
     from utils.record.writer import NullWriter
     from utils.train_validation import TraVal
 
+    Weights = tuple[dict[str, Any], Path]  # what a checkpoint holds, and where it lies
+
 
 class Parts(NamedTuple):
-    """What a run is made of."""
+    """What a run is made of. ``untrained``: the parts of a pretrained network that begin anew, in words."""
 
     data: Data
     train_loader: TrainLoader | None  # None, as the policy, with --evaluate
     validation_loader: ValidationLoader
     loader_choice: str
     model: torch.nn.Module
+    untrained: str
     ema: MovingAverage | None
     optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
     lr_policy: LRPolicy | None
@@ -154,14 +158,14 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
 
 def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
     """All parts; whatever can be wrong with them shows here, before anything is created."""
-    from models import build_model, unknown_arch
+    from models import unknown_arch
     from utils.data.datasets import prepare
     from utils.data.loaders import loaders
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer, unknown_optimizer
-    from utils.precision.amp import build_scaler, keep_in_fp32
+    from utils.precision.amp import build_scaler
     from utils.record.override import refuse_other_head
 
     evaluating = args.run.evaluate
@@ -172,24 +176,17 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     if not args.run.dry_run:
         distributed.on_main(lambda: prepare(args.data, tell, evaluating), long_work="Preparing the data")
     with distributed.together(), distributed.patiently("Reading the data"):
+        weights = read_weights(args, found)
         data = read_data(args, distributed.device, found)
+        data = data.shown_to(known_preprocessing(args, found, weights), args.data)
         if found is not None:
             if args.run.resume_override:
                 refuse_other_head(found, data.classes)
             else:
                 found.refuse_other_data(data.classes, None if evaluating else data.fingerprint)
         distributed.seed(args.run.seed)
-        # A checkpoint's weights replace whatever the network would begin with.
-        start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
-        settings = dataclasses.replace(args.model, **start)
-        model = build_model(
-            settings, classes=len(data.classes), channels=data.spec.channels, image_size=data.image_size
-        ).to(distributed.device)
-        channels_last = place_channels(args, model, distributed.device)
-        load_weights(model, settings, evaluating, found)
-        keep_in_fp32(model, args.precision.fp32_layers or (), distributed.device)
-        image_shape = (data.spec.channels, data.image_size, data.image_size)
-        refuse_what_would_fail(args, model, image_shape, channels_last, distributed.device)
+        model, untrained, channels_last = build_network(args, data, distributed.device, found, weights)
+        del weights  # what a checkpoint holds besides may be several times as much
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed.device, seed=args.run.seed, channels_last=channels_last,
             rank=distributed.rank, world_size=distributed.world_size,
@@ -202,6 +199,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
             validation_loader=validation_loader,
             loader_choice=loader_choice,
             model=model,
+            untrained=untrained,
             ema=build_ema(model, None if evaluating else args.optimisation.ema_decay),
             optimizer=build_optimizer(args.optimisation, model),
             lr_policy=None if evaluating else build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
@@ -221,6 +219,34 @@ def read_data(args: Settings, device: torch.device, found: Found | None) -> Data
         settings, fingerprint = found.settings, found.state.get("fingerprint")
         trained = Trained(found.path, found.classes, settings.get("datapath"), fingerprint)
     return get_test_data(args.data, device, trained, val_split_told=args.origins["val_split"] != CHECKPOINT)
+
+
+def build_network(
+    args: Settings, data: Data, device: torch.device, found: Found | None, weights: Weights | None
+) -> tuple[torch.nn.Module, str, bool]:
+    """The network on ``device``, which of its pretrained parts begin anew, and whether it is in channels-last."""
+    from models import build_model, check_forward
+    from models.pretrained import begins_anew
+    from utils.precision.amp import keep_in_fp32
+
+    # A checkpoint's weights replace whatever the network would begin with.
+    start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
+    settings = dataclasses.replace(args.model, **start)
+    shape = {"classes": len(data.classes), "channels": data.spec.channels}
+    model = build_model(settings, **shape, image_size=data.image_size)
+    size = data.preprocessing.val_image_size
+    if size != data.image_size:
+        check_forward(settings.arch, model, **shape, image_size=size, flag="--val-image-size")
+    untrained = begins_anew(model, settings, len(data.classes), data.image_size)
+    if args.run.evaluate and untrained:
+        raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
+    model.to(device)
+    channels_last = place_channels(args, model, device)
+    if weights is not None:
+        load_weights(model, *weights)
+    keep_in_fp32(model, args.precision.fp32_layers or (), device)
+    refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
+    return model, untrained, channels_last
 
 
 def place_channels(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
@@ -256,15 +282,39 @@ def refuse_what_would_fail(
         refuse_without_second_derivative(model, image_shape, device)
 
 
-def load_weights(model: torch.nn.Module, settings: Any, evaluating: bool, found: Found | None) -> None:
-    """Put in the weights of ``--weights``, or those to evaluate. A resume restores its own later."""
+def read_weights(args: Settings, found: Found | None) -> Weights | None:
+    """What ``--weights``, or the checkpoint to evaluate, holds, and its path. A resume reads its own later."""
     from utils.record import checkpoint
 
-    if found is not None and evaluating:
-        checkpoint.load_weights(model, checkpoint.weights_of(found.read(), found.path), found.path)
-    elif settings.weights:
-        path = Path(settings.weights)
-        checkpoint.load_weights(model, checkpoint.weights_of(checkpoint.load(path), path), path)
+    if found is not None:
+        return (found.read(), found.path) if args.run.evaluate else None
+    path = args.model.weights and Path(args.model.weights)
+    return (checkpoint.load(path), path) if path else None
+
+
+def known_preprocessing(args: Settings, found: Found | None, weights: Weights | None) -> Known | None:
+    """What the weights to begin with, to go on from or to evaluate were trained for, if they say it."""
+    from models.pretrained import preprocessing_of
+    from utils.data.preprocessing import Known, Preprocessing
+
+    if found is None and weights is None:
+        if not args.model.pretrained:
+            return None
+        testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
+        values, source = preprocessing_of(args.model.arch, testing)
+        return Known(Preprocessing.from_state(values, source), source)
+    state, path = (found.state, found.path) if found is not None else weights
+    values = state.get("preprocessing")
+    if not isinstance(values, dict) or "crop_pct" not in values:  # another program's, or of before format 4
+        return None
+    return Known(Preprocessing.from_state(values, path), str(path), of_this_run=found is not None)
+
+
+def load_weights(model: torch.nn.Module, state: dict[str, Any], path: Path) -> None:
+    """Put in the weights of ``--weights``, or those to evaluate."""
+    from utils.record import checkpoint
+
+    checkpoint.load_weights(model, checkpoint.weights_of(state, path), path)
 
 
 def train(
@@ -383,6 +433,7 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Foun
         parts.model, None, None, parts.criterion, parts.scaler, args, parts.validation_loader,
         distributed=distributed, writer=writer,
     )  # fmt: skip
+    writer.log(f"Preprocessing: {parts.data.preprocessing_line}")
     if found is not None:
         writer.log(f"Evaluating {found.path}{reached(found.state)}")
         if average_moved_since_validation(found.state) and layers_with_statistics(parts.model):

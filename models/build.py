@@ -60,7 +60,7 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
             raise UserError(f"--pretrained: the weights of {settings.arch} could not be fetched ({reason})") from error
         raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
     initialise(model, settings.init)
-    _check_forward(settings.arch, model, classes, channels, image_size)
+    check_forward(settings.arch, model, classes=classes, channels=channels, image_size=image_size)
     return model
 
 
@@ -111,16 +111,27 @@ def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: 
             model = create(**size)
         except TypeError:  # a network whose configuration names a fixed size but whose class takes none
             model = create()
-    if isinstance(model, timm.models.ResNet) and image_size <= SMALL_IMAGE:
+    if _takes_small_stem(model, image_size):
         _small_stem(model)
     return model
+
+
+def _takes_small_stem(model: nn.Module, image_size: int) -> bool:
+    import timm
+
+    return isinstance(model, timm.models.ResNet) and image_size <= SMALL_IMAGE
+
+
+def small_stem_replaces_convolution(model: nn.Module, image_size: int) -> bool:
+    """Whether ``build_model`` gave ``model`` a first convolution that its library's weights do not fit."""
+    return _takes_small_stem(model, image_size) and isinstance(model.conv1, nn.Conv2d)
 
 
 def _has_fixed_size(name: str, image_size: int) -> bool:
     """Whether timm's network is built for one image size (vision transformers) that is not ours."""
     import timm
 
-    config = timm.get_pretrained_cfg(timm.models.split_model_name_tag(name)[0], allow_unregistered=True)
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     return bool(config and config.fixed_input_size and config.input_size[-1] != image_size)
 
 
@@ -143,12 +154,13 @@ def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image
         extra["image_size"] = image_size
     if name in ("googlenet", "inception_v3"):
         extra |= {"aux_logits": pretrained, "init_weights": not pretrained}
-    if pretrained:  # the weights come with ImageNet's classes; the last layer is then made anew
+    if pretrained:  # the weights come with ImageNet's classes
         model = torchvision.models.get_model(name, weights="DEFAULT", **extra)
         if name in ("googlenet", "inception_v3"):
             model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
-            model.transform_input = False  # so that a checkpoint's network is the same without --pretrained
-        _replace_last_linear(model, classes)
+            # So that a checkpoint's network is the same without --pretrained; models/pretrained.py makes up for it.
+            model.transform_input = False
+        _fit_last_layer(model, classes)
     else:
         model = torchvision.models.get_model(name, weights=None, num_classes=classes, **extra)
     if channels != 3:
@@ -156,9 +168,11 @@ def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image
     return model
 
 
-def _replace_last_linear(model: nn.Module, classes: int) -> None:
-    """A new last layer (linear, or SqueezeNet's 1x1 convolution) for another number of classes."""
+def _fit_last_layer(model: nn.Module, classes: int) -> None:
+    """A new last layer (linear, or SqueezeNet's 1x1 convolution) where it is for another number of classes."""
     name, last = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
+    if classes == (last.out_features if isinstance(last, nn.Linear) else last.out_channels):
+        return
     if isinstance(last, nn.Linear):
         new: nn.Module = nn.Linear(last.in_features, classes)
     else:
@@ -181,15 +195,20 @@ def _replace_first_convolution(model: nn.Module, channels: int, pretrained: bool
 
 
 @torch.no_grad()
-def _check_forward(arch: str, model: nn.Module, classes: int, channels: int, image_size: int) -> None:
-    """One image through the network in evaluation mode: a misfit shows before anything is created."""
+def check_forward(
+    arch: str, model: nn.Module, *, classes: int, channels: int, image_size: int, flag: str = "--image-size"
+) -> None:
+    """One image through the network in evaluation mode: a misfit shows before anything is created.
+
+    ``flag`` is what has set ``image_size``.
+    """
     model.eval()
     try:
         shape = tuple(model(torch.zeros(1, channels, image_size, image_size)).shape)
     except Exception as error:  # as in build_model
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"--arch {arch} does not take {image_size}-pixel images ({reason}); try --image-size"
+            f"--arch {arch} does not take {image_size}-pixel images ({reason}); try another {flag}"
         ) from error
     finally:
         model.train()

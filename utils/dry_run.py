@@ -33,7 +33,7 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, fou
         ("Augmentation", _augmentation(args, parts)),
         ("Mixing", _listed({"mixup": batch.mixup, "cutmix": batch.cutmix}, " alpha ")),
         ("Loader", parts.loader_choice),
-        ("Network", _network(args, found)),
+        ("Network", _network(args, found) + (f"; {parts.untrained} begins anew" if parts.untrained else "")),
         *_sizes(parts, distributed),
         (
             "Batch",
@@ -78,6 +78,7 @@ def _seen(parts: Any) -> list[tuple[str, str]]:
     return [
         ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
         ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
+        ("Preprocessing", data.preprocessing_line),
     ]
 
 

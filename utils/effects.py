@@ -26,9 +26,9 @@ class Facts(NamedTuple):
 
     ``continues``: the run goes on in a folder that is there. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
     its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
-    ``any_size``: its images are of any size. ``resident``: they are all kept in the device's memory. ``remainder``:
-    training images beyond the last full global batch. ``has_filters``: the network has convolutions.
-    ``gathers_statistics``: it has batch norm with running statistics.
+    ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
+    device's memory. ``remainder``: training images beyond the last full global batch. ``has_filters``: the
+    network has convolutions. ``gathers_statistics``: it has batch norm with running statistics.
     ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
     """
 
@@ -40,6 +40,7 @@ class Facts(NamedTuple):
     augmentation: tuple[str, ...]
     in_memory: bool
     any_size: bool
+    resizes: bool
     resident: bool
     has_momentum: bool
     warmup_steps: int
@@ -62,6 +63,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         augmentation=data.augment,
         in_memory=isinstance(data.validation, MemoryImages),
         any_size=not data.spec.fixed_size,
+        resizes=data.preprocessing.resizes,
         resident=choose(data, args.data, device)[0],
         has_momentum=has_momentum(args.optimisation.optimizer),
         warmup_steps=parts.lr_policy.warmup_steps if train else 0,

@@ -43,6 +43,9 @@ def announce(
         f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
         f"loader {parts.loader_choice}"
     )
+    writer.log(f"Preprocessing: {data.preprocessing_line}")
+    if parts.untrained:
+        writer.log(f"Pretrained but for {parts.untrained}")
     writer.log(
         f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
         f"{distributed.describe_device()}; batch {args.data.global_batch_size}"
@@ -123,12 +126,7 @@ def describe(args: Settings, data: Data) -> dict[str, Any]:
         "format": FORMAT,
         "arch": args.model.arch,
         "classes": list(data.classes),
-        "preprocessing": {
-            "image_size": data.image_size,
-            "channels": data.spec.channels,
-            "mean": list(data.spec.mean),
-            "std": list(data.spec.std),
-        },
+        "preprocessing": data.preprocessing.state(),
         "settings": args.values(),
         "versions": versions(),
         "fingerprint": data.fingerprint,

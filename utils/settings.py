@@ -26,6 +26,8 @@ from utils.setting import (
 
 DATASETS = ("digits", "mnist", "fashionmnist", "cifar10", "cifar100", "imagenet", "folder", "synthetic")
 AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
+CROP_MODES = ("center", "squash", "border")
+INTERPOLATIONS = ("bilinear", "bicubic")
 INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
 LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
 
@@ -132,8 +134,31 @@ class DataSettings:
         check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
     )  # fmt: skip
     image_size: int | None = setting(
-        None, "height and width that the network sees, in pixels [the data set's own]", type=int, check=between(1, 8192)
-    )
+        None, "height and width that the network sees, in pixels [the weights' or the data set's own]", type=int,
+        check=between(1, 8192),
+    )  # fmt: skip
+    val_image_size: int | None = setting(None, "the same in evaluation [image size]", type=int, check=between(1, 8192))
+    crop_pct: float | None = setting(
+        None, "share of the resized image's side that evaluation shows, in its middle [the weights', else 0.875, or 1 "
+        "where images have one size]", type=float, check=between(0.01, 1), metavar="SHARE",
+    )  # fmt: skip
+    crop_mode: str | None = setting(
+        None, "evaluation resizes the shorter side and cuts (center), both sides (squash), or the longer side and pads "
+        "(border) [the weights' or center]", type=str, choices=CROP_MODES,
+        effect=needs("images of any size", lambda v: v.any_size),
+    )  # fmt: skip
+    interpolation: str | None = setting(
+        None, "how images are resized [the weights' or bilinear]", type=str, choices=INTERPOLATIONS,
+        effect=needs("images that are resized", lambda v: v.resizes),
+    )  # fmt: skip
+    mean: tuple[float, ...] | None = setting(
+        None, "mean of each channel, of pixels between 0 and 1 [the weights' or the data set's own]", type=float,
+        many=True, check=between(-100, 100),
+    )  # fmt: skip
+    std: tuple[float, ...] | None = setting(
+        None, "standard deviation of each channel [the weights' or the data set's own]", type=float, many=True,
+        check=between(0, 100, open_low=True),
+    )  # fmt: skip
     workers: int | str = setting(
         "auto", "processes that read images, per training process; 0 reads in place, auto measures how many pay",
         type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", shapes_result=False,

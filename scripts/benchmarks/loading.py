@@ -22,6 +22,7 @@ from utils import arguments
 from utils.data import jpeg
 from utils.data.datasets import SPECS, Data
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
+from utils.data.preprocessing import resolve
 from utils.data.readers import ImageFiles, Images, MemoryImages
 from utils.distributed import Distributed, Ranks
 
@@ -126,7 +127,7 @@ def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLo
     args = arguments.parse([*flags, "--device", "cpu"])
     spec = SPECS[args.data.dataname]
     classes = tuple(str(label) for label in range(int(images.labels.max()) + 1))
-    made = Data(spec, spec.image_size, spec.augment, classes, images, images)
+    made = Data(spec, *resolve(args.data, spec.preprocessing, None), spec.augment, classes, images, images)
     with Distributed(Ranks(), args.run) as distributed:
         return loaders(
             made, args.data, distributed.device, seed=0, channels_last=not spec.fixed_size, rank=0, world_size=1,

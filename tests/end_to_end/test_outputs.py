@@ -107,7 +107,10 @@ def test_the_checkpoint_has_clean_names_and_all_that_is_needed_without_the_code_
     assert all(not name.startswith(("module.", "_orig_mod.")) for name in content["model"])
     assert not torch.equal(content["model"]["layers.1.weight"], content["ema"]["model"]["layers.1.weight"])
     assert content["classes"] == [str(n) for n in range(10)]
-    assert content["preprocessing"] == {"image_size": 8, "channels": 1, "mean": [0.3055], "std": [0.3756]}
+    assert content["preprocessing"] == {
+        "channels": 1, "image_size": 8, "val_image_size": 8, "mean": [0.3055], "std": [0.3756], "crop_pct": 1.0,
+        "crop_mode": "center", "interpolation": "bilinear", "stored_size": 8,
+    }  # fmt: skip
     assert (content["progress"]["epoch"], content["progress"]["step"], content["progress"]["samples_seen"]) == (
         2,
         46,

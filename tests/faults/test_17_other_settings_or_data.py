@@ -39,7 +39,8 @@ def rates(run):
 
 # For each setting that shapes the result: another value than the run's.
 OTHER = {
-    "seed": "7", "dataname": "synthetic", "image_size": "16", "global_batch_size": "128", "max_shift": "2",
+    "seed": "7", "dataname": "synthetic", "image_size": "16", "val_image_size": "16", "crop_pct": "0.9",
+    "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "global_batch_size": "128", "max_shift": "2",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1", "arch": "conv2",
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "label_smoothing": "0.1", "lr_policy": "constant", "lr_gamma": "0.5",

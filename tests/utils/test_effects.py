@@ -14,7 +14,7 @@ SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 # The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
 RICH = Facts(
     continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",),
-    in_memory=False, any_size=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
+    in_memory=False, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
     gathers_statistics=True, never_called=(),
 )  # fmt: skip
 FILES = "--dataname folder --datapath D"
@@ -40,6 +40,8 @@ NEEDS = [
         "global_batch_size", "--global-batch-size 8 --evaluate --pretrained --val-batch-size 9", {},
         "--global-batch-size 8 does nothing: it needs training",
     ),
+    ("crop_mode", "--crop-mode squash", {"any_size": False}, "--crop-mode squash does nothing: it needs images of any"),
+    ("interpolation", "--interpolation bicubic", {"resizes": False}, "--interpolation bicubic does nothing: it needs images"),
     ("max_shift", "--max-shift 2", {"augmentation": ("flip",)}, "--max-shift 2 does nothing: it needs shift in --augment"),
     ("shift_padding", "--shift-padding reflect", {"augmentation": ()}, "--shift-padding reflect does nothing: it needs shift"),
     ("pretrained", "--pretrained --evaluate --resume R", {}, "--pretrained does nothing: it needs no other weights"),

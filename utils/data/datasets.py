@@ -16,7 +16,9 @@ from utils.data import archives, class_folders, readers
 from utils.data.claims import Log
 from utils.data.class_folders import find_splits, some, training_folder, validation_folder
 from utils.data.hints import hint
+from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.readers import ImageFiles, Images, MemoryImages, Splits
+from utils.data.view import View
 from utils.settings import DataSettings, UserError
 
 FASHION_CLASSES = (
@@ -53,6 +55,15 @@ class DatasetSpec:
         """Pillow's name of the pixel format."""
         return "L" if self.channels == 1 else "RGB"
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How networks see the images by default: those of one size whole, of others the middle."""
+        return Preprocessing(
+            self.image_size, self.image_size, self.mean, self.std, crop_pct=1.0 if self.fixed_size else View.crop_pct,
+            crop_mode=View.crop_mode, interpolation=View.interpolation,
+            stored_size=self.image_size if self.fixed_size else None,
+        )  # fmt: skip
+
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -86,16 +97,28 @@ SPECS: dict[str, DatasetSpec] = {
 class Data:
     """A data set as read: both splits, the class names in label order, and what was resolved.
 
-    ``train`` is None for a set to evaluate. ``warnings``: what else a user should know of it, a line each.
+    ``train`` is None for a set to evaluate. ``preprocessing_line`` says how images are shown, and where each part of
+    that comes from. ``warnings``: what else a user should know of the set, a line each.
     """
 
     spec: DatasetSpec
-    image_size: int
+    preprocessing: Preprocessing
+    preprocessing_line: str
     augment: tuple[str, ...]
     classes: tuple[str, ...]
     train: Images | None
     validation: Images
     warnings: tuple[str, ...] = ()
+
+    @property
+    def image_size(self) -> int:
+        """The side in pixels of a training image."""
+        return self.preprocessing.image_size
+
+    def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
+        """The same images, shown as weights that are ``known`` expect it where ``settings`` say nothing else."""
+        preprocessing, line = resolve(settings, self.spec.preprocessing, known)
+        return dataclasses.replace(self, preprocessing=preprocessing, preprocessing_line=line)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -227,9 +250,11 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
     if settings.dataname != "synthetic":  # whose labels are random
         warnings = (*_unvalidated(settings, validation, classes), *warnings)
     augment = spec.augment if settings.augment is None else settings.augment
+    preprocessing, line = resolve(settings, spec.preprocessing, None)
     return Data(
         spec=spec,
-        image_size=settings.image_size or spec.image_size,
+        preprocessing=preprocessing,
+        preprocessing_line=line,
         augment=tuple(name for name in augment if name != "none"),
         classes=classes,
         train=train,

@@ -204,10 +204,12 @@ def loaders(
         _require_gpu_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _Sources(data, settings, device, resident, seed, rank, local_world_size, progress, only_plan, log)
+    shown = data.preprocessing
     transform = BatchTransform(
-        data.image_size, data.spec.mean, data.spec.std, data.augment, settings.max_shift or data.spec.max_shift, seed,
+        shown.image_size, shown.mean, shown.std, data.augment, settings.max_shift or data.spec.max_shift, seed,
         crop_here=reads_memory or data.spec.fixed_size, channels_last=channels_last,
         shift_padding=settings.shift_padding, cutout=settings.cutout, compiled=compile_augment,
+        interpolation=shown.interpolation,
     )  # fmt: skip
     train, workers = None, settings.workers
     if data.train is not None:
@@ -219,10 +221,11 @@ def loaders(
     reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
+    evaluating = replace(shown.evaluation_transform, channels_last=channels_last, compiled=compile_augment)
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
         train,
-        ValidationLoader(validation, val_batch_size, transform, rank, world_size),
+        ValidationLoader(validation, val_batch_size, evaluating, rank, world_size),
         f"{'resident' if resident else 'stream'} ({why}){reading}",
     )
 
@@ -246,26 +249,26 @@ class _Sources:
         policy = (REPLACE if training else LEAVE_OUT) if self.settings.skip_bad_images else REFUSE
         if self.resident and not self.only_plan:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
-            return ResidentSource(self._in_memory(images, processes), self.device, policy)
+            return ResidentSource(self._in_memory(images, self._view(training), processes), self.device, policy)
         return StreamSource(
-            images, self.device, view=self._view, crop=training and "resized-crop" in self.data.augment,
+            images, self.device, view=self._view(training), crop=training and "resized-crop" in self.data.augment,
             fixed_size=self.data.spec.fixed_size, seed=self.seed, workers=0 if self.only_plan else workers,
             cores=cores_per_process(self.local_world_size), decode_on_device=self.settings.decode == "gpu",
             policy=policy,
         )  # fmt: skip
 
-    @property
-    def _view(self) -> View:
+    def _view(self, training: bool) -> View:
         """What is read of an image."""
-        return View(self.data.spec.image_size if self.data.spec.fixed_size else self.data.image_size)
+        shown = self.data.preprocessing
+        return shown.view(shown.image_size if training else shown.val_image_size)
 
-    def _in_memory(self, images: Images, workers: int) -> MemoryImages:
+    def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
         place = {"folder": cache.folder_for(self.settings), "log": self.log, "is_main": self.rank == 0}
         if isinstance(images, MemoryImages):
             return cache.shared(images, local_world_size=self.local_world_size, **place)
         fixed = self.data.spec.fixed_size
         return cache.decoded(
-            images, self._view, fixed, workers=workers, progress=self.progress,
+            images, view, fixed, workers=workers, progress=self.progress,
             skip_bad=self.settings.skip_bad_images, **place,
         )  # fmt: skip
 

@@ -144,8 +144,12 @@ class BatchTransform:
         return images
 
     def _resized(self, images: torch.Tensor, side: int) -> torch.Tensor:
-        size = (side, side)
-        return self._in_range(functional.interpolate(images.float(), size, mode=self.interpolation, antialias=True))
+        images, sizes = images.float(), [(side, side)]
+        if self.interpolation == "bicubic":  # first the width, as Pillow does, which cuts off what that overshoots
+            sizes.insert(0, (images.shape[-2], side))
+        for size in sizes:
+            images = self._in_range(functional.interpolate(images, size, mode=self.interpolation, antialias=True))
+        return images
 
     def _in_range(self, images: torch.Tensor) -> torch.Tensor:
         """Bicubic interpolation overshoots at edges; bytes cannot."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-INTERPOLATIONS = ("bilinear", "bicubic")
 REACH = {"bilinear": 1, "bicubic": 2}  # how many pixels away a pixel still counts, more when the image shrinks
 LONGEST = 50  # times the shorter side; a longer image would fill the memory when its shorter side is resized
 
@@ -64,7 +63,7 @@ class View:
         return Place(box, left, top, *map(_factor, sides, resized), *offsets)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        target = math.floor(self.size / self.crop_pct)
+        target = max(1, math.floor(self.size / self.crop_pct))
         short, long = min(width, height), max(width, height)
         if self.crop_mode == "squash":
             return target, target

@@ -1,0 +1,283 @@
+"""Pretrained weights, from local files, see what their own library shows them, and what is not theirs is told."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from timm.models import _registry
+
+import main
+from models import build_model
+from models.pretrained import begins_anew, preprocessing_of
+from tests.faults.small_run import told
+from utils import arguments
+from utils.data.preprocessing import Preprocessing
+from utils.distributed import Distributed, Ranks
+from utils.settings import ModelSettings, UserError
+
+CPU = torch.device("cpu")
+COLOURS = ("china", "flower")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Photographs of several shapes in two classes, below train/ and val/."""
+    root = tmp_path_factory.mktemp("photographs")
+    boxes = [(0, 0, 640, 427), (100, 20, 420, 420), (300, 0, 640, 300), (10, 200, 610, 400)]
+    for label, pixels in zip(COLOURS, load_sample_images().images, strict=True):
+        for number, box in enumerate(boxes):
+            for split in ("train", "val"):
+                (root / split / label).mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).crop(box).save(root / split / label / f"{number}.jpg", quality=92)
+    return root
+
+
+def timm_weights(monkeypatch, tmp_path, name, classes=2, **changes):
+    """Let ``name``'s pretrained weights be those of a network made here, in a local file; gives that network."""
+    torch.manual_seed(1)
+    network = timm.create_model(name, num_classes=classes).eval()
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    config = dataclasses.replace(
+        timm.get_pretrained_cfg(name), file=str(tmp_path / "weights.pth"), hf_hub_id=None, url=None, num_classes=classes,
+        **changes,
+    )  # fmt: skip
+    for known in {name, name.partition(".")[0], f"{name.partition('.')[0]}.{config.tag}"}:
+        monkeypatch.setitem(_registry._model_pretrained_cfgs, known, config)
+    return network, config
+
+
+def torchvision_weights(monkeypatch, tmp_path, name):
+    """The same for torchvision, whose weights have ImageNet's classes; gives its network, with its own layers."""
+    torch.manual_seed(1)
+    extra = {"init_weights": True, "aux_logits": True, "transform_input": True} if name == "googlenet" else {}
+    network = torchvision.models.get_model(name, weights=None, **extra).eval()
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    monkeypatch.setattr(
+        "torchvision.models._api.load_state_dict_from_url",
+        lambda *_, **__: torch.load(tmp_path / "weights.pth", weights_only=True),
+    )
+    return network
+
+
+def built(tree, *flags):
+    """What main.py makes of these flags: parts, and the images and logits of its first validation batch."""
+    args = arguments.parse(
+        ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0", *map(str, flags)]
+    )
+    with Distributed(Ranks(), args.run) as distributed:
+        parts = main.build(args, distributed, None)
+    batch = next(parts.validation_loader.batches())
+    return parts, batch.images, answers(parts.model.eval(), batch.images)
+
+
+def answers(network, images):
+    with torch.no_grad():
+        return network(images)
+
+
+def shown_by(transform, parts):
+    return torch.stack([transform(Image.open(path).convert("RGB")) for path in parts.data.validation.paths])
+
+
+def check_pixels(images, theirs, std):
+    """They are within two levels of theirs, and few are apart at all."""
+    levels = (images - theirs).abs() * 255 * torch.tensor(std).view(1, -1, 1, 1)
+    assert images.shape == theirs.shape and levels.max() < 2.01 and levels.mean() < 0.08
+
+
+def check_logits(logits, expected, most=0.005):
+    assert (logits - expected).norm() < most * expected.norm()
+
+
+# ------------------------------------------------------------------------- evaluated as by their own library
+
+
+@pytest.mark.parametrize("flags", [(), ("--loader", "resident")], ids=["stream", "resident"])
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_mambaout", "test_convnext"])
+def test_timms_weights_are_evaluated_as_timm_evaluates_them(tree, tmp_path, monkeypatch, name, flags):
+    changes = {"test_mambaout": {"test_crop_pct": 0.9}, "test_convnext": {"crop_pct": 1.15}}.get(name, {})
+    network, config = timm_weights(monkeypatch, tmp_path, name, **changes)
+    cache = ("--cache-dir", tmp_path / "cache") if flags else ()
+    parts, images, logits = built(tree, "--evaluate", "--pretrained", "--arch", name, *flags, *cache)
+    theirs = timm.data.resolve_data_config(pretrained_cfg=config.to_dict(), use_test_size=True)
+    transform = timm.data.create_transform(**theirs, is_training=False)
+    shown = shown_by(transform, parts)
+    check_pixels(images, shown, theirs["std"])
+    check_logits(logits, answers(network, shown))
+    assert f"timm's {name}" in parts.data.preprocessing_line
+
+
+@pytest.mark.parametrize("mode", ["squash", "border"])
+def test_other_ways_to_crop_are_timms_too(tree, tmp_path, monkeypatch, mode):
+    network, config = timm_weights(monkeypatch, tmp_path, "test_resnet", crop_mode=mode, crop_pct=1.0)
+    parts, images, logits = built(tree, "--evaluate", "--pretrained", "--arch", "test_resnet")
+    theirs = shown_by(timm.data.create_transform(**timm.data.resolve_data_config({}, config.to_dict())), parts)
+    # Pillow 13 resizes in another order than those before it, see utils/data/view.py.
+    assert images.shape == theirs.shape and ((images - theirs).abs() * 127.5).mean() < 0.4
+    check_logits(logits, answers(network, theirs), most=0.02)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet", "resnet50"])
+def test_torchvisions_weights_are_evaluated_as_torchvision_evaluates_them(tree, tmp_path, monkeypatch, name):
+    network = torchvision_weights(monkeypatch, tmp_path, name)
+    monkeypatch.setattr("models.pretrained._classes", lambda arch: 2)  # its last layer is put in below
+    parts, images, _ = built(tree, "--evaluate", "--pretrained", "--arch", f"torchvision/{name}")
+    transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    theirs = shown_by(transform, parts)
+    features, ours = [], []
+    for model, seen in ((network, features), (parts.model, ours)):
+        last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+        last.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+    answers(network, theirs)
+    answers(parts.model, images)
+    check_logits(ours[0], features[0])
+    if name != "googlenet":  # its first layer is another normalisation, which ours does at once
+        check_pixels(images, theirs, transform.std)
+
+
+def test_a_last_layer_for_the_same_classes_keeps_torchvisions_weights(tmp_path, monkeypatch):
+    network = torchvision_weights(monkeypatch, tmp_path, "mobilenet_v3_small")
+    settings = ModelSettings(arch="torchvision/mobilenet_v3_small", pretrained=True)
+    model = build_model(settings, classes=1000, channels=3, image_size=64)
+    image = torch.rand(1, 3, 64, 64)
+    assert torch.equal(model.eval()(image), network(image))
+    assert begins_anew(model, settings, 1000, 64) == ""
+
+
+# ------------------------------------------------------------------------------------- what the libraries say
+
+
+def test_what_timm_says_of_all_its_weights_is_taken_over():
+    refused = []
+    for name in timm.list_pretrained():
+        config = timm.get_pretrained_cfg(name)
+        for testing in (False, True):
+            theirs = timm.data.resolve_data_config(pretrained_cfg=config.to_dict(), use_test_size=testing)
+            try:
+                values, source = preprocessing_of(f"timm/{name}", testing)
+            except UserError:
+                refused.append(config.input_size)
+                continue
+            made = Preprocessing.from_state(values, source)
+            assert made.view(made.val_image_size).size == theirs["input_size"][-1]
+            assert made.image_size == (config.input_size[-1])
+            assert (made.crop_pct, made.crop_mode, made.interpolation, made.mean, made.std) == (
+                theirs["crop_pct"], theirs["crop_mode"], theirs["interpolation"], theirs["mean"], theirs["std"]
+            )  # fmt: skip
+            assert name in source
+    assert all(height != width for _, height, width in refused) and len(refused) < 20
+
+
+def test_what_torchvision_says_of_all_its_weights_is_taken_over():
+    for name in torchvision.models.list_models(module=torchvision.models):
+        theirs = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+        values, source = preprocessing_of(f"torchvision/{name}", testing=False)
+        made = Preprocessing.from_state(values, source)
+        assert [made.image_size, made.val_image_size] == theirs.crop_size * 2
+        assert math.floor(made.image_size / made.crop_pct) == theirs.resize_size[0]
+        assert (made.interpolation, made.crop_mode) == (theirs.interpolation.value, "center")
+        own_normalisation = name in ("googlenet", "inception_v3")
+        assert list(made.mean) == ([0.5] * 3 if own_normalisation else theirs.mean)
+        assert list(made.std) == ([0.5] * 3 if own_normalisation else theirs.std)
+
+
+@pytest.mark.parametrize("arch", ["conv2", "test_maxvit"])
+def test_a_network_without_weights_is_one_line(arch):
+    with pytest.raises(UserError, match="--pretrained: .*no pretrained weights of"):
+        preprocessing_of(arch, testing=False)
+
+
+# --------------------------------------------------------------------------------------- what begins anew
+
+
+def test_a_last_layer_that_nobody_has_trained_is_not_evaluated(tree, tmp_path, monkeypatch, capsys):
+    timm_weights(monkeypatch, tmp_path, "test_resnet", classes=5)
+    flags = ("--device", "cpu", "--dataname", "folder", "--datapath", tree, "--arch", "test_resnet", "--pretrained")
+    code, lines = told(capsys, (*flags, "--evaluate"))
+    assert code == 2 and len(lines) == 1
+    assert "--evaluate --pretrained: the last layer (2 classes, where the weights have 5)" in lines[0]
+    assert main.main([*map(str, flags), "--dry-run"]) == 0
+    assert "the last layer (2 classes, where the weights have 5) begins anew" in capsys.readouterr().out
+
+
+def test_a_stem_for_small_images_that_replaces_pretrained_weights_is_told(tree, tmp_path, monkeypatch, capsys):
+    timm_weights(monkeypatch, tmp_path, "resnet18")
+    flags = ("--device", "cpu", "--dataname", "folder", "--datapath", tree, "--arch", "resnet18", "--pretrained")
+    assert main.main([*map(str, flags), "--dry-run", "--image-size", "64"]) == 0
+    assert "the 3x3 first convolution for images of 64 pixels" in capsys.readouterr().out
+    code, (line,) = told(capsys, (*flags, "--evaluate", "--image-size", 64))
+    assert code == 2 and "first convolution" in line and "--image-size 65" in line
+    assert main.main([*map(str, flags), "--dry-run", "--image-size", "65"]) == 0
+    assert "anew" not in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------- a run keeps what it took
+
+
+def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_library_says_later(
+    tree, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    _, config = timm_weights(monkeypatch, tmp_path, "test_vit")
+    flags = [
+        "--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--arch", "test_vit", "--workers", "0",
+        "--epochs", "2", "--batch-size", "4", "--lr", "0.001", "--no-progress", "--image-size", "64",
+    ]  # fmt: skip
+    assert main.main([*flags, "--pretrained", "--max-steps", "2"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    run = last.rpartition("run=")[2]
+    log = (tmp_path / run / "log.txt").read_text()
+    assert "crop share 0.95, center, bicubic, mean 0.5 0.5 0.5, std 0.5 0.5 0.5 (timm's test_vit.r160_in1k)" in log
+    assert "64 pixels (as set)" in log
+    held = torch.load(tmp_path / run / "checkpoints/last.pt", weights_only=True)["preprocessing"]
+    assert held == {
+        "channels": 3, "image_size": 64, "val_image_size": 64, "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.95,
+        "crop_mode": "center", "interpolation": "bicubic", "stored_size": None,
+    }  # fmt: skip
+
+    other = dataclasses.replace(config, mean=(0.1,) * 3, crop_pct=0.5, interpolation="bilinear", file="gone")
+    for known in ("test_vit", "test_vit.r160_in1k"):
+        monkeypatch.setitem(_registry._model_pretrained_cfgs, known, other)
+    place = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
+    for flag in ("--resume", "--weights"):
+        assert main.main([*place, "--evaluate", flag, f"{run}/checkpoints/last.pt"]) == 0
+        out = capsys.readouterr().out
+        assert out.splitlines()[-1].split()[:3] == last.split()[:3]
+        assert "64 pixels (as set); crop share 0.95, center, bicubic, mean 0.5" in out and "last.pt)" in out
+    assert main.main(["--device", "cpu", "--resume", run]) == 0
+    assert torch.load(tmp_path / run / "checkpoints/last.pt", weights_only=True)["preprocessing"] == held
+    # Its weights bring it to another run, too.
+    assert main.main([*place, "--arch", "test_vit", "--weights", f"{run}/checkpoints/last.pt", "--dry-run"]) == 0
+    assert f"mean 0.5 0.5 0.5, std 0.5 0.5 0.5 ({run}/checkpoints/last.pt)" in capsys.readouterr().out
+
+
+def test_flags_win_over_the_weights_in_evaluation(tree, tmp_path, monkeypatch):
+    timm_weights(monkeypatch, tmp_path, "test_mambaout")
+    arch = ("--evaluate", "--pretrained", "--arch", "test_mambaout")
+    parts, images, _ = built(tree, *arch, "--image-size", 128, "--crop-pct", 0.8, "--mean", 0, "--std", 1)
+    found = parts.data.preprocessing
+    assert (found.image_size, found.val_image_size, found.crop_pct, found.interpolation) == (128, 128, 0.8, "bicubic")
+    assert (found.mean, found.std) == ((0.0,) * 3, (1.0,) * 3)
+    assert images.shape[-2:] == (128, 128) and images.min() >= 0 and images.max() <= 1
+    assert built(tree, *arch, "--val-image-size", 96)[1].shape[-2:] == (96, 96)
+    assert built(tree, *arch)[1].shape[-2:] == (192, 192)  # as timm tests it
+    assert built(tree, "--pretrained", "--arch", "test_mambaout")[1].shape[-2:] == (160, 160)  # as it is trained
+
+
+def test_training_crops_are_resized_and_normalised_as_the_weights_say(tree, tmp_path, monkeypatch):
+    timm_weights(monkeypatch, tmp_path, "test_vit")
+    flags = ("--pretrained", "--arch", "test_vit", "--augment", "resized-crop", "--batch-size", 8)
+    parts, _, _ = built(tree, *flags)
+    (batch,) = parts.train_loader.step_again(0, 0)
+    linear, _, _ = built(tree, *flags, "--interpolation", "bilinear", "--mean", 0, "--std", 1)
+    (other,) = linear.train_loader.step_again(0, 0)
+    assert np.array_equal(batch.indices, other.indices)
+    as_pixels = batch.images * 0.5 + 0.5
+    gap = (as_pixels - other.images).abs() * 255
+    assert gap.max() > 1 and gap.mean() < 8  # the same boxes, interpolated in another way

@@ -1,0 +1,186 @@
+"""How an image becomes what a network sees: size, crop, interpolation, mean and standard deviation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image, ImageOps
+
+from utils.data.decoding import in_colour, to_tensor
+from utils.data.transforms import BatchTransform
+from utils.data.view import View, resized
+from utils.settings import CROP_MODES, INTERPOLATIONS, DataSettings, UserError
+
+LARGEST_SIZE = 8192  # pixels; more is no network's
+AS_SET = "as set"
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How images are shown to a network.
+
+    ``image_size`` is the side in pixels in training, which the network is built for, ``val_image_size`` that in
+    evaluation. ``mean`` and ``std`` are a number a channel, of pixel values between 0 and 1. For ``crop_pct``,
+    ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is the side of the images of a data set where they
+    all have one, None where they have any.
+    """
+
+    image_size: int
+    val_image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+    crop_mode: str
+    interpolation: str
+    stored_size: int | None = None
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def colour(self) -> str:
+        """Pillow's name of the pixel format."""
+        return "L" if self.channels == 1 else "RGB"
+
+    @property
+    def resizes(self) -> bool:
+        """Whether images are resized at all."""
+        return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
+
+    def view(self, size: int) -> View:
+        """What is read of an image: of one size it all, as it is stored; else what evaluation shows at ``size``."""
+        border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
+        return View(self.stored_size or size, self.crop_pct, self.crop_mode, self.interpolation, border)
+
+    @property
+    def evaluation_transform(self) -> BatchTransform:
+        """What makes normalised floats of what was read for evaluation; stored images it brings to their size."""
+        return BatchTransform(
+            self.val_image_size, self.mean, self.std, (), 0, 0, crop_here=False, channels_last=False,
+            interpolation=self.interpolation, crop_pct=self.crop_pct if self.stored_size else 1.0,
+        )  # fmt: skip
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``."""
+        pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour))
+        if self.stored_size:
+            pixels = resized(pixels, self.stored_size, "bilinear")
+        else:
+            view = self.view(self.val_image_size)
+            place = view.place(*reversed(pixels.shape[1:]))
+            left, top, right, bottom = place.box
+            pixels = view.show(pixels[:, top:bottom, left:right], place)
+        return self.evaluation_transform.evaluation(pixels[None])[0]
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"channels": self.channels, **values}
+
+    @classmethod
+    def from_state(cls, state: Any, where: object) -> Preprocessing:
+        """What ``state()`` gave; raises ``UserError`` that names ``where`` it stands when it is something else."""
+        names = [field.name for field in fields(cls)]
+        values = {name: state.get(name) for name in names} if isinstance(state, dict) else {}
+        bad = [name for name, good in _GOOD.items() if name not in values or not good(values[name])]
+        if not bad and len(values["mean"]) != len(values["std"]):
+            bad = ["std"]
+        if bad:
+            raise UserError(f"{where}: says no usable {bad[0].replace('_', ' ')} of its preprocessing; give another")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= LARGEST_SIZE
+
+
+def _are_numbers(values: Any, above: float) -> bool:
+    return (
+        isinstance(values, list | tuple)
+        and len(values) in (1, 3)
+        and all(isinstance(value, int | float) and math.isfinite(value) and value > above for value in values)
+    )
+
+
+_GOOD = {
+    "image_size": _is_size,
+    "val_image_size": _is_size,
+    "mean": lambda values: _are_numbers(values, -math.inf),
+    "std": lambda values: _are_numbers(values, 0),
+    "crop_pct": lambda value: isinstance(value, int | float) and 0 < value < 10,
+    "crop_mode": lambda value: value in CROP_MODES,
+    "interpolation": lambda value: value in INTERPOLATIONS,
+    "stored_size": lambda value: value is None or _is_size(value),
+}
+
+
+class Known(NamedTuple):
+    """What weights were trained for. ``source``: whose they are. ``of_this_run``: it goes on, or is evaluated."""
+
+    preprocessing: Preprocessing
+    source: str
+    of_this_run: bool = False
+
+
+def resolve(settings: DataSettings, own: Preprocessing, known: Known | None) -> tuple[Preprocessing, str]:
+    """How images are shown, and a line that says so and where each part comes from.
+
+    What is set wins over what is ``known`` of the weights, and that over the data set's ``own``. A data set whose
+    images all have one size keeps it, and shows them whole, also to weights that were trained on larger ones. For
+    another number of channels than theirs, mean and standard deviation of the weights are averaged: the network then
+    sees grey images nearly as it would see them in colour.
+    """
+    values, taken = asdict(own), {}
+    origins = dict.fromkeys(values, "the data set's own")
+    if known is not None:
+        taken = asdict(known.preprocessing)
+        del taken["stored_size"]
+        if own.stored_size and not known.of_this_run:
+            taken = {name: taken[name] for name in ("mean", "std", "interpolation")}
+        taken |= {name: _for_channels(taken[name], own.channels) for name in ("mean", "std")}
+        origins |= dict.fromkeys(taken, known.source)
+    given = {name: getattr(settings, name) for name in origins if getattr(settings, name, None) is not None}
+    given |= {name: _one_each(name, given[name], own.channels) for name in ("mean", "std") if name in given}
+    if "image_size" in given:
+        given.setdefault("val_image_size", given["image_size"])
+    values |= taken | given
+    if settings.dataname == "synthetic":  # whose images are made in the size that is asked for
+        values["stored_size"] = values["image_size"]
+    made = Preprocessing(**values)
+    return made, _described(made, origins | dict.fromkeys(given, AS_SET))
+
+
+def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return values if len(values) == channels else (sum(values) / len(values),) * channels
+
+
+def _one_each(name: str, values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    if len(values) not in (1, channels):
+        raise UserError(
+            f"--{name}: {len(values)} numbers for images of {channels} channel{'s' * (channels > 1)}; give "
+            f"{'one' if channels == 1 else f'1 or {channels}'}"
+        )
+    return tuple(values) if len(values) == channels else tuple(values) * channels
+
+
+def _described(made: Preprocessing, origins: dict[str, str]) -> str:
+    """All parts, those of one origin together."""
+    any_size = made.stored_size is None
+    texts = {"image_size": f"{made.image_size} pixels"}
+    if made.val_image_size != made.image_size:
+        texts["val_image_size"] = f"{made.val_image_size} in evaluation"
+    if any_size or made.crop_pct != 1:
+        texts["crop_pct"] = f"crop share {made.crop_pct:.4g}"
+    if any_size:
+        texts["crop_mode"] = made.crop_mode
+    if made.resizes:
+        texts["interpolation"] = made.interpolation
+    texts |= {name: f"{name} {' '.join(f'{value:.4g}' for value in getattr(made, name))}" for name in ("mean", "std")}
+    groups: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        groups.setdefault(origins[name], []).append(text)
+    return "; ".join(f"{', '.join(parts)} ({origin})" for origin, parts in groups.items())
