@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from utils.doctor import Change
     from utils.doctor_measure import Subject
     from utils.doctor_report import Memory
+    from utils.record.resume import Found
     from utils.train_validation import TraVal
 
 NAME = "doctor.py"
@@ -129,7 +130,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; of a run to resume the settings count, not its weights and position."""
-    args = arguments.parse(list(flags))
+    args, found = arguments.parse(list(flags)), None
     if args.run.resume:
         from utils.record.resume import find
 
@@ -139,8 +140,22 @@ def settings(flags: Sequence[str]) -> Settings:
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),
+        data=dataclasses.replace(args.data, **sizes_for_weights(args, found)),
         model=dataclasses.replace(args.model, pretrained=False, weights=None),
     )
+
+
+def sizes_for_weights(args: Settings, found: Found | None) -> dict[str, int]:
+    """How large training shows images to the weights that it begins with: a fresh network shall see the same."""
+    if found is None and not args.model.pretrained and not args.model.weights:
+        return {}
+    from main import known_preprocessing, read_weights
+    from utils.data.datasets import SPECS
+    from utils.data.preprocessing import resolve
+
+    known = known_preprocessing(args, found, read_weights(args, found))
+    shown, _ = resolve(args.data, SPECS[args.data.dataname].preprocessing, known)
+    return {"image_size": shown.image_size, "val_image_size": shown.val_image_size}
 
 
 # ----------------------------------------------------------------------------------------- building
