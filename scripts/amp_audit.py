@@ -184,7 +184,7 @@ def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
     """The settings of the run that saved the batch, without those that are a machine's affair."""
     from utils.record.resume import Found
 
-    return Found(Path(), dump).settings
+    return Found(Path(), dump, digest="").settings
 
 
 def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Subject:
