@@ -3,6 +3,7 @@
     python scripts/benchmark_amp.py                          # the MLP of PyTorch's recipe
     python scripts/benchmark_amp.py --arch resnet50 --channels-last --compile
     python scripts/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
+    python scripts/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
 Prints a table and leaves it as amp.csv and amp.png (accounting.csv) in --output. Heavy imports stand inside
 the functions: --help and mistakes answer at once.
@@ -16,6 +17,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from utils.precision.benchmark import Result, Workload
+    from utils.precision.benchmark_report import Spread
 
 NAME = "benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
@@ -38,7 +41,15 @@ FORMATS = ("fp32", "tf32", "fp16", "bf16")
 KINDS = {
     "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3},
     "--arch": {"image_size": 224, "classes": 1000, "batch_size": 128, "steps": 20, "rounds": 3},
-    "--accounting": {"image_size": 32, "classes": 10, "batch_size": 128, "steps": 50, "rounds": 6, "amp": None},
+    "--accounting": {"image_size": 32, "classes": 10, "batch_size": 128, "steps": 50, "rounds": 6, "amp": None,
+                     "ema_decay": None},
+}  # fmt: skip
+BARE, OURS, AVERAGE, STATISTICS = "bare loop", "TraVal.training_step", "with a moving average", "batch-norm statistics"
+COLUMNS = {BARE: "bare", OURS: "training_step", AVERAGE: "average", STATISTICS: "statistics"}
+COSTS = {
+    OURS: "Accounting costs {}.",
+    AVERAGE: "Accounting and moving average together cost {}.",
+    STATISTICS: "Computing the average's batch-norm statistics takes, for each training batch, {} of a step.",
 }
 
 
@@ -71,6 +82,7 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--amp", choices=("off", "fp16", "bf16"), help="with --accounting [fp16 on a GPU, off on a CPU]"
     )
+    parser.add_argument("--ema-decay", metavar="DECAY", help="with --accounting: measure the moving average too")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto]")
     parser.add_argument(
         "--output", default="benchmarks/amp", metavar="DIR", help="folder of the files [benchmarks/amp]"
@@ -236,10 +248,10 @@ class Progress:
 
 
 def account(own: argparse.Namespace, distributed: Distributed) -> int:
-    """Compare main.py's training step with a bare loop: same weights, same batch, rounds in pairs."""
+    """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
     import torch
 
-    from utils.precision.benchmark import WARM_UP_STEPS, Training, paired_rounds
+    from utils.precision.benchmark import WARM_UP_STEPS, interleaved_rounds
     from utils.precision.benchmark_report import Spread, device_name, ratios, write_csv
 
     device = distributed.device
@@ -247,43 +259,64 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     workload = make_workload(own)
     folder = make_folder(own.output)
     place, what = device_name(device), f"{workload.text}, mixed precision {args.precision.amp}"
-    print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} pairs of rounds of {own.steps} steps", flush=True)
-    torch.manual_seed(0)
-    batches, network = workload.make_batches(device), workload.build().to(device)
-    ours = accounted(args, copy.deepcopy(network), *batches[0], distributed)
-    bare = Training(network, batches, workload.criterion, args.precision, device, momentum=workload.momentum)
+    print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps each", flush=True)
+    sides = loops(args, workload, distributed)
     with Progress(own.rounds) as progress:
-        bare.run(WARM_UP_STEPS)
-        ours(WARM_UP_STEPS)
+        for run in sides.values():
+            run(WARM_UP_STEPS)
 
         def measured(number: int) -> None:
-            progress.advance("pairs of rounds")
-            progress.line(f"pair {number}/{own.rounds}")
+            progress.advance("rounds")
+            progress.line(f"round {number}/{own.rounds}")
 
-        sides = paired_rounds(lambda: bare.run(own.steps), lambda: ours(own.steps), own.rounds, device, measured)
+        runs = [partial(run, own.steps) for run in sides.values()]
+        seconds = interleaved_rounds(runs, own.rounds, device, measured)
 
-    ms = [[1000 * seconds / own.steps for seconds in side] for side in sides]
-    ratio = ratios(ms[1], ms[0])
-    names = ("bare loop", "TraVal.training_step")
-    rows = [
-        [name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"]
-        for name, s in zip(names, map(Spread.of, ms), strict=True)
-    ]
+    ms = {name: [1000 * each / own.steps for each in row] for name, row in zip(sides, seconds, strict=True)}
+    spreads = {name: Spread.of(values) for name, values in ms.items()}
+    rows = [[name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"] for name, s in spreads.items()]
     print(table(["step", "ms a step", "min - max"], rows))
-    print(
-        f"Accounting costs {100 * (ratio.median - 1):+.2f} % (median of {own.rounds} paired ratios; they lie between "
-        f"{100 * (ratio.low - 1):+.2f} % and {100 * (ratio.high - 1):+.2f} %), its sums read every {own.steps} steps."
-        + " Rounds disagree on the sign: more of them, or an idle machine, will tell."
-        * (ratio.low < 1 < ratio.high)
-    )
+    for name, words in COSTS.items():
+        if name in ms:
+            print(words.format(cost(ratios(ms[name], ms[BARE]), name == STATISTICS)))
+    print(f"Medians of {own.rounds} ratios to the bare loop's round beside it; sums are read every {own.steps} steps.")
     about = {"device": place, "torch": torch.__version__, "workload": what, "steps": own.steps}
-    pairs = [
-        {"round": n, "bare_ms": a, "training_step_ms": b, "ratio": b / a}
-        for n, (a, b) in enumerate(zip(*ms, strict=True), 1)
-    ]
-    write_csv(folder / "accounting.csv", [pair | about for pair in pairs])
+    columns = {f"{COLUMNS[name]}_ms": values for name, values in ms.items()}
+    columns |= {f"{COLUMNS[name]}_ratio": [a / b for a, b in zip(ms[name], ms[BARE], strict=True)] for name in ms}
+    pairs = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    write_csv(folder / "accounting.csv", [{"round": n} | pair | about for n, pair in enumerate(pairs, 1)])
     print(f"File: {folder / 'accounting.csv'}")
     return 0
+
+
+def cost(ratio: Spread, whole: bool) -> str:
+    """What a ratio to the bare loop means: how much is added, or with ``whole`` how much it is."""
+    median, low, high = (f"{100 * (each - (not whole)):+.2f}" for each in ratio)
+    shown = f"{median} % ({low} to {high} %)"
+    unclear = not whole and ratio.low < 1 < ratio.high
+    return shown + "; rounds disagree on the sign: more of them, or an idle machine, will tell" * unclear
+
+
+def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
+    """For each side by its name a function that runs so many steps; all begin with the same weights."""
+    import torch
+
+    from utils.batch_norm_statistics import layers_with_statistics
+    from utils.precision.benchmark import Training
+
+    torch.manual_seed(0)
+    batches, network = workload.make_batches(distributed.device), workload.build().to(distributed.device)
+    bare = copy.deepcopy(network), batches, workload.criterion, args.precision, distributed.device
+    without = dataclasses.replace(args, optimisation=dataclasses.replace(args.optimisation, ema_decay=None))
+    sides = {
+        BARE: Training(*bare, momentum=workload.momentum).run,
+        OURS: accounted(without, copy.deepcopy(network), *batches[0], distributed),
+    }
+    if args.optimisation.ema_decay is not None:
+        sides[AVERAGE] = accounted(args, copy.deepcopy(network), *batches[0], distributed)
+        if layers_with_statistics(network):
+            sides[STATISTICS] = statistics(args, copy.deepcopy(network), batches[0][0], distributed)
+    return sides
 
 
 def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
@@ -296,6 +329,7 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
     return arguments.parse([
         "--amp", resolve_amp(PrecisionSettings(amp=own.amp), device), "--init-scale", "1024", "--device", device.type,
         "--print-freq", str(max(own.steps, WARM_UP_STEPS)), "--batch-size", str(own.batch_size),
+        *(["--ema-decay", own.ema_decay] if own.ema_decay else []),
     ])  # fmt: skip
 
 
@@ -307,6 +341,7 @@ def accounted(
     import torch
 
     from utils.data.loaders import Batch
+    from utils.optim.ema import build_ema
     from utils.optim.lr_policy import LRPolicy
     from utils.precision.amp import build_scaler
     from utils.precision.benchmark import LR
@@ -321,13 +356,30 @@ def accounted(
     traval = TraVal(
         network, loader, torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9), torch.nn.CrossEntropyLoss(),
         build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1),
+        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(network, args.optimisation.ema_decay),
     )  # fmt: skip
 
     def run(steps: int) -> None:
         for number in range(steps):
             traval.training_step([dataclasses.replace(batch, number=number)])
         traval._collect()  # as train() does every --print-freq steps: a synchronisation point
+
+    return run
+
+
+def statistics(
+    args: Settings, network: nn.Module, images: torch.Tensor, distributed: Distributed
+) -> Callable[[int], None]:
+    """A function that computes the network's batch-norm statistics over the one batch that many times."""
+    from utils.batch_norm_statistics import recompute
+    from utils.data.loaders import PASS_SIZE
+    from utils.precision.amp import autocast
+
+    parts = [SimpleNamespace(images=part) for part in images.split(PASS_SIZE)]
+    loader = SimpleNamespace(shared_out=lambda _, steps: (steps * len(parts), iter(parts * steps)))
+
+    def run(steps: int) -> None:
+        recompute(network, loader, 0, steps, distributed, autocast(args.precision, images.device), lambda: None)
 
     return run
 

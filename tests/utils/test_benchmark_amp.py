@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,16 @@ from PIL import Image
 from torch import nn
 
 from utils.distributed import Distributed, Ranks
+from utils.optim import ema
 from utils.precision import benchmark
 from utils.precision.benchmark import (
     Result,
     Row,
     Training,
     classification,
+    interleaved_rounds,
     make_rows,
     mlp,
-    paired_rounds,
     run_rounds,
     tf32,
 )
@@ -273,11 +275,12 @@ def test_memory_that_a_cpu_refuses_is_a_lack_of_memory():
     assert benchmark.failure_of(caught.value, Row("fp32")) == "out of memory"
 
 
-def test_pairs_alternate_their_order_and_stay_apart():
+def test_rounds_alternate_their_order_and_sides_stay_apart():
     order = []
-    pairs = paired_rounds(lambda: order.append("a"), lambda: order.append("b"), 3, CPU, order.append)
-    assert order == ["a", "b", 1, "b", "a", 2, "a", "b", 3]
-    assert [len(side) for side in pairs] == [3, 3]
+    sides = [partial(order.append, name) for name in "abc"]
+    seconds = interleaved_rounds(sides, 3, CPU, order.append)
+    assert order == ["a", "b", "c", 1, "c", "b", "a", 2, "a", "b", "c", 3]
+    assert [len(side) for side in seconds] == [3, 3, 3]
 
 
 def test_tf32_is_as_before_afterwards_also_after_an_error():
@@ -374,6 +377,40 @@ def test_accounting_prints_both_sides_and_leaves_every_pair(tool, tmp_path, caps
     pairs = read_csv(tmp_path / "accounting.csv")
     assert [pair["round"] for pair in pairs] == ["1", "2", "3"]
     paired = [float(pair["training_step_ms"]) / float(pair["bare_ms"]) for pair in pairs]
-    assert [float(pair["ratio"]) for pair in pairs] == pytest.approx(paired)
+    assert [float(pair["training_step_ratio"]) for pair in pairs] == pytest.approx(paired)
     assert f"Accounting costs {100 * (np.median(paired) - 1):+.2f} %" in printed
     assert rows[0]["ms a step"] == f"{np.median([float(pair['bare_ms']) for pair in pairs]):,.2f}"
+
+
+def test_accounting_with_an_average_measures_its_update_and_its_statistics_too(tool, tmp_path, capsys):
+    flags = "--accounting --arch vgg11 --image-size 8 --batch-size 4 --steps 2 --rounds 3 --device cpu --ema-decay 0.9"
+    assert tool.main([*flags.split(), "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    names = ["bare loop", "TraVal.training_step", "with a moving average", "batch-norm statistics"]
+    assert [row["step"] for row in table_rows(printed)] == names
+    pairs = read_csv(tmp_path / "accounting.csv")
+    for column, words, whole in (
+        ("average", "Accounting and moving average together cost", 0), ("statistics", "for each training batch,", 1),
+    ):  # fmt: skip
+        paired = [float(pair[f"{column}_ms"]) / float(pair["bare_ms"]) for pair in pairs]
+        assert f"{words} {100 * (np.median(paired) - 1 + whole):+.2f} %" in printed
+
+
+def test_only_the_side_with_an_average_keeps_one(tool, monkeypatch):
+    own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--ema-decay", "0.9"])
+    made, make = [], ema.build_ema
+    monkeypatch.setattr(ema, "build_ema", lambda model, decay: made.append(make(model, decay)) or made[-1])
+    args = tool.accounting_settings(own, CPU)
+    sides = tool.loops(args, WORKLOADS["network"](), Distributed(Ranks(), RunSettings(device="cpu")))
+    without, average = made
+    before = vector(average.module).clone()
+    for run in sides.values():
+        run(3)
+    assert without is None and not torch.equal(vector(average.module), before)
+
+
+def test_a_decay_that_is_none_and_one_without_accounting_are_refused(tool):
+    with pytest.raises(UserError, match="--ema-decay"):
+        tool.accounting_settings(tool.read_flags(["--accounting", "--ema-decay", "2"]), CPU)
+    with pytest.raises(UserError, match="--ema-decay goes with --accounting"):
+        tool.read_flags(["--ema-decay", "0.9"])

@@ -271,20 +271,20 @@ def largest_resident_bytes() -> int:
     return size if platform.system() == "Darwin" else size * 1024  # macOS counts bytes, Linux kibibytes
 
 
-def paired_rounds(
-    a: Callable[[], None], b: Callable[[], None], rounds: int, device: torch.device, measured: Callable[[int], None]
-) -> tuple[list[float], list[float]]:
-    """Seconds of ``a`` and of ``b``, a pair a round, in the order a b, b a, a b ...
+def interleaved_rounds(
+    sides: Sequence[Callable[[], None]], rounds: int, device: torch.device, measured: Callable[[int], None]
+) -> list[list[float]]:
+    """Seconds of each side in each round, in the order a b c, c b a, a b c ...
 
     Alternating keeps what one leaves behind for the next (caches, clock rates) from favouring a side.
     ``measured`` is called after each round with its number, from 1.
     """
-    seconds: tuple[list[float], list[float]] = ([], [])
+    seconds: list[list[float]] = [[] for _ in sides]
     for number in range(1, rounds + 1):
-        for side in (0, 1) if number % 2 else (1, 0):
+        for side in range(len(sides)) if number % 2 else reversed(range(len(sides))):
             synchronise(device)
             began = time.perf_counter()
-            (a, b)[side]()
+            sides[side]()
             synchronise(device)
             seconds[side].append(time.perf_counter() - began)
         measured(number)
