@@ -310,8 +310,8 @@ class OptimisationSettings:
         type=float, check=between(0, 1, open_low=True, open_high=True),
     )  # fmt: skip
     ema_bn_batches: int = setting(
-        16, "training batches that the average's batch-norm statistics are computed over before each validation, in "
-        "the time of about half as many steps",
+        16, "training batches that the average's batch-norm statistics are computed over before each validation; 3 of "
+        "them take about as long as a step",
         check=between(0, 10**6), metavar="N",
         effect=needs(
             "--ema-decay, and batch norm in the network", lambda v: v.ema_decay is not None and v.gathers_statistics
