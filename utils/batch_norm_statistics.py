@@ -39,17 +39,15 @@ def recompute(
     model.eval()
     sums = _Sums(layers, distributed.device)
     total, batches = loader.shared_out(epoch, steps)
-    for first in range(0, total, distributed.world_size):
-        batch = next(batches, None)  # in the last round some ranks have none
-        with sums.watching(), autocast:
-            if batch is not None:
+    for _ in range(0, total, distributed.world_size):
+        batch = next(batches, None)  # in the last round some ranks have none, and add nothing
+        if batch is not None:
+            with sums.watching(), autocast:
                 model(batch.images)
-        rows = distributed.all_gather(sums.take())
-        for row in rows[: total - first]:
+        for row in distributed.all_gather(sums.take()):
             sums.total += row
         between()
     sums.pool()
-    model.train()
 
 
 def layers_with_statistics(model: nn.Module) -> list[_BatchNorm]:
