@@ -19,7 +19,7 @@
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
-if (($# < 2)) || [[ ${NNODES:-} != *:* || -z ${RDZV_ENDPOINT:-} || -z ${RDZV_ID:-} ]]; then
+if (($# < 2)) || [[ $1 == -* || $2 == -* || ${NNODES:-} != *:* || -z ${RDZV_ENDPOINT:-} || -z ${RDZV_ID:-} ]]; then
   echo "usage: NNODES=MIN:MAX RDZV_ENDPOINT=HOST:PORT RDZV_ID=NAME bash scripts/elastic.sh RECIPE DATA" \
     "[flag of main.py ...]" >&2
   exit 2

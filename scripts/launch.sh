@@ -9,7 +9,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-if (($# < 2)); then
+if (($# < 2)) || [[ $1 == -* || $2 == -* ]]; then # a flag where RECIPE or DATA should stand
   echo "usage: ${USAGE:-bash scripts/launch.sh RECIPE DATA} [flag of main.py ...]" >&2
   exit 2
 fi

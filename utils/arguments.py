@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import math
+import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from utils.consistency import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive
 from utils.setting import not_empty
 from utils.settings import Settings, UserError, all_settings, flag_of, groups
+from utils.synonyms import meant, meant_value
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes, and values in all: far beyond a recipe's
@@ -145,10 +145,11 @@ def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
     for token in extras:
         if token.startswith("-"):
             flag = token.partition("=")[0].replace("---", "-")
-            mistakes.append(f"{_shown(flag)} is not a flag{_nearest(flag, known)}; --help lists them all")
+            mistakes.append(f"{_shown(flag)} is not a flag{meant(flag, known)}; --help lists them all")
             after_unknown_flag = "=" not in token
         elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
-            mistakes.append(f"{_shown(token)} belongs to no flag; remove it or put its flag before it")
+            folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
+            mistakes.append(f"{_shown(token)} belongs to no flag; remove it or put its flag before it{folder}")
     return vars(namespace)
 
 
@@ -161,7 +162,8 @@ def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]
     if path is None:
         names = [str(found.relative_to(CONFIGS).with_suffix("")) for found in sorted(CONFIGS.rglob("*.yaml"))]
         mistakes.append(
-            f"--config {_shown(config)}: no such recipe or file{_nearest(config, names)}; there are: {', '.join(names)}"
+            f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}; "
+            f"there are: {', '.join(names)}"
         )
         return Path(config), {}
     try:
@@ -185,7 +187,7 @@ def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]
         elif name in OPTIONS:
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
         else:
-            mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{_nearest(name, allowed)}")
+            mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{meant(_text(key), allowed)}")
     return path, known
 
 
@@ -239,8 +241,10 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
     if raw is None:
         return (None, None) if option.default is None else (None, "must have a value")
     if raw is _NO_VALUE or raw == [] or raw == ():
-        return None, "needs a value"
+        return None, "needs a value" + (f": {', '.join(meta['choices'])}" if meta["choices"] else "")
     if meta["many"]:
+        if mistake := _unseparated(raw):
+            return None, mistake
         items = raw if isinstance(raw, list | tuple) else [raw]
         pairs = [_scalar(meta, item) for item in items]
         mistake = next((mistake for _, mistake in pairs if mistake), None)
@@ -251,6 +255,16 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
         problem = meta["check"](value)
         mistake = problem and f"{_shown(raw)}: {problem}"
     return (None, mistake) if mistake else (value, None)
+
+
+def _unseparated(raw: Any) -> str | None:
+    """What is wrong when several values came in one text: ``augment: shift flip``, ``--augment shift,flip``."""
+    flag = isinstance(raw, list)
+    text = next((item for item in (raw if flag else [raw]) if isinstance(item, str) and re.search(r"[\s,]", item)), "")
+    values = re.split(r"[\s,]+", text.strip("[]() \t\n,"))
+    if len(values) < 2:
+        return None
+    return f"{_shown(text)}: write {' '.join(values) if flag else '[' + ', '.join(values) + ']'}"
 
 
 def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
@@ -271,7 +285,10 @@ def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
     if kind is str:
         value = str(raw)
         if meta["choices"] and value not in meta["choices"]:
-            return None, f"{_shown(value)}: choose from {', '.join(meta['choices'])}{_nearest(value, meta['choices'])}"
+            return (
+                None,
+                f"{_shown(value)}: choose from {', '.join(meta['choices'])}{meant_value(value, meta['choices'])}",
+            )
         return value, None
     try:
         if kind is int:
@@ -302,11 +319,6 @@ def _text(value: Any) -> str:
 def _plain(text: str) -> str:
     """Text on one line of characters that a terminal shows and YAML allows."""
     return re.sub(r"[^\x20-\x7e\u00a0-\u2027\u202a-\ud7ff\ue000-\ufffd]", "?", text)
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def as_recipe(settings: Settings, header: str) -> str:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from utils import arguments
-from utils.settings import UserError
+from utils import arguments, synonyms
+from utils.settings import UserError, all_settings
+from utils.synonyms import FLAG_OF, meant, meant_value
 
 
 def mistakes_of(argv, world_size=1):
@@ -21,7 +22,22 @@ WRONG_COMMAND_LINES = [
     ("--epochz 3", ("'--epochz'", "--epochs?")),
     ("--epochz=3", ("'--epochz'", "--epochs?")),
     ("--batch_size 3", ("'--batch_size'", "--batch-size?")),
-    ("--learning-rate 3", ("'--learning-rate'",)),
+    ("--learning-rate 3", ("'--learning-rate'", "did you mean --lr?")),
+    ("--data-dir D", ("'--data-dir'", "did you mean --datapath?")),
+    ("--model fc", ("'--model'", "did you mean --arch?")),
+    ("--batch 3", ("'--batch'", "did you mean --batch-size?")),
+    ("--batchsize 3", ("'--batchsize'", "did you mean --batch-size?")),
+    ("--opt adam", ("'--opt'", "did you mean --optimizer?")),
+    ("--max_epochs 3", ("'--max_epochs'", "did you mean --epochs?")),
+    ("--test-only", ("'--test-only'", "did you mean --evaluate?")),
+    ("--hflip 0.5", ("'--hflip'", "did you mean --augment flip?")),
+    ("--no-aug", ("'--no-aug'", "did you mean --augment none?")),
+    ("--norm-weight-decay 0", ("'--norm-weight-decay'", "did you mean --no-decay-norm-bias?")),
+    ("-j 4", ("'-j'", "did you mean --workers?")),
+    ("-lr 1", ("'-lr'", "did you mean --lr?")),
+    ("--clip-grad-n 1", ("'--clip-grad-n'", "did you mean --clip-grad-norm?")),
+    ("--val 3", ("'--val'", "did you mean --val-split or --val-batch-size?")),
+    (".", ("'.'", "--datapath")),
     ("--Epochs 3", ("'--Epochs'", "--epochs?")),
     ("--epoch 3", ("'--epoch'", "--epochs?")),
     ("--no-progres", ("'--no-progres'", "--no-progress?")),
@@ -72,7 +88,12 @@ WRONG_COMMAND_LINES = [
     # choices, with the nearest name
     ("--dataname digit", ("--dataname", "'digit'", "digits?")),
     ("--dataname cifar", ("--dataname", "cifar10")),
-    ("--device gpu", ("--device", "'gpu'", "cpu")),
+    ("--device gpu", ("--device", "'gpu'", "did you mean cuda?")),
+    ("--amp", ("--amp", "needs a value: off, fp16, bf16")),
+    ("--amp float16", ("--amp", "did you mean fp16?")),
+    ("--lr-policy step", ("--lr-policy", "did you mean multistep?")),
+    ("--augment shift,flip", ("--augment", "'shift,flip': write shift flip")),
+    ("--lr-policy multistep --lr-milestones 3,4", ("--lr-milestones", "'3,4': write 3 4")),
     ("--init kaiming", ("--init", "'kaiming'", "kaiming_normal")),
     ("--lr-policy cosin", ("--lr-policy", "cosine?")),
     ("--amp fp32", ("--amp", "'fp32'", "off, fp16, bf16")),
@@ -182,6 +203,15 @@ WRONG_RECIPES = [
     ("name: 2024-01-01", ("name", "text")),
     ("augment: [flip, rotate]", ("augment", "'rotate'")),
     ("augment: []", ("augment", "value")),
+    ("augment: shift flip", ("augment", "'shift flip': write [shift, flip]")),
+    ("augment: shift, flip", ("augment", "'shift, flip': write [shift, flip]")),
+    ("lr-milestones: 30 60", ("lr-milestones", "'30 60': write [30, 60]")),
+    ("augment: '[shift, flip]'", ("augment", "write [shift, flip]")),
+    ("batchsize: 3", ("'batchsize'", "did you mean batch-size?")),
+    ("learning_rate: 3", ("'learning_rate'", "did you mean lr?")),
+    ("max_epochs: 3", ("'max_epochs'", "did you mean epochs?")),
+    ("no-aug: true", ("'no-aug'", "did you mean augment?")),
+    ("norm_weight_decay: 0", ("'norm_weight_decay'", "did you mean decay_norm_bias?")),
     ("lr-policy: linear", ("lr-policy", "'linear'", "cosine")),
     ("resume: auto", ("'resume'", "command line")),
     ("dry-run: true", ("'dry-run'", "command line")),
@@ -198,7 +228,7 @@ WRONG_RECIPES = [
     ("lr: &a [*a]", ("lr", "number")),
     ("[" * 3000, ("cannot be read",)),
     ("lr: \x01", ("cannot be read",)),
-    ("epoch: 3\nlr: x\nlr-polic: cosine", ("'epoch'",), ("lr 'x'",), ("'lr-polic'", "lr_policy")),
+    ("epoch: 3\nlr: x\nlr-polic: cosine", ("'epoch'",), ("lr 'x'",), ("'lr-polic'", "lr-policy")),
 ]
 
 
@@ -254,3 +284,29 @@ def test_mistakes_of_the_command_line_are_alike_on_all_ranks():
     with pytest.raises(UserError) as caught:
         arguments.parse(["--epochs", "0"], 2)
     assert caught.value.on_all_ranks
+
+
+# ------------------------------------------------------------------------------------ what others call it
+
+
+@pytest.mark.parametrize("other", FLAG_OF)
+def test_another_name_of_a_setting_is_answered_with_that_settings_flag(other):
+    options = {option.name: option for _, option in all_settings()}
+    assert other.replace("-", "_") not in options, "then it is a name of ours"
+    name, _, value = FLAG_OF[other].partition(" ")
+    option = options[name.removeprefix("no-").replace("-", "_")]
+    if value:
+        assert value in option.metadata["choices"]
+    for spelling in (f"-{other}",) if len(other) == 1 else (f"--{other}", f"--{other.replace('-', '_')}"):
+        assert f"did you mean --{FLAG_OF[other]}?" in mistakes_of([spelling, "x"])[0]
+
+
+def test_a_name_has_one_meaning():
+    names = [name for names in synonyms._ELSEWHERE.values() for name in names.split()]
+    assert len(names) == len(set(names)) == len(FLAG_OF)
+
+
+def test_the_nearest_spelling_is_asked_for_where_no_other_name_is_known():
+    assert meant("--epochz", ["--epochs", "--lr"]) == " (did you mean --epochs?)"
+    assert meant("--something", ["--epochs", "--lr"]) == ""
+    assert meant_value("mnist/fd", ["mnist/fc", "cifar10/resnet18"]) == " (did you mean mnist/fc?)"

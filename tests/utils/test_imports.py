@@ -59,7 +59,8 @@ def allowed_for(module):
         "utils.distributed": {"utils.settings", "utils.cpu", "utils.long_work"},
         "utils.consistency": {"utils.settings"},
         "utils.scenario": {"utils.settings"},
-        "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency"},
+        "utils.synonyms": set(),
+        "utils.arguments": {"utils.setting", "utils.settings", "utils.consistency", "utils.synonyms"},
         "utils.tools": {"utils.console", "utils.setting", "utils.settings", "utils.arguments", "utils.cpu"},
         "utils.train_validation": {
             "utils.settings",
