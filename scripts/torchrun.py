@@ -37,6 +37,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from utils.distributed import port_in_use
 from utils.stopping import INTERRUPTED, TRY_AGAIN
 
 if TYPE_CHECKING:
@@ -141,6 +142,9 @@ def main(argv: list[str]) -> int:
     except ChildFailedError:
         problem = "failed"
     except (RendezvousError, DistError) as error:
+        if port := re.search(r"port: (\d+).*EADDRINUSE", str(error)):
+            print(f"torchrun.py: {port_in_use(port[1])}; give another --master-port, or --standalone", file=sys.stderr)
+            return MISTAKE
         place = f" at {args.rdzv_endpoint}" if args.rdzv_endpoint else ""
         problem = f"no contact with the other launchers{place} ({type(error).__name__}: {error})"
     if problem:

@@ -97,11 +97,12 @@ class Distributed:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             _hear_of_launchers_death()
         if self.world_size > 1:
-            torch.distributed.init_process_group(
-                backend="nccl" if self.device.type == "cuda" else "gloo",
-                timeout=self.timeout,
-                device_id=self.device if self.device.type == "cuda" else None,
-            )
+            with _meeting():
+                torch.distributed.init_process_group(
+                    backend="nccl" if self.device.type == "cuda" else "gloo",
+                    timeout=self.timeout,
+                    device_id=self.device if self.device.type == "cuda" else None,
+                )
             self._beside = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
         return self
 
@@ -272,6 +273,30 @@ def lost_contact(error: RuntimeError) -> str | None:
     if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
         return None
     return re.sub(r"^\[[^\]]*\] *", "", text).partition(". ")[0][:200]  # without the place in gloo's source
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Around the processes' first contact: what the environment lacks, or the port another program has, is told."""
+    import torch
+
+    try:
+        yield
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"environment: {port_in_use(os.environ.get('MASTER_PORT', ''))}; set another MASTER_PORT"
+        ) from error
+    except ValueError as error:
+        if "MASTER_" not in str(error):
+            raise
+        raise UserError("environment: MASTER_ADDR and MASTER_PORT must be set, too; start with torchrun") from error
+
+
+def port_in_use(port: str) -> str:
+    """What to tell of a ``port`` on which these processes were to meet."""
+    return f"port {port} is in use on this machine, by another training perhaps"
 
 
 def _hear_of_launchers_death() -> None:

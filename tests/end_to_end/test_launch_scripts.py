@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from packaging.requirements import Requirement
 
 from scripts.torchrun import Launcher
+from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT
 from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, run, variables
 
@@ -38,6 +40,18 @@ def test_a_launcher_without_arguments_says_how_it_is_used(script, environment, t
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("usage: ")
     assert script in done.stderr
+
+
+@pytest.mark.parametrize("script", [*LAUNCHERS, SBATCH, "launch.sh", "elastic.sh"])
+@pytest.mark.parametrize("flags", ["--epochs 3", "--help", "-e"])
+def test_a_launcher_with_flags_and_no_data_says_how_it_is_used(script, flags, environment, tmp_path):
+    places = {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test"} if script == "elastic.sh" else {}
+    for before in ((), ("mnist/fc",)) if script in ("launch.sh", "elastic.sh") else ((),):
+        line = ("bash", SCRIPTS / script, *before, *flags.split())
+        done = run(*line, env=environment | places, cwd=tmp_path, code=2)
+        assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+        assert done.stderr.startswith("usage: ") and script in done.stderr and "DATA" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -112,6 +126,39 @@ def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(env
     flags = [*SYNTHETIC, "--epochs", "none"]
     done = run("bash", SCRIPTS / "elastic.sh", "mnist/fc", "D", *flags, env=environment | places, cwd=tmp_path, code=2)
     assert done.stderr.count("main.py: --epochs") == 1
+
+
+def taken_port():
+    """A socket that listens on a free port of all addresses."""
+    listening = socket.socket()
+    listening.bind(("", 0))
+    listening.listen()
+    return listening
+
+
+def test_a_port_that_another_program_has_is_named_by_the_launcher(environment, tmp_path):
+    with taken_port() as listening:
+        port = listening.getsockname()[1]
+        line = (sys.executable, SCRIPTS / "torchrun.py", "--nproc-per-node", 2, "--master-port", port, ROOT / "main.py")
+        done = run(*line, env=environment, cwd=tmp_path, code=2)
+    where = f"torchrun.py: port {port} is in use on this machine, by another training perhaps"
+    assert done.stderr == f"{where}; give another --master-port, or --standalone\n"
+
+
+def test_a_port_that_another_program_has_is_named_by_the_program_where_no_launcher_meets_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    with taken_port() as listening:
+        port = listening.getsockname()[1]
+        process = Forked("--arch", "fc", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        assert process.communicate(60) == [
+            "", f"main.py: environment: port {port} is in use on this machine, by another training perhaps; "
+            "set another MASTER_PORT\n",
+        ]  # fmt: skip
+    assert process.returncode == 2
+    process = Forked("--arch", "fc")
+    assert "MASTER_ADDR and MASTER_PORT must be set" in process.communicate(60)[1] and process.returncode == 2
 
 
 def test_an_elastic_run_needs_a_batch_that_does_not_depend_on_the_number_of_machines(environment, tmp_path):

@@ -472,7 +472,7 @@ def test_of_two_processes_one_decodes_and_the_other_waits_for_its_file(tree, fol
     first = start(tree)
     first.wait_for("DECODING")
     second = start(tree)
-    second.wait_for("LOG Waiting for another process")
+    second.wait_for("LOG Waiting until these images are decoded into")
     (tmp_path / "gate").touch()
     for child in (first, second):
         child.end()
@@ -487,7 +487,7 @@ def test_who_waits_for_a_process_that_meets_a_damaged_image_need_not_find_it_aga
     first = start(tree)
     first.wait_for("DECODING")
     second = start(tree)
-    second.wait_for("LOG Waiting for another process")
+    second.wait_for("LOG Waiting until these images are decoded into")
     (tmp_path / "gate").touch()
     for child in (first, second):
         child.end()
@@ -503,7 +503,7 @@ def test_who_skips_damaged_images_need_not_heed_a_process_that_does_not(tree, fo
     first = start(tree)
     first.wait_for("DECODING")
     second = start(tree, skip_bad=True)
-    second.wait_for("LOG Waiting for another process")
+    second.wait_for("LOG Waiting until these images are decoded into")
     (tmp_path / "gate").touch()
     for child in (first, second):
         child.end()

@@ -205,7 +205,7 @@ def _kept(
     while (found := _mapped(path, shape)) is None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            waiting = f"Waiting for another process that decodes these images into {path}"
+            waiting = f"Waiting until these images are decoded into {path}"  # by another run, or a rank of this one
             file = claim(path, waiting, say, heed_mistakes)
         except OSError as error:
             say(_cannot_keep(path, error))

@@ -1,0 +1,104 @@
+"""The name that was meant: what others call our settings comes before the nearest spelling."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+# A flag of ours, and the names under which timm's train.py, torchvision's references and PyTorch's ImageNet example,
+# Lightning's Trainer and callbacks, or many scripts know it.
+_ELSEWHERE = {
+    "config": "c",
+    "output": "output-dir out-dir save-dir work-dir log-dir logdir default-root-dir",
+    "name": "experiment run-name exp-name",
+    "seed": "manual-seed random-seed seed-everything",
+    "deterministic": "use-deterministic-algorithms",
+    "device": "accelerator",
+    "device cpu": "no-cuda",
+    "gpu-ids": "gpu gpus",
+    "resume": "ckpt-path resume-from-checkpoint",
+    "evaluate": "eval test-only validate",
+    "max-steps": "fast-dev-run",
+    "dataname": "dataset dataset-name",
+    "dataname synthetic": "dummy",
+    "datapath": "data data-dir data-path data-root root dataset-dir",
+    "download": "dataset-download",
+    "image-size": "img-size input-size train-crop-size resolution",
+    "workers": "j num-workers",
+    "batch-size": "train-batch-size per-device-train-batch-size per-gpu-batch-size bs",
+    "val-batch-size": "validation-batch-size vb eval-batch-size test-batch-size per-device-eval-batch-size",
+    "augment none": "no-aug",
+    "augment flip": "hflip",
+    "mixup": "mixup-alpha",
+    "cutmix": "cutmix-alpha",
+    "arch": "model model-name network net backbone",
+    "weights": "initial-checkpoint pretrained-path",
+    "compile": "torchcompile torch-compile",
+    "epochs": "max-epochs num-epochs n-epochs num-train-epochs",
+    "optimizer": "opt optim",
+    "lr": "learning-rate lr-base base-lr init-lr",
+    "weight-decay": "wd",
+    "no-decay-norm-bias": "norm-weight-decay bias-weight-decay",
+    "label-smoothing": "smoothing",
+    "lr-policy": "sched scheduler lr-scheduler lr-schedule",
+    "lr-milestones": "decay-milestones decay-epochs milestones lr-step-size schedule",
+    "lr-gamma": "decay-rate dr gamma",
+    "warmup-epochs": "lr-warmup-epochs warmup",
+    "accumulate": "grad-accum-steps accumulate-grad-batches gradient-accumulation-steps",
+    "clip-grad-norm": "clip-grad gradient-clip-val max-grad-norm",
+    "ema-decay": "model-ema model-ema-decay",
+    "amp": "amp-dtype precision mixed-precision",
+    "amp off": "no-amp",
+    "init-scale": "loss-scale",
+    "print-freq": "p log-interval log-every-n-steps log-freq",
+    "progress": "enable-progress-bar",
+    "save-every-epochs": "every-n-epochs save-freq",
+    "save-every-steps": "recovery-interval every-n-train-steps save-steps",
+}
+FLAG_OF = {name: flag for flag, names in _ELSEWHERE.items() for name in names.split()}
+_VALUES = {
+    "gpu": "cuda", "float16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "bfloat16": "bf16",
+    "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "step": "multistep", "steplr": "multistep",
+    "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "rrc": "resized-crop",
+}  # fmt: skip
+SHORTEST_PREFIX, MOST_SHOWN = 3, 3
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean ...?)`` with the setting among ``known`` that ``name`` stands for; '' for none.
+
+    ``known`` are flags, or a recipe's keys with underscores; of these the answer is spelled in the way of ``name``.
+    """
+    known, elsewhere = list(known), FLAG_OF.get(_key(name))
+    if any(candidate.startswith("-") for candidate in known):
+        positive = [candidate for candidate in known if not candidate.startswith("--no-")]
+        found = [f"--{elsewhere}"] if elsewhere else _nearest(name, positive)
+        return _asked(found or difflib.get_close_matches(name, known, n=1, cutoff=0.6))
+    found = [elsewhere.partition(" ")[0].removeprefix("no-")] if elsewhere else _nearest(name, known)
+    found = found or difflib.get_close_matches(_key(name).replace("-", "_"), known, n=1, cutoff=0.6)
+    dashes = "_" not in name
+    return _asked([key.replace("_", "-") if dashes else key.replace("-", "_") for key in found])
+
+
+def meant_value(value: str, known: Iterable[str]) -> str:
+    """The same of a value and its choices."""
+    known = list(known)
+    if _VALUES.get(_key(value)) in known:
+        return _asked([_VALUES[_key(value)]])
+    return _asked(_nearest(value, known) or difflib.get_close_matches(value, known, n=1, cutoff=0.6))
+
+
+def _asked(names: list[str]) -> str:
+    return f" (did you mean {' or '.join(names)}?)" if names else ""
+
+
+def _nearest(name: str, known: list[str]) -> list[str]:
+    """Who has the same letters, else the few that go on from these."""
+    key = _key(name)
+    same = [candidate for candidate in known if _key(candidate).replace("-", "") == key.replace("-", "")]
+    longer = [candidate for candidate in known if len(key) >= SHORTEST_PREFIX and _key(candidate).startswith(key)]
+    return same[:1] or (longer if len(longer) <= MOST_SHOWN else [])
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-").lower().replace("_", "-")
