@@ -24,6 +24,7 @@ _ELSEWHERE = {
     "datapath": "data data-dir data-path data-root root dataset-dir",
     "download": "dataset-download",
     "image-size": "img-size input-size train-crop-size resolution",
+    "val-image-size": "val-crop-size val-img-size eval-crop-size",
     "workers": "j num-workers",
     "batch-size": "train-batch-size per-device-train-batch-size per-gpu-batch-size bs",
     "val-batch-size": "validation-batch-size vb eval-batch-size test-batch-size per-device-eval-batch-size",
@@ -89,7 +90,7 @@ def meant_value(value: str, known: Iterable[str]) -> str:
 
 
 def _asked(names: list[str]) -> str:
-    return f" (did you mean {' or '.join(names)}?)" if names else ""
+    return f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:

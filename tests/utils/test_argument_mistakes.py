@@ -36,7 +36,7 @@ WRONG_COMMAND_LINES = [
     ("-j 4", ("'-j'", "did you mean --workers?")),
     ("-lr 1", ("'-lr'", "did you mean --lr?")),
     ("--clip-grad-n 1", ("'--clip-grad-n'", "did you mean --clip-grad-norm?")),
-    ("--val 3", ("'--val'", "did you mean --val-split or --val-batch-size?")),
+    ("--save 3", ("'--save'", "did you mean --save-every-epochs or --save-every-steps?")),
     (".", ("'.'", "--datapath")),
     ("--Epochs 3", ("'--Epochs'", "--epochs?")),
     ("--epoch 3", ("'--epoch'", "--epochs?")),
