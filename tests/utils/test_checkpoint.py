@@ -503,6 +503,7 @@ def test_checkpoints_of_others_stand_behind_ours(tmp_path):
 def test_only_tensors_are_weights_and_without_any_the_file_is_named():
     weights = {"epoch": 5, "weight": torch.ones(1), 3: torch.zeros(1)}
     assert checkpoint.weights_of(weights, Path("x")).keys() == {"weight", "3"}
+    assert checkpoint.weights_of({"ema": {"model": 5}, "model": weights}, Path("x")).keys() == {"weight", "3"}
     for content in ({"epoch": 5}, {"model": {}}, {"ema": None, "model": {"a": 1}}):
         with pytest.raises(UserError, match=r"^--weights some/x\.pt: holds no weights$"):
             checkpoint.weights_of(content, Path("some/x.pt"))
@@ -515,8 +516,8 @@ def test_of_many_differences_three_are_named_and_the_rest_counted():
         checkpoint.load_weights(model, weights, "--weights x")
     named = "--weights x: does not fit the network: lacks 0.weight; lacks 1.weight; lacks 2.weight; is --arch right?"
     assert str(caught.value) == named
-    with pytest.raises(UserError, match=r"lacks 2\.weight \(and 2 more\); is --arch right\?$"):
-        checkpoint.load_weights(model, {**weights, "more": torch.ones(1), "other": torch.ones(1)}, "--weights x")
+    with pytest.raises(UserError, match=r"lacks 2\.weight \(and 1 more\); is --arch right\?$"):
+        checkpoint.load_weights(model, {**weights, "more": torch.ones(1)}, "--weights x")
 
 
 def test_weights_that_the_network_itself_refuses_are_one_line():

@@ -333,6 +333,11 @@ def test_other_data_is_refused_with_what_is_different_and_what_to_do():
     assert line.endswith("last.pt; give the same data")
 
 
+def test_the_classes_of_a_checkpoint_are_known_where_they_are_names():
+    assert found_with(classes=["b", "a"]).classes == ("b", "a")
+    assert [found_with(**state).classes for state in ({}, {"classes": 5}, {"classes": ["a", 3]})] == [None] * 3
+
+
 def test_weights_without_or_with_strange_class_names(tmp_path):
     assert found_with().data_differences(("a",), None) == []
     for strange in (5, "a", None):
