@@ -340,6 +340,14 @@ def test_a_run_that_goes_on_within_an_epoch_ends_with_the_same_state(flags):
     assert equal(ours, theirs)
 
 
+def test_from_a_state_without_a_scaler_the_scaler_begins_with_its_own_scale():
+    begun = make(*THREE_STEPS)
+    steps(begun, 1)
+    traval = make(*THREE_STEPS, "--amp", "fp16", "--init-scale", "64")
+    traval.load_state(begun.state())
+    assert traval.scaler.get_scale() == 64 and traval.progress.step == 1
+
+
 def test_images_that_could_not_be_read_are_listed_again_by_a_run_that_goes_on():
     traval = make(*THREE_STEPS)
     for bad, listed in (([], []), (["/a.jpg", "/b.jpg"], [(["/a.jpg", "/b.jpg"],)])):

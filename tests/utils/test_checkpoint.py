@@ -307,6 +307,23 @@ def test_the_reason_of_a_failed_write_is_the_systems_if_there_is_one(tmp_path, m
             save(saver, state(1), "last")
 
 
+def test_a_copy_is_complete_before_it_is_written(tmp_path, monkeypatch):
+    saver, done, written = Checkpointer(tmp_path, is_main=True), [], torch.save
+    monkeypatch.setattr(saver._snapshot, "take", lambda state: (state, lambda: done.append("complete")))
+    monkeypatch.setattr(torch, "save", lambda *arguments: (done.append("written"), written(*arguments)))
+    save(saver, state(1), "last")
+    assert done == ["complete", "written"]
+
+
+def test_a_save_leaves_no_file_open(tmp_path):
+    saver = Checkpointer(tmp_path, is_main=True)
+    save(saver, state(1), "last")
+    before = len(os.listdir("/dev/fd"))
+    for step in (2, 3):
+        save(saver, state(step), "best", "last")
+    assert len(os.listdir("/dev/fd")) == before
+
+
 def test_a_state_with_other_parts_is_a_mistake_of_the_program(tmp_path):
     for wrong in (state(more=1), {"model": {}}):
         with pytest.raises(AssertionError):

@@ -257,6 +257,17 @@ def test_adaptive_clipping_does_not_hide_what_is_not_finite(value):
     assert not ours.tensors[2].grad.isfinite().all() and not ours.tensors[0].grad.isfinite().all()
 
 
+@pytest.mark.parametrize("shapes", [[(4, 3), (2, 3, 4)], [(5,), ()]], ids=["weights", "vectors"])
+def test_adaptive_clipping_of_parameters_of_one_kind_alone_is_timms(shapes):
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.tensors = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
+    ours, theirs = (with_gradients(copy.deepcopy(model), 1) for _ in range(2))
+    clip_adaptively(ours.parameters(), 0.01)
+    adaptive_clip_grad(theirs.parameters(), 0.01)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
 def test_adaptive_clipping_takes_three_operations_a_weight_one_a_vector_and_a_few_for_all():
     model = with_gradients(timm.create_model("test_resnet", num_classes=10), 3)
     with Operations() as ours:
