@@ -663,7 +663,7 @@ def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end(tool):
 
 
 def test_a_fresh_network_sees_images_as_large_as_pretrained_weights_would(tool, pictures):
-    flags = ("--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--arch", "test_mambaout")
+    flags = ("--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--arch", "test_vit")
     plain, pretrained = tool.settings(flags), tool.settings([*flags, "--pretrained"])
     assert plain.data.image_size is None and pretrained.data.image_size == 160 and not pretrained.model.pretrained
     assert tool.settings([*flags, "--pretrained", "--image-size", "64"]).data.image_size == 64
