@@ -424,8 +424,9 @@ def begin(
 def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Validate once and leave nothing behind."""
     from utils.batch_norm_statistics import layers_with_statistics
+    from utils.record.checkpoint import average_moved_since_validation
     from utils.record.writer import build_writer
-    from utils.run_record import average_moved_since_validation, figures, reached
+    from utils.run_record import figures, reached
     from utils.train_validation import TraVal
 
     writer = build_writer(distributed.is_main, None, progress=args.logging.progress)

@@ -103,14 +103,6 @@ def reached(state: dict[str, Any]) -> str:
     return f", after epoch {progress.get('epoch')}, step {progress['step']}"
 
 
-def average_moved_since_validation(state: dict[str, Any]) -> bool:
-    """Whether a checkpoint's moving average has moved since its batch-norm statistics were computed."""
-    progress, settings = state.get("progress"), state.get("settings")
-    if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):
-        return False
-    return bool(settings.get("ema_bn_batches")) and progress.get("validated_step") != progress.get("step")
-
-
 def tell_finished(found: Found, distributed: Distributed) -> int:
     """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
     progress = Progress.from_state(found.state["progress"])

@@ -269,6 +269,14 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
         raise UserError(f"{where}: does not fit the network: {' '.join(str(error).split())[:300]}") from error
 
 
+def average_moved_since_validation(state: dict[str, Any]) -> bool:
+    """Whether a checkpoint's moving average has moved since its batch-norm statistics were computed."""
+    progress, settings = state.get("progress"), state.get("settings")
+    if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):
+        return False
+    return bool(settings.get("ema_bn_batches")) and progress.get("validated_step") != progress.get("step")
+
+
 def _manifest(folder: Path, warn: Callable[[str], None] = lambda line: None) -> dict[str, list[str]]:
     """For each checkpoint the SHA-256 digests it may have; empty without a manifest; ``warn`` hears of damage."""
     path = folder / MANIFEST

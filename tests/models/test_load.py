@@ -1,0 +1,205 @@
+"""What ``load_model`` gives predicts what the run reported, for networks of every origin, and nothing else loads."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch.nn import functional
+
+import main
+from models import load_model
+from tests.end_to_end.processes import FINAL_LINE
+from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
+from utils.arguments import parse
+from utils.data.datasets import get_data
+from utils.record.checkpoint import FORMAT
+from utils.settings import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+
+
+def trained(capsys, output, *flags):
+    """Train; gives the run's folder, the figures of its last line, and its validation images as files or pixels."""
+    flags = ["--device", "cpu", "--no-progress", "--output", str(output), *map(str, flags)]
+    assert main.main(flags) == 0
+    line = FINAL_LINE.match(capsys.readouterr().out.splitlines()[-1])
+    return Path(line["run"]), line, get_data(parse(flags).data, CPU).validation
+
+
+def images_of(validation):
+    """As Pillow images, whatever they come as."""
+    if hasattr(validation, "paths"):
+        return [Image.open(path) for path in validation.paths]
+    return [Image.fromarray(pixels[0].numpy()) for pixels in validation.pixels]
+
+
+def check_figures(path, line, validation):
+    """The loaded network's loss and top-1 over single images are those of the run's last line."""
+    network, classes, preprocessing = load_model(path)
+    assert not network.training and next(network.parameters()).device == CPU
+    with torch.no_grad():
+        logits = torch.cat([network(preprocessing(image)[None]) for image in images_of(validation)])
+    assert logits.shape == (len(validation.labels), len(classes))
+    loss = functional.cross_entropy(logits, validation.labels).item()
+    top1 = 100 * (logits.argmax(1) == validation.labels).float().mean().item()
+    assert loss == pytest.approx(float(line["loss"]), abs=2e-4) and top1 == pytest.approx(float(line["top1"]), abs=1e-3)
+
+
+SHORT = ("--epochs", 1, "--max-steps", 3, "--batch-size", 8)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--arch", "fc", "--epochs", 2, "--ema-decay", 0.9),
+        (
+            "--arch",
+            "vgg11",
+            "--epochs",
+            1,
+            "--ema-decay",
+            0.9,
+            "--ema-bn-batches",
+            4,
+            "--image-size",
+            10,
+            "--crop-pct",
+            0.8,
+        ),
+        ("--arch", "test_resnet", *SHORT),  # timm's, its stem for small images, one channel
+        ("--arch", "torchvision/squeezenet1_1", "--image-size", 32, *SHORT),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_it_predicts_what_the_run_reported_on_the_digits(tmp_path, capsys, flags):
+    folder, line, validation = trained(capsys, tmp_path, *flags)
+    check_figures(folder / "checkpoints/final.pt", line, validation)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (
+            "--arch",
+            "test_vit",
+            "--image-size",
+            64,
+            "--crop-mode",
+            "squash",
+            "--interpolation",
+            "bicubic",
+            "--mean",
+            0.5,
+        ),
+        ("--arch", "test_resnet", "--image-size", 72, "--val-image-size", 96, "--crop-pct", 0.95),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_it_predicts_what_the_run_reported_on_photographs(tree, tmp_path, capsys, flags):  # noqa: F811
+    data = ("--dataname", "folder", "--datapath", tree, "--workers", 0)
+    folder, line, validation = trained(capsys, tmp_path, *data, *flags, "--lr", 0.001, *SHORT)
+    check_figures(folder, line, validation)
+    assert load_model(str(folder)).classes == ("china", "flower")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    output = tmp_path_factory.mktemp("runs")
+    flags = ["--device", "cpu", "--no-progress", "--output", str(output), "--arch", "fc", "--epochs", "3"]
+    assert main.main(flags) == 0
+    (folder,) = output.glob("digits/fc/*")
+    return folder
+
+
+def test_the_readmes_example_names_the_digit(run, capsys, monkeypatch, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?load_model.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    digits = load_digits()
+    Image.fromarray((digits.images[-1] * 255 / 16).astype("uint8")).save(tmp_path / "image.png")
+    code = re.sub(r'load_model\(".*?"\)', f'load_model("{run}/checkpoints/best.pt")', code)
+    exec(re.sub(r'Image\.open\(".*?"\)', f'Image.open("{tmp_path}/image.png")', code), {})
+    assert capsys.readouterr().out.split()[0] == str(digits.target[-1])
+
+
+def test_a_run_folder_means_its_newest_checkpoint_as_for_resume(run):
+    newest = torch.load(run / "checkpoints/last.pt", weights_only=True)["model"]
+    for path in (run, str(run), run / "checkpoints", run / "checkpoints/last.pt"):
+        found = load_model(path).network.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in newest.items())
+
+
+def test_the_random_numbers_stay_as_they_were(run):
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    load_model(run)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_an_average_whose_statistics_are_not_computed_is_warned_of(tmp_path, capsys):
+    flags = ("--arch", "vgg11", "--epochs", 1, "--ema-decay", 0.9, "--save-every-steps", 20, "--max-steps", 23)
+    folder, *_ = trained(capsys, tmp_path, *flags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(folder)
+    (folder / "checkpoints/manifest.json").unlink()
+    state = torch.load(folder / "checkpoints/last.pt", weights_only=True)
+    state["progress"]["validated_step"] -= 1
+    torch.save(state, folder / "between.pt")
+    with pytest.warns(UserWarning, match="between two validations"):
+        load_model(folder / "between.pt")
+
+
+# --------------------------------------------------------------------------------------------- what does not load
+
+
+def changed(run, path, **changes):
+    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    torch.save({key: value for key, value in (state | changes).items() if value is not None}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arch": None}, "says nothing of its network and classes"),
+        ({"arch": 3}, "says nothing of its network and classes"),
+        ({"classes": None}, "says nothing of its network and classes"),
+        ({"classes": ["0", 1]}, "says nothing of its network and classes"),
+        ({"format": FORMAT - 1}, f"has checkpoint format {FORMAT - 1}, this version loads {FORMAT}"),
+        ({"preprocessing": None}, "says no usable image size of its preprocessing"),
+        ({"preprocessing": {"image_size": 8}}, "says no usable"),
+        ({"arch": "conv2"}, "does not fit the network: lacks features"),
+        ({"arch": "no_such_network"}, "--arch 'no_such_network': no own, timm or torchvision network"),
+        ({"classes": ["0", "1"]}, "should be \\(2, 100\\)"),
+        ({"model": {"layers.1.weight": torch.zeros(2)}}, "does not fit the network"),
+        ({"model": {}}, "holds no weights"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_lacks_what_is_needed_is_one_line(run, tmp_path, changes, words):
+    path = changed(run, tmp_path / "other.pt", **changes)
+    with pytest.raises(UserError, match=words) as caught:
+        load_model(path)
+    assert len(caught.value.mistakes) == 1
+
+
+def test_files_that_are_no_checkpoints_are_one_line_each(run, tmp_path):
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "bare.pt")
+    (tmp_path / "garbage.pt").write_bytes(b"garbage" * 50)
+    (tmp_path / "empty").mkdir()
+    data = bytearray((run / "checkpoints/best.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "flipped.pt").write_bytes(data)
+    for name, words in (
+        ("bare.pt", "says nothing of its network"), ("garbage.pt", "is not a checkpoint"), ("missing.pt", "no such"),
+        ("empty", "holds no checkpoint"), ("flipped.pt", "is damaged"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words) as caught:
+            load_model(tmp_path / name)
+        assert len(caught.value.mistakes) == 1 and name in str(caught.value)
