@@ -20,6 +20,12 @@ CHANGES = {
     "dataname": ("--image-size 8", "--dataname synthetic"),
     "val_split": None,
     "image_size": ("", "--image-size 16"),
+    "val_image_size": ("--arch timm/test_resnet", "--val-image-size 16"),
+    "crop_pct": ("", "--crop-pct 0.5"),
+    "crop_mode": None,
+    "interpolation": ("--image-size 16", "--interpolation bicubic"),
+    "mean": ("", "--mean 0.4"),
+    "std": ("", "--std 0.4"),
     "global_batch_size": ("", "--global-batch-size 128"),
     "drop_last": ("", "--drop-last"),
     "augment": ("", "--augment none"),
@@ -89,7 +95,7 @@ def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, c
     assert shown(capsys, *without.split()) != shown(capsys, *without.split(), *added.split())
 
 
-def test_the_share_kept_for_validation_is_in_the_plan(workplace, capsys):
+def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):
     for name in "ab":
         (workplace / name).mkdir()
         for number in range(10):
@@ -97,6 +103,7 @@ def test_the_share_kept_for_validation_is_in_the_plan(workplace, capsys):
     line = "--dataname folder --datapath . --image-size 8 --val-split"
     plans = [shown(capsys, *line.split(), share) for share in ("0.11", "0.12")]  # of the same number of images
     assert plans[0]["Data"] != plans[1]["Data"]
+    assert shown(capsys, *line.split(), "0.11", "--crop-mode", "squash") != plans[0]
 
 
 def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace):
