@@ -146,8 +146,7 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
             return tell_finished(found, distributed)
 
     parts = build(args, distributed, found)
-    for line in parts.data.warnings if distributed.is_main else ():
-        hear(line)
+    tell_doubts(args, parts, distributed, found, hear)
     tell_idle_settings(args, parts, distributed, found, hear)
     if args.run.dry_run:
         return tell_plan(args, parts, distributed, found)
@@ -354,7 +353,7 @@ def train(
             else:
                 begin(argv, args, parts, distributed, scenario, writer, traval)
             report = traval.fit()
-        tell_end(args, scenario, writer, traval.progress, report)
+        tell_end(args, parts.data, scenario, writer, traval.progress, report)
         return 0
     except Stopped as stop:
         writer.log(f"Run {scenario.folder} {stop}")
@@ -447,6 +446,19 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Foun
 
 
 # ------------------------------------------------------------------------------------------ what is told
+
+
+def tell_doubts(
+    args: Settings, parts: Parts, distributed: Distributed, found: Found | None, hear: Callable[[str], None]
+) -> None:
+    """Hand ``hear`` what a user should know of the data and of the network before it is trained."""
+    from models.oversized import oversized_layer
+
+    lines = [*parts.data.warnings]
+    if found is None and not args.run.evaluate:
+        lines.append(oversized_layer(args.model.arch, parts.model, parts.data.image_size))
+    for line in filter(None, lines) if distributed.is_main else ():
+        hear(line)
 
 
 def tell_idle_settings(

@@ -21,6 +21,10 @@ def outranks(origin: str, other: str) -> bool:
     return rank(origin) > rank(other)
 
 
+# Data sets without a small size of their own get a network that pools its features, the others a plain one.
+LARGE_IMAGES = ("imagenet", "folder", "synthetic")
+LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH = "resnet18", "conv2"
+
 Rule = tuple[object, str]  # what is wrong when it is true, and the line that says so
 
 
@@ -155,6 +159,8 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
     elif not (values["global_batch_size"] and origins["global_batch_size"] == origins["batch_size"]):
         values["global_batch_size"] = values["batch_size"] * per_step
         origins["global_batch_size"] = f"batch-size x {per_step}"
+    if values["arch"] is None:
+        values["arch"] = LARGE_IMAGES_ARCH if values["dataname"] in LARGE_IMAGES else SMALL_IMAGES_ARCH
     if values["lr"] is None:
         values["lr"] = 0.1 if values["optimizer"] == "sgd" else 0.001
     if values["lr_policy"] == "multistep" and values["lr_milestones"] is None:

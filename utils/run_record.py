@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from utils import arguments
 from utils.data.datasets import Data
 from utils.data.decoding import decoder
@@ -26,6 +28,8 @@ from utils.record.writer import NullWriter
 from utils.scenario import Scenario
 from utils.settings import Settings
 
+TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
+ROUNDING = 1e-6  # in percent
 CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
 STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
 
@@ -55,8 +59,12 @@ def announce(
     )
 
 
-def tell_end(args: Settings, scenario: Scenario, writer: NullWriter, progress: Progress, report: Report) -> None:
+def tell_end(
+    args: Settings, data: Data, scenario: Scenario, writer: NullWriter, progress: Progress, report: Report
+) -> None:
     """The last lines of a run that is done."""
+    for line in doubts(report, data, progress.step) if args.data.dataname != "synthetic" else ():  # of random labels
+        writer.log(f"warning: {line}")
     if progress.best_epoch:
         writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
     elif math.isfinite(report.loss):
@@ -65,6 +73,30 @@ def tell_end(args: Settings, scenario: Scenario, writer: NullWriter, progress: P
     logs = args.run.output if inside else str(scenario.folder)
     writer.log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
     writer.log(final_line(progress, scenario.folder))
+
+
+def doubts(report: Report, data: Data, steps: int) -> list[str]:
+    """A line about each sign that a training has come to nothing, with what usually helps.
+
+    Its last validation's loss is above ten times that of guessing, ln(classes), or it is right no more often than
+    whoever always answers the validation images' most frequent class.
+    """
+    lines, guessing = [], math.log(len(data.classes))
+    if not report.loss <= TIMES_GUESSING * guessing:
+        lines.append(
+            f"val_loss {report.loss:.4g} after {steps:,} step(s) is more than ten times that of guessing "
+            f"(ln {len(data.classes)} = {guessing:.2f}): the network is sure of wrong answers; what usually helps: a "
+            "lower --lr, --warmup-epochs, --clip-grad-norm 1"
+        )
+    counts = torch.bincount(data.validation.labels.cpu())
+    share = 100 * counts.max().item() / len(data.validation)
+    if share < 100 and report.top1 <= share + ROUNDING:
+        lines.append(
+            f"val_top1 {report.top1:.2f} after {steps:,} step(s) is no better than always answering "
+            f"{data.classes[counts.argmax()]}, the class of {share:.2f} % of the validation images; what usually "
+            "helps: more --epochs, a lower --lr, and labels that fit their images (scripts/check_data.py)"
+        )
+    return lines
 
 
 def tensorboard() -> str:

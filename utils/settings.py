@@ -232,9 +232,9 @@ class DataSettings:
 class ModelSettings:
     """Which network, from which weights."""
 
-    arch: str = setting(
-        "conv2", "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library",
-        short="-a", check=not_empty, metavar="NAME",
+    arch: str | None = setting(
+        None, "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library [conv2, or "
+        "resnet18 for folder, imagenet and synthetic]", type=str, short="-a", check=not_empty, metavar="NAME",
     )  # fmt: skip
     pretrained: bool = setting(
         False, "begin with the library's pretrained weights (fetches them)",

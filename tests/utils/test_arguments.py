@@ -66,7 +66,7 @@ def test_no_flag_switches_off_what_the_recipe_switched_on(recipe):
 
 def test_without_arguments_every_setting_has_its_default_or_follows_from_one():
     args = arguments.parse([])
-    derived = {"lr": 0.1, "global_batch_size": 64}
+    derived = {"lr": 0.1, "global_batch_size": 64, "arch": "conv2"}
     expected = {option.name: derived.get(option.name, option.default) for _, option in all_settings()}
     assert args.values() == expected
 
@@ -239,7 +239,7 @@ def test_help_shows_every_help_text_and_default():
     text = " ".join(arguments.build_parser().format_help().split())
     for _, option in all_settings():
         assert option.metadata["help"].replace("%%", "%")[:20] in text
-    assert "[digits]" in text and "[conv2]" in text and "[20]" in text
+    assert "[digits]" in text and "[conv2, or resnet18 for" in text and "[20]" in text
 
 
 def test_values_that_resemble_a_flag_are_values():
@@ -253,3 +253,20 @@ def test_user_error_is_a_value_error_that_holds_every_line():
     assert isinstance(caught.value, UserError)
     assert str(caught.value) == "\n".join(caught.value.mistakes)
     assert inspect.getmro(UserError)[1] is ValueError
+
+
+@pytest.mark.parametrize(
+    ("dataname", "arch"),
+    [
+        ("digits", "conv2"),
+        ("cifar10", "conv2"),
+        ("folder", "resnet18"),
+        ("imagenet", "resnet18"),
+        ("synthetic", "resnet18"),
+    ],
+)
+def test_the_default_network_fits_the_data_sets_images_and_stands_in_the_settings(dataname, arch):
+    args = arguments.parse(["--dataname", dataname, "--datapath", "."])
+    assert args.model.arch == arch and args.origins["arch"] == "default"
+    assert f"arch: {arch}  # default" in arguments.as_recipe(args, "")
+    assert arguments.parse(["--dataname", dataname, "--datapath", ".", "--arch", "fc"]).model.arch == "fc"
