@@ -34,33 +34,39 @@ sys.meta_path.insert(0, Finder())
 MOMENTS = ("utils.console", "dataclasses", "utils.arguments", "utils.stopping", "torch", "torch.nn", "sklearn.datasets")
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of a test whose ``sitecustomize.py`` is whole before any process that shall import it begins."""
+    (tmp_path / "sitecustomize.py").write_text(SIGNAL_AT_IMPORT)
+    return tmp_path
+
+
 def start(folder, program, where, number=signal.SIGINT):
-    (folder / "sitecustomize.py").write_text(SIGNAL_AT_IMPORT)
     environment = os.environ | {"PYTHONPATH": str(folder), "WHERE": where, "NUMBER": str(int(number))}
     line = [sys.executable, ROOT / program, "--output", folder / "runs", "--device", "cpu", "--max-steps", "1"]
     return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_ctrl_c_while_the_program_imports_is_one_line_at_most_and_exit_code_130(tmp_path):
-    started = [start(tmp_path, "main.py", where) for where in MOMENTS]  # side by side, because some import for seconds
+def test_ctrl_c_while_the_program_imports_is_one_line_at_most_and_exit_code_130(folder):
+    started = [start(folder, "main.py", where) for where in MOMENTS]  # side by side, because some import for seconds
     for where, process in zip(MOMENTS, started, strict=True):
         out, err = process.communicate(timeout=300)
         assert (process.returncode, out) == (INTERRUPTED, ""), (where, err)
         assert err == "" if where == "utils.console" else err.startswith("main.py: interrupted"), where
         assert err.count("\n") <= 1, (where, err)
-    assert not (tmp_path / "runs").exists()
+    assert not (folder / "runs").exists()
 
 
-def test_another_stop_signal_while_the_program_imports_is_as_quick(tmp_path):
-    process = start(tmp_path, "main.py", "torch.nn", signal.SIGTERM)
+def test_another_stop_signal_while_the_program_imports_is_as_quick(folder):
+    process = start(folder, "main.py", "torch.nn", signal.SIGTERM)
     _, err = process.communicate(timeout=300)
     expected = "main.py: stopped by SIGTERM before or after training; --resume auto continues\n"
     assert (process.returncode, err) == (TRY_AGAIN, expected)
 
 
 @pytest.mark.parametrize("where", ["utils.console", "logging", "torch.distributed"])
-def test_ctrl_c_while_the_launcher_imports_leaves_no_traceback(tmp_path, where):
-    process = start(tmp_path, "scripts/torchrun.py", where)
+def test_ctrl_c_while_the_launcher_imports_leaves_no_traceback(folder, where):
+    process = start(folder, "scripts/torchrun.py", where)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (INTERRUPTED, "") and err in ("", "torchrun.py: interrupted\n")
 
