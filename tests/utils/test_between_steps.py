@@ -340,6 +340,19 @@ def test_a_run_that_goes_on_within_an_epoch_ends_with_the_same_state(flags):
     assert equal(ours, theirs)
 
 
+def test_one_optimizer_is_saved_as_it_is_and_several_as_a_list():
+    assert set(make(*THREE_STEPS).state()["optimizer"]) == {"state", "param_groups"}
+    assert len(make(*THREE_STEPS, "--optimizer", "muon").state()["optimizer"]) == 2
+
+
+def test_images_that_validation_could_not_read_are_put_together_after_it(monkeypatch):
+    collected = []
+    traval, _, _ = watched(*THREE_STEPS)
+    monkeypatch.setattr(traval.bad_images, "collect", collected.append)
+    traval.validation(0, report=False)
+    assert collected == [traval.progress]
+
+
 def test_from_a_state_without_a_scaler_the_scaler_begins_with_its_own_scale():
     begun = make(*THREE_STEPS)
     steps(begun, 1)
