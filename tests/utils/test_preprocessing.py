@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -135,6 +135,7 @@ JUNK = st.one_of(
 
 
 @given(st.sampled_from([name for name in WEIGHTS.state() if name != "channels"]), JUNK)
+@example(name="crop_pct", value=8e-308)
 def test_a_state_with_anything_else_in_it_is_refused_in_one_line_or_usable(name, value):
     try:
         made = Preprocessing.from_state(WEIGHTS.state() | {name: value}, "some.pt")

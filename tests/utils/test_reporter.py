@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from utils import run_record
 from utils.arguments import parse
+from utils.data.datasets import get_data
 from utils.record import reporter as reporter_module
 from utils.record.metrics import Report
 from utils.record.progress import Progress
@@ -168,7 +170,8 @@ def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     folder = tmp_path / "here" / "digits" / "fc" / "run"
     args = parse(["--output", str(tmp_path / ("there" if elsewhere else "here"))])
     writer, progress = Kept(), Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
-    tell_end(args, Scenario(folder), writer, progress, Report(0.1, 99.0, 100.0, 360))
+    digits = get_data(args.data, torch.device("cpu"))
+    tell_end(args, digits, Scenario(folder), writer, progress, Report(0.1, 99.0, 100.0, 360))
     (line,) = (line for line in writer.lines if "tensorboard" in line)
     assert line.endswith(f"--logdir {folder if elsewhere else tmp_path / 'here'}")
     assert writer.lines[-1].endswith(f"run={folder}")

@@ -286,7 +286,7 @@ def test_a_continued_run_takes_the_experiments_settings_and_not_the_machines():
 
 
 def test_each_other_setting_is_a_line_with_both_values_and_what_to_do():
-    found = found_with(folder="a run", settings={"lr": 0.3, "global_batch_size": 64, "no_such": 1})
+    found = found_with(folder="a run", settings={"arch": "conv2", "lr": 0.3, "global_batch_size": 64, "no_such": 1})
     found.refuse_differences(parse(["--lr", "0.3"]))
     with pytest.raises(UserError) as caught:
         found.refuse_differences(parse(["--lr", "0.5", "--epochs", "7"]))

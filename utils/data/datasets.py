@@ -53,7 +53,7 @@ class DatasetSpec:
     @property
     def colour(self) -> str:
         """Pillow's name of the pixel format."""
-        return "L" if self.channels == 1 else "RGB"
+        return self.preprocessing.colour
 
     @property
     def preprocessing(self) -> Preprocessing:

@@ -111,7 +111,7 @@ _GOOD = {
     "val_image_size": _is_size,
     "mean": lambda values: _are_numbers(values, -math.inf),
     "std": lambda values: _are_numbers(values, 0),
-    "crop_pct": lambda value: isinstance(value, int | float) and 0 < value < 10,
+    "crop_pct": lambda value: isinstance(value, int | float) and 0.01 <= value < 10,
     "crop_mode": lambda value: value in CROP_MODES,
     "interpolation": lambda value: value in INTERPOLATIONS,
     "stored_size": lambda value: value is None or _is_size(value),
