@@ -11,7 +11,7 @@ import os
 
 if __name__ == "__main__":  # before the other imports, which Ctrl-C would break off with a traceback
     try:
-        from utils import console
+        from utils.runtime import console
 
         console.begin("main.py")
     except KeyboardInterrupt:
@@ -24,25 +24,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils import arguments
-from utils.consistency import CHECKPOINT
-from utils.console import INTERRUPTED, say
-from utils.cpu import let_threads_wait_briefly
-from utils.distributed import Distributed, Ranks, end_process, lost_contact
-from utils.scenario import Scenario
-from utils.settings import Settings, UserError
-from utils.stopping import Stopped, StoppedAtOnce, StopSignals
+from utils.config import arguments
+from utils.config.rules import CHECKPOINT
+from utils.config.settings import Settings, UserError
+from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
+from utils.record.run_folder import Scenario
+from utils.runtime.console import INTERRUPTED, say
+from utils.runtime.cpu import let_threads_wait_briefly
+from utils.runtime.distributed import Distributed, Ranks, end_process, lost_contact
 
 if TYPE_CHECKING:
     import torch
 
-    from utils.data.datasets import Data
+    from utils.checkpoint.checkpoint import Checkpointer
+    from utils.checkpoint.resume import Found
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.data.preprocessing import Known
+    from utils.data.sets.datasets import Data
     from utils.optim.ema import MovingAverage
     from utils.optim.lr_policy import LRPolicy
-    from utils.record.checkpoint import Checkpointer
-    from utils.record.resume import Found
     from utils.record.writer import NullWriter
     from utils.train_validation import TraVal
 
@@ -120,10 +120,10 @@ def exit_code_of(stop: BaseException) -> int:
 
 def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals: StopSignals) -> int:
     """Everything after the command line is known to be good."""
-    from utils.record.override import refuse_impossible
-    from utils.record.progress import Progress
-    from utils.record.resume import find
-    from utils.run_record import tell_finished
+    from utils.checkpoint.override import refuse_impossible
+    from utils.checkpoint.progress import Progress
+    from utils.checkpoint.resume import find
+    from utils.record.summary import tell_finished
 
     warnings: list[str] = []  # for the run's log, once there is one
 
@@ -158,14 +158,14 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
 def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
     """All parts; whatever can be wrong with them shows here, before anything is created."""
     from models import unknown_arch
-    from utils.data.datasets import prepare
+    from utils.checkpoint.override import refuse_other_head
     from utils.data.loaders import loaders
+    from utils.data.sets.datasets import prepare
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer, unknown_optimizer
     from utils.precision.amp import build_scaler
-    from utils.record.override import refuse_other_head
 
     evaluating = args.run.evaluate
     with distributed.together():
@@ -209,7 +209,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
 
 def read_data(args: Settings, device: torch.device, found: Found | None) -> Data:
     """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of the checkpoint."""
-    from utils.data.datasets import Trained, get_data, get_test_data
+    from utils.data.sets.datasets import Trained, get_data, get_test_data
 
     if not args.run.evaluate:
         return get_data(args.data, device)
@@ -268,9 +268,9 @@ def refuse_what_would_fail(
     """Raise ``UserError`` when a flag asks of ``model`` what torch cannot compute, before it does so in a step."""
     import torch
 
-    from utils.determinism import refuse_without_determinism
     from utils.optim.gradient_penalty import refuse_without_second_derivative
     from utils.precision.amp import autocast
+    from utils.runtime.determinism import refuse_without_determinism
 
     training = not args.run.evaluate
     if args.run.deterministic:
@@ -283,7 +283,7 @@ def refuse_what_would_fail(
 
 def read_weights(args: Settings, found: Found | None) -> Weights | None:
     """What ``--weights``, or the checkpoint to evaluate, holds, and its path. A resume reads its own later."""
-    from utils.record import checkpoint
+    from utils.checkpoint import checkpoint
 
     if found is not None:
         return (found.read(), found.path) if args.run.evaluate else None
@@ -311,7 +311,7 @@ def known_preprocessing(args: Settings, found: Found | None, weights: Weights | 
 
 def load_weights(model: torch.nn.Module, state: dict[str, Any], path: Path) -> None:
     """Put in the weights of ``--weights``, or those to evaluate."""
-    from utils.record import checkpoint
+    from utils.checkpoint import checkpoint
 
     checkpoint.load_weights(model, checkpoint.weights_of(state, path), path)
 
@@ -321,9 +321,9 @@ def train(
     stop_signals: StopSignals,
 ) -> int:  # fmt: skip
     """Train, from the beginning or from ``found``, into the run's folder. ``warnings`` go into its log."""
-    from utils.record.checkpoint import Checkpointer
+    from utils.checkpoint.checkpoint import Checkpointer
+    from utils.record.summary import announce, save_settings, tell_end
     from utils.record.writer import build_writer
-    from utils.run_record import announce, save_settings, tell_end
     from utils.train_validation import TrainingFailure
 
     position = found and (found.state["progress"]["epoch"], found.state["progress"]["step"])
@@ -378,7 +378,7 @@ def train(
 
 def overridden(args: Settings, parts: Parts, distributed: Distributed, found: Found) -> tuple[Found, list[str]]:
     """What --resume-override makes of ``found``, and a line, told here, about each thing that is different."""
-    from utils.record.override import carry_over
+    from utils.checkpoint.override import carry_over
 
     with found.fitting():
         state, lines = carry_over(
@@ -395,7 +395,7 @@ def build_traval(
     checkpointer: Checkpointer, stop_signals: StopSignals,
 ) -> TraVal:  # fmt: skip
     """The training loop with all that it needs."""
-    from utils.run_record import describe
+    from utils.record.summary import describe
     from utils.train_validation import TraVal
 
     return TraVal(
@@ -411,7 +411,7 @@ def begin(
     traval: TraVal,
 ) -> None:  # fmt: skip
     """What a new run leaves before its first step; a disk that is too full shows here."""
-    from utils.run_record import save_settings, warn_of_little_space
+    from utils.record.summary import save_settings, warn_of_little_space
 
     distributed.on_main(lambda: save_settings(argv, args, scenario))
     writer.text("Settings", (scenario.folder / "config.yaml").read_text() if distributed.is_main else "")
@@ -422,10 +422,10 @@ def begin(
 
 def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Validate once and leave nothing behind."""
-    from utils.batch_norm_statistics import layers_with_statistics
-    from utils.record.checkpoint import average_moved_since_validation
+    from utils.checkpoint.checkpoint import average_moved_since_validation
+    from utils.optim.batch_norm_statistics import layers_with_statistics
+    from utils.record.summary import figures, reached
     from utils.record.writer import build_writer
-    from utils.run_record import figures, reached
     from utils.train_validation import TraVal
 
     writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
@@ -465,7 +465,7 @@ def tell_idle_settings(
     args: Settings, parts: Parts, distributed: Distributed, found: Found | None, hear: Callable[[str], None]
 ) -> None:
     """Hand ``hear`` a line about each setting that was given and has no effect."""
-    from utils.effects import facts_of, without_effect
+    from utils.loop.effects import facts_of, without_effect
 
     if distributed.is_main:
         continues = found is not None and found.folder is not None
@@ -475,7 +475,7 @@ def tell_idle_settings(
 
 def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
     """Print what the run would do."""
-    from utils.dry_run import evaluation_plan, plan
+    from utils.record.dry_run import evaluation_plan, plan
 
     if args.run.evaluate and distributed.is_main:
         print(evaluation_plan(args, parts, distributed, found))

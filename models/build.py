@@ -17,7 +17,7 @@ from torch import nn
 from models.hub import without_lines_of_retries
 from models.initialisation import initialise
 from models.small import Conv, FullyConnected, SmallVGG
-from utils.settings import ModelSettings, UserError
+from utils.config.settings import ModelSettings, UserError
 
 OWN: dict[str, Callable[..., nn.Module]] = {
     "fc": FullyConnected,

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from models.build import build_model
-from utils.batch_norm_statistics import layers_with_statistics
+from utils.checkpoint import checkpoint
+from utils.config.settings import ModelSettings, UserError
 from utils.data.preprocessing import Preprocessing
-from utils.record import checkpoint
-from utils.settings import ModelSettings, UserError
+from utils.optim.batch_norm_statistics import layers_with_statistics
 
 
 class Loaded(NamedTuple):

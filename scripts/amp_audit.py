@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import arguments
-from utils.consistency import FLAG, RECIPE
-from utils.distributed import Distributed, Ranks
-from utils.scenario import Scenario
-from utils.settings import Settings, UserError, flag_of
-from utils.tools import ToolParser, as_training, make_folder, run_tool, table, whole
+from scripts.common.command_line import ToolParser, as_training, make_folder, run_tool, table, whole
+from utils.config import arguments
+from utils.config.rules import FLAG, RECIPE
+from utils.config.settings import Settings, UserError, flag_of
+from utils.record.run_folder import Scenario
+from utils.runtime.distributed import Distributed, Ranks
 
 if TYPE_CHECKING:
     import torch
 
-    from utils.precision.audit_measure import Pass
-    from utils.precision.audit_results import Audit
-    from utils.record.resume import Found
+    from scripts.audit.measure import Pass
+    from scripts.audit.results import Audit
+    from utils.checkpoint.resume import Found
 
 NAME = "amp_audit.py"
 BATCHES, TOP = 3, 10
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     with Distributed(Ranks(), args.run) as distributed:
         import torch
 
-        from utils.precision.audit import audit
+        from scripts.audit.audit import audit
 
         make = from_dump if own.batch else from_training
         try:
@@ -108,7 +108,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found
     args = arguments.parse(others)
     if not args.run.resume:
         return own, args, None
-    from utils.record.resume import find
+    from utils.checkpoint.resume import find
 
     found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
     if found is None:
@@ -139,8 +139,8 @@ def from_training(own: argparse.Namespace, args: Settings, found: Found | None, 
     import itertools
 
     from main import build
-    from utils.precision.audit_measure import Pass
-    from utils.record import checkpoint
+    from scripts.audit.measure import Pass
+    from utils.checkpoint import checkpoint
 
     parts = build(as_training(without_decoding_all(args)), distributed, found)
     scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
@@ -166,7 +166,8 @@ def without_decoding_all(args: Settings) -> Settings:
 
 def load_dump(path: Path) -> dict[str, Any]:
     """What ``--dump-bad-batch`` saved. Raises ``UserError``."""
-    from utils.record import bad_batch, checkpoint
+    from utils.checkpoint import checkpoint
+    from utils.loop import bad_batch
 
     try:
         dump = checkpoint.load(path)
@@ -182,7 +183,7 @@ def load_dump(path: Path) -> dict[str, Any]:
 
 def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
     """The settings of the run that saved the batch, without those that are a machine's affair."""
-    from utils.record.resume import Found
+    from utils.checkpoint.resume import Found
 
     return Found(Path(), dump, digest="").settings
 
@@ -190,10 +191,10 @@ def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
 def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Subject:
     """The network and batches of the saved step; first the step is repeated as it was."""
     from models import build_model
+    from scripts.audit.measure import Pass
+    from utils.checkpoint import checkpoint
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
-    from utils.precision.audit_measure import Pass
-    from utils.record import checkpoint
 
     device, (channels, size, _) = distributed.device, dump["image_shape"]
     settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
@@ -217,9 +218,9 @@ def reproduce(
 
     import torch
 
+    from scripts.audit.measure import total_loss, undisturbed
     from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
     from utils.precision.amp import DTYPES
-    from utils.precision.audit_measure import total_loss, undisturbed
     from utils.precision.diagnosis import SHOWN_LAYERS, examine
 
     losses: list[float] = []
@@ -278,7 +279,7 @@ def header(args: Settings, subject: Subject, distributed: Distributed) -> list[s
 
 def tell(own: argparse.Namespace, args: Settings, subject: Subject, result: Audit) -> None:
     """Print table, findings, notes and recommendation."""
-    from utils.precision import audit_report as report
+    from scripts.audit import report
 
     print("\n" + "\n".join(report.summary_lines(result)))
     if own.top:
@@ -297,9 +298,9 @@ def save(argv: Sequence[str], args: Settings, subject: Subject, result: Audit, f
     """Write ``amp_audit.json`` and ``amp_audit.png``."""
     import json
 
-    from utils.precision.audit_picture import draw
-    from utils.precision.audit_report import as_json
-    from utils.run_record import versions
+    from scripts.audit.picture import draw
+    from scripts.audit.report import as_json
+    from utils.record.summary import versions
 
     about = {
         "command": [NAME, *argv],

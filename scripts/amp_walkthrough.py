@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.consistency import FLAG, RECIPE
-from utils.distributed import Distributed, Ranks
-from utils.scenario import Scenario
-from utils.settings import Settings, UserError, all_settings
-from utils.tools import ToolParser, as_training, run_tool, table
+from scripts.common.command_line import ToolParser, as_training, run_tool, table
+from utils.config.rules import FLAG, RECIPE
+from utils.config.settings import Settings, UserError, all_settings
+from utils.record.run_folder import Scenario
+from utils.runtime.distributed import Distributed, Ranks
 
 if TYPE_CHECKING:
     import torch
 
-    from utils.precision.walkthrough import Agreement, Step
-    from utils.record.resume import Found
+    from scripts.audit.walkthrough import Agreement, Step
+    from utils.checkpoint.resume import Found
 
 NAME = "amp_walkthrough.py"
 DESCRIPTION = (
@@ -55,7 +55,7 @@ def walk_through(argv: list[str]) -> int:
     _, args = parser.split(argv)
     found = None
     if args.run.resume:
-        from utils.record.resume import find
+        from utils.checkpoint.resume import find
 
         found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
         if found is None:
@@ -79,7 +79,7 @@ def is_about_network(args: Settings) -> bool:
 
 def of_layer(args: Settings, distributed: Distributed) -> int:
     """The single layer, with every number."""
-    from utils.precision import walkthrough
+    from scripts.audit import walkthrough
 
     scale = args.precision.init_scale if args.origins["init_scale"] == FLAG else walkthrough.LAYER_SCALE
     images, first, steps = walkthrough.single_layer(distributed.device, scale)
@@ -94,7 +94,7 @@ def of_layer(args: Settings, distributed: Distributed) -> int:
 
 def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
     """The stages of the layer's step, a column for each of ``steps``, of which the first is the one in float32."""
-    from utils.precision.walkthrough import number, percent, relative_error
+    from scripts.audit.walkthrough import number, percent, relative_error
 
     def row(stage: str, what: str, value: Callable[[Step], str]) -> list[str]:
         return [f"{stage:22} {what}", *map(value, steps)]
@@ -126,8 +126,8 @@ def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
 def of_network(args: Settings, distributed: Distributed, found: Found | None) -> int:
     """A real network on the first batch of its training."""
     from main import build
-    from utils.precision import walkthrough
-    from utils.record import checkpoint
+    from scripts.audit import walkthrough
+    from utils.checkpoint import checkpoint
 
     parts = build(as_training(args), distributed, found)
     weights = f"weights from --seed {args.run.seed}"
@@ -176,7 +176,7 @@ def without_dropout(model: torch.nn.Module) -> int:
 
 def network_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[str]]:
     """The stages of a network's step, a column each."""
-    from utils.precision.walkthrough import norm, number, percent, underflow
+    from scripts.audit.walkthrough import norm, number, percent, underflow
 
     values = sum(gradient.numel() for gradient in reference.scaled.values())
 
@@ -207,7 +207,7 @@ def network_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[
 
 def parameter_rows(reference: Step, agreements: Sequence[Agreement]) -> list[list[str]]:
     """The parameters whose updates are off most."""
-    from utils.precision.walkthrough import percent, worst_parameters
+    from scripts.audit.walkthrough import percent, worst_parameters
 
     rows = []
     for name, shape, errors, share in worst_parameters(reference, agreements):
@@ -226,7 +226,7 @@ def dtypes(tensors: Sequence[torch.Tensor]) -> str:
 
 def judge(agreements: Sequence[Agreement], distributed: Distributed) -> int:
     """Print a line for each precision and the verdict; gives the exit code."""
-    from utils.precision.walkthrough import formats
+    from scripts.audit.walkthrough import formats
 
     print("", *(a.line() for a in agreements), *formats(distributed.device)[1], sep="\n")
     wrong = [a.step.name for a in agreements if not a.agrees]

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.cpu import SPINS, threads_per_process
-from utils.distributed import Distributed, Ranks
-from utils.settings import RunSettings, UserError
-from utils.tools import ToolParser, make_folder, run_tool, seconds, whole
+from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, whole
+from utils.config.settings import RunSettings, UserError
+from utils.runtime.cpu import SPINS, threads_per_process
+from utils.runtime.distributed import Distributed, Ranks
 
 if TYPE_CHECKING:
     from scripts.benchmarks.measure import Match, Row, Setup
@@ -103,7 +103,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 def benchmark(own: argparse.Namespace, setup: Setup) -> int:
     """Measure all parts, print each row when it is there, leave the table and its picture in the output folder."""
     from scripts.benchmarks import report
-    from utils.precision.benchmark_report import write_csv
+    from scripts.common.figures import write_csv
 
     folder = make_folder(own.output)
     machine = report.machine(setup.threads, setup.device)

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.distributed import Distributed, Ranks
-from utils.settings import RunSettings, Settings, UserError, flag_of
-from utils.tools import ToolParser, make_folder, run_tool, table, whole
+from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from utils.config.settings import RunSettings, Settings, UserError, flag_of
+from utils.runtime.distributed import Distributed, Ranks
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from utils.precision.benchmark import Result, Workload
-    from utils.precision.benchmark_report import Spread
+    from scripts.common.figures import Spread
+    from scripts.common.step_timing import Result, Workload
 
 NAME = "benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
@@ -124,16 +124,8 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     """Measure all rows, print the table, leave it and its picture in the output folder."""
     import torch
 
-    from utils.precision.benchmark import Result, cpu_memory, make_rows, run_rounds, unsupported
-    from utils.precision.benchmark_report import (
-        cells,
-        csv_rows,
-        device_name,
-        draw,
-        figures,
-        notes,
-        write_csv,
-    )
+    from scripts.common.figures import cells, csv_rows, device_name, draw, figures, notes, write_csv
+    from scripts.common.step_timing import Result, cpu_memory, make_rows, run_rounds, unsupported
 
     device = distributed.device
     workload = make_workload(own)
@@ -175,12 +167,12 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
 def make_workload(own: argparse.Namespace) -> Workload:
     """What the flags ask for. Raises ``UserError`` for an unknown network."""
-    from utils.precision.benchmark import classification, mlp
+    from scripts.common.step_timing import classification, mlp
 
     if not own.arch:
         return mlp(own.width, own.layers, own.batch_size, own.steps)
     from models import build_model, unknown_arch
-    from utils.settings import ModelSettings
+    from utils.config.settings import ModelSettings
 
     if mistake := unknown_arch(own.arch):
         raise UserError(mistake)
@@ -199,7 +191,7 @@ def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: Pro
 
     Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
     """
-    from utils.precision.benchmark import OUT_OF_MEMORY
+    from scripts.common.step_timing import OUT_OF_MEMORY
 
     for index, result in enumerate(results):
         command = [sys.executable, str(Path(__file__).resolve()), *argv, "--memory-of", str(index)]
@@ -251,8 +243,8 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
     import torch
 
-    from utils.precision.benchmark import WARM_UP_STEPS, interleaved_rounds
-    from utils.precision.benchmark_report import Spread, device_name, ratios, write_csv
+    from scripts.common.figures import Spread, device_name, ratios, write_csv
+    from scripts.common.step_timing import WARM_UP_STEPS, interleaved_rounds
 
     device = distributed.device
     args = accounting_settings(own, device)
@@ -301,8 +293,8 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
     """For each side by its name a function that runs so many steps; all begin with the same weights."""
     import torch
 
-    from utils.batch_norm_statistics import layers_with_statistics
-    from utils.precision.benchmark import Training
+    from scripts.common.step_timing import Training
+    from utils.optim.batch_norm_statistics import layers_with_statistics
 
     torch.manual_seed(0)
     batches, network = workload.make_batches(distributed.device), workload.build().to(distributed.device)
@@ -321,10 +313,10 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
 
 def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
     """Training settings for both sides; the loss scale is one at which no healthy network skips a step."""
-    from utils import arguments
+    from scripts.common.step_timing import WARM_UP_STEPS
+    from utils.config import arguments
+    from utils.config.settings import PrecisionSettings
     from utils.precision.amp import resolve_amp
-    from utils.precision.benchmark import WARM_UP_STEPS
-    from utils.settings import PrecisionSettings
 
     return arguments.parse([
         "--amp", resolve_amp(PrecisionSettings(amp=own.amp), device), "--init-scale", "1024", "--device", device.type,
@@ -340,11 +332,11 @@ def accounted(
     import numpy as np
     import torch
 
+    from scripts.common.step_timing import LR
     from utils.data.loaders import Batch
     from utils.optim.ema import build_ema
     from utils.optim.lr_policy import LRPolicy
     from utils.precision.amp import build_scaler
-    from utils.precision.benchmark import LR
     from utils.train_validation import TraVal
 
     batch = Batch(images, targets, np.arange(len(images)), 0)
@@ -371,8 +363,8 @@ def statistics(
     args: Settings, network: nn.Module, images: torch.Tensor, distributed: Distributed
 ) -> Callable[[int], None]:
     """A function that computes the network's batch-norm statistics over the one batch that many times."""
-    from utils.batch_norm_statistics import recompute
     from utils.data.loaders import PASS_SIZE
+    from utils.optim.batch_norm_statistics import recompute
     from utils.precision.amp import autocast
 
     parts = [SimpleNamespace(images=part) for part in images.split(PASS_SIZE)]

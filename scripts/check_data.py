@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils.cpu import cores_per_process
-from utils.settings import DataSettings
-from utils.tools import ToolParser, make_folder, run_tool, table
+from scripts.common.command_line import ToolParser, make_folder, run_tool, table
+from utils.config.settings import DataSettings
+from utils.runtime.cpu import cores_per_process
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from utils.data.inspection import Survey
-    from utils.data.inspection_findings import Findings
+    from scripts.data_check.findings import Findings
+    from scripts.data_check.survey import Survey
 
 NAME = "check_data.py"
 
@@ -34,10 +34,10 @@ NAME = "check_data.py"
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
     own, args = build_parser().split(argv)
-    from utils.data.datasets import prepare
-    from utils.data.inspection import inspect, survey
-    from utils.data.inspection_findings import judge
-    from utils.data.inspection_report import write_files
+    from scripts.data_check.findings import judge
+    from scripts.data_check.report import write_files
+    from scripts.data_check.survey import inspect, survey
+    from utils.data.sets.datasets import prepare
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:
@@ -78,7 +78,7 @@ def report_lines(
     settings: DataSettings, found: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
 ) -> list[str]:
     """The report: verdict, findings, notes, tables."""
-    from utils.data import inspection_report as report
+    from scripts.data_check import report
 
     where = f" at {settings.datapath}" if found.root is not None else ""
     validation = len(found) - found.training

@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import arguments
-from utils.distributed import Distributed, Ranks
-from utils.scenario import Scenario
-from utils.settings import Settings, UserError
-from utils.tools import ToolParser, make_folder, run_tool, seconds
+from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds
+from utils.config import arguments
+from utils.config.settings import Settings, UserError
+from utils.record.run_folder import Scenario
+from utils.runtime.distributed import Distributed, Ranks
 
 if TYPE_CHECKING:
     import torch
 
     from main import Parts
-    from utils.data.datasets import Data
-    from utils.doctor import Change
-    from utils.doctor_measure import Subject
-    from utils.doctor_report import Memory
-    from utils.record.resume import Found
+    from scripts.tuning.advice import Change
+    from scripts.tuning.measure import Subject
+    from scripts.tuning.report import Memory
+    from utils.checkpoint.resume import Found
+    from utils.data.sets.datasets import Data
     from utils.train_validation import TraVal
 
 NAME = "doctor.py"
@@ -71,10 +71,10 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     import torch
 
     from main import build
-    from utils.doctor_measure import Subject
-    from utils.doctor_report import csv_rows, report
-    from utils.doctor_trials import Trials, place_of
-    from utils.doctor_trials import examine as examine_parts
+    from scripts.tuning.measure import Subject
+    from scripts.tuning.report import csv_rows, report
+    from scripts.tuning.trials import Trials, place_of
+    from scripts.tuning.trials import examine as examine_parts
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
     folder = make_folder(own.output) if own.output else None
@@ -132,7 +132,7 @@ def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; of a run to resume the settings count, not its weights and position."""
     args, found = arguments.parse(list(flags)), None
     if args.run.resume:
-        from utils.record.resume import find
+        from utils.checkpoint.resume import find
 
         found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
         if found is not None:
@@ -150,8 +150,8 @@ def sizes_for_weights(args: Settings, found: Found | None) -> dict[str, int]:
     if found is None and not args.model.pretrained and not args.model.weights:
         return {}
     from main import known_preprocessing, read_weights
-    from utils.data.datasets import SPECS
     from utils.data.preprocessing import resolve
+    from utils.data.sets.datasets import SPECS
 
     known = known_preprocessing(args, found, read_weights(args, found))
     shown, _ = resolve(args.data, SPECS[args.data.dataname].preprocessing, known)
@@ -163,7 +163,7 @@ def sizes_for_weights(args: Settings, found: Found | None) -> dict[str, int]:
 
 def build_traval(args: Settings, model: torch.nn.Module, loader: Any, distributed: Distributed) -> TraVal:
     """What main.py trains with, at a learning rate that leaves the weights where they are."""
-    from utils.doctor_measure import LR
+    from scripts.tuning.measure import LR
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
     from utils.optim.lr_policy import LRPolicy
@@ -197,9 +197,9 @@ def build_variant(
     flags: list[str], data: Data, distributed: Distributed, before: Subject, changes: tuple[Change, ...]
 ) -> Subject:
     """``before`` with the last of ``changes``, all of which come on top of ``flags``; what stays is shared."""
+    from scripts.tuning.measure import Subject
+    from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
-    from utils.doctor_measure import Subject
-    from utils.doctor_trials import stand_in
 
     change, loader, traval = changes[-1], before.loader, before.traval
     threads = change.threads or before.threads
@@ -228,8 +228,8 @@ def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Parts, peak: tup
     """The peak of the steps that were timed, and the largest batch by trying."""
     import torch
 
-    from utils.doctor_memory import GpuRoom, search
-    from utils.doctor_report import Memory
+    from scripts.tuning.memory import GpuRoom, search
+    from scripts.tuning.report import Memory
 
     meaning = f"max_memory_allocated, with the resident images if any; {peak[1] / 1e6:,.0f} MB reserved"
     free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
@@ -242,9 +242,9 @@ def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Parts, peak: tup
 
 def memory_in_child(own: argparse.Namespace, args: Settings, flags: list[str], parts: Parts, now: Subject) -> Memory:
     """Both in a process of its own, whose memory grows by nothing else."""
-    from utils.doctor import Largest
-    from utils.doctor_memory import CPU_MEMORY_SHARE, available_bytes
-    from utils.doctor_report import Memory
+    from scripts.tuning.advice import Largest
+    from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
+    from scripts.tuning.report import Memory
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
@@ -263,7 +263,7 @@ def memory_in_child(own: argparse.Namespace, args: Settings, flags: list[str], p
 
 def tell_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
     """For memory_in_child: measure and print the figures."""
-    from utils.doctor_memory import CpuRoom, search
+    from scripts.tuning.memory import CpuRoom, search
 
     train = training_on_random(args, task["classes"], task["image_shape"], distributed)
     room, size = CpuRoom(train, task["room"], task["seconds"]), args.data.batch_size
@@ -280,7 +280,7 @@ def training_on_random(
     args: Settings, classes: int, image_shape: Sequence[int], distributed: Distributed
 ) -> Callable[[int], float]:
     """A function that trains a fresh network on that many random images; gives the seconds of a step."""
-    from utils.doctor_memory import no_loader, train_on_random
+    from scripts.tuning.memory import no_loader, train_on_random
 
     # Each batch size would be compiled anew, which takes longer than the whole search.
     args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
@@ -300,8 +300,8 @@ def describe(args: Settings, parts: Parts, distributed: Distributed) -> str:
     """What is measured where."""
     import torch
 
+    from scripts.common.figures import device_name
     from utils.precision.amp import resolve_amp
-    from utils.precision.benchmark_report import device_name
 
     return (
         f"{device_name(distributed.device)}, torch {torch.__version__}\n"
@@ -313,7 +313,7 @@ def describe(args: Settings, parts: Parts, distributed: Distributed) -> str:
 
 def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write ``doctor.txt`` and ``doctor.csv``."""
-    from utils.precision.benchmark_report import write_csv
+    from scripts.common.figures import write_csv
 
     try:
         (folder / "doctor.txt").write_text(text + "\n", encoding="utf-8")

@@ -23,7 +23,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 if __name__ == "__main__":  # before the other imports, which Ctrl-C would break off with a traceback
     try:
-        from utils import console
+        from utils.runtime import console
 
         console.begin("torchrun.py")
     except KeyboardInterrupt:
@@ -37,8 +37,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from utils.distributed import port_in_use
-from utils.stopping import INTERRUPTED, TRY_AGAIN
+from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN
+from utils.runtime.distributed import port_in_use
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent

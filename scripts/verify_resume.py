@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from scripts.verification.runs import Failure, Run, Timeline, kept_straight_run, moments, straight_run
-from utils import arguments
-from utils.settings import UserError
-from utils.tools import ToolParser, make_folder, run_tool, table, whole
+from utils.config import arguments
+from utils.config.settings import UserError
 
 if TYPE_CHECKING:
     from scripts.verification.comparison import Comparison

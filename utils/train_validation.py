@@ -11,26 +11,26 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from utils import batch_norm_statistics
-from utils.bad_images import BadImages
+from utils.checkpoint.checkpoint import Checkpointer
+from utils.checkpoint.progress import Progress
+from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
-from utils.distributed import Distributed
-from utils.exact_validation import validate
+from utils.loop.bad_images import BadImages
+from utils.loop.non_finite_step import StepWatch
+from utils.loop.step_sums import StepSums
+from utils.loop.stop_signals import Agreement, Stopped, StopSignals
+from utils.loop.validation import validate
+from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import MovingAverage
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
-from utils.record.checkpoint import Checkpointer
 from utils.record.metrics import Report
-from utils.record.progress import Progress
 from utils.record.reporter import Reporter
 from utils.record.writer import NullWriter
-from utils.settings import Settings
-from utils.step_sums import StepSums
-from utils.step_watch import StepWatch
-from utils.stopping import Agreement, Stopped, StopSignals
+from utils.runtime.distributed import Distributed
 
 
 class TrainingFailure(RuntimeError):

@@ -18,13 +18,13 @@ from torchvision.transforms import v2
 
 from scripts.benchmarks import data
 from scripts.benchmarks.measure import RATE, Match, Measure, Rival, Setup, throughput
-from utils import arguments
-from utils.data import jpeg
-from utils.data.datasets import SPECS, Data
+from utils.config import arguments
+from utils.data.images import jpeg
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.preprocessing import resolve
-from utils.data.readers import ImageFiles, Images, MemoryImages
-from utils.distributed import Distributed, Ranks
+from utils.data.sets.datasets import SPECS, Data
+from utils.data.sets.readers import ImageFiles, Images, MemoryImages
+from utils.runtime.distributed import Distributed, Ranks
 
 CPU = torch.device("cpu")
 CIFAR10_IMAGES, BATCH_SIZE = 50_000, 128

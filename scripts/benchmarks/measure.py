@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from utils.cpu import SPINS
-from utils.precision.benchmark import synchronise
-from utils.precision.benchmark_report import Spread, ratios
+from scripts.common.figures import Spread, ratios
+from scripts.common.step_timing import synchronise
+from utils.runtime.cpu import SPINS
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN, PEERS = ROOT / "main.py", ROOT / "scripts" / "benchmarks" / "peers.py"

@@ -13,12 +13,12 @@ from typing import TextIO
 import main
 from scripts.benchmarks import data
 from scripts.benchmarks.measure import PERCENT, RATE, Match, Measure, Rival, Setup
-from utils import arguments
-from utils.distributed import Distributed, Ranks
-from utils.record.checkpoint import Checkpointer
+from utils.checkpoint.checkpoint import Checkpointer
+from utils.config import arguments
+from utils.config.settings import Settings
+from utils.record.summary import describe
 from utils.record.writer import NullWriter, build_writer
-from utils.run_record import describe
-from utils.settings import Settings
+from utils.runtime.distributed import Distributed, Ranks
 from utils.train_validation import TraVal
 
 STEPS_A_CHECKPOINT = 50

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scripts.benchmarks.measure import SECONDS, Row
-from utils.precision.benchmark_report import GREY, Spread, device_name
+from scripts.common.figures import GREY, Spread, device_name
 
 WIDTHS = {"what": 49, "against": 44, "ours": 9, "the other": 9, "ratio": 9, "min - max": 16, "target": 13}
 MET, MISSED, OPEN = "#3b78c3", "#c8553d", "#7f8c9a"

@@ -13,7 +13,7 @@ import torch
 
 from scripts.verification import records
 from scripts.verification.runs import Run
-from utils.record.inventory import CONTENTS
+from utils.checkpoint.inventory import CONTENTS
 
 OF_THE_CALL = ("output", "resume")  # settings that say what to do now and where
 CLOCKS = ("seconds", "images_per_second")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from scripts.verification.processes import kill_tree
-from utils.settings import UserError
+from utils.config.settings import UserError
 
 # At each point, what else can be said about it besides its step.
 IN_TRAINING = {

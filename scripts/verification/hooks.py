@@ -1,4 +1,4 @@
-"""Hooks that are wrapped around the training from outside, for ``scripts/hooked_main.py``."""
+"""Hooks that are wrapped around the training from outside, for ``scripts/verification/hooked_main.py``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import torch
 
 from scripts.verification.faults import IN_A_SAVE, Fault
 from scripts.verification.records import IDLE, Marks
+from utils.checkpoint.checkpoint import MANIFEST, Checkpointer
 from utils.data.loaders import Batch, ValidationLoader
 from utils.optim.clipping import GradientClipper
-from utils.record.checkpoint import MANIFEST, Checkpointer
 from utils.train_validation import TraVal
 
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from scripts.verification import records
 from scripts.verification.processes import kill_stopped, kill_tree, stop_tree
-from utils.settings import UserError
+from utils.config.settings import UserError
 
-PROGRAM = Path(__file__).resolve().parent.parent / "hooked_main.py"
+PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
 RUN_LINE = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)
 POLL_SECONDS = 0.002
 STALL_SECONDS = 3600  # with nothing new for so long, a training is taken to hang

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
 IMPORTED = [
-    "main", "scripts.hooked_main", "scripts.verification.hooks", "utils.record.writer", "models", "timm",
+    "main", "scripts.verification.hooked_main", "scripts.verification.hooks", "utils.record.writer", "models", "timm",
     "torch.utils.tensorboard", "torch._dynamo", "sklearn.datasets",
 ]  # fmt: skip
 
@@ -79,7 +79,7 @@ class Forked:
 
 def train_with(fault, *flags, processes=1):
     """Train with ``fault`` planted, see scripts/verification/faults.py; gives the exit code."""
-    process = Forked(*flags, processes=processes, program="scripts/hooked_main.py", HOOK_FAULT=fault)
+    process = Forked(*flags, processes=processes, program="scripts/verification/hooked_main.py", HOOK_FAULT=fault)
     process.communicate()
     return process.returncode
 

@@ -10,8 +10,8 @@ import pytest
 
 import main
 from tests.end_to_end.processes import ROOT
-from utils.console import INTERRUPTED
-from utils.stopping import TRY_AGAIN
+from utils.loop.stop_signals import TRY_AGAIN
+from utils.runtime.console import INTERRUPTED
 
 # In sitecustomize.py, which Python imports at its start: a signal comes when WHERE is about to be imported, and the
 # import of a module in C answers a handler's exception as the interpreter does, with one of its own.
@@ -31,7 +31,15 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 """
 
-MOMENTS = ("utils.console", "dataclasses", "utils.arguments", "utils.stopping", "torch", "torch.nn", "sklearn.datasets")
+MOMENTS = (
+    "utils.runtime.console",
+    "dataclasses",
+    "utils.config.arguments",
+    "utils.loop.stop_signals",
+    "torch",
+    "torch.nn",
+    "sklearn.datasets",
+)
 
 
 @pytest.fixture
@@ -52,7 +60,7 @@ def test_ctrl_c_while_the_program_imports_is_one_line_at_most_and_exit_code_130(
     for where, process in zip(MOMENTS, started, strict=True):
         out, err = process.communicate(timeout=300)
         assert (process.returncode, out) == (INTERRUPTED, ""), (where, err)
-        assert err == "" if where == "utils.console" else err.startswith("main.py: interrupted"), where
+        assert err == "" if where == "utils.runtime.console" else err.startswith("main.py: interrupted"), where
         assert err.count("\n") <= 1, (where, err)
     assert not (folder / "runs").exists()
 
@@ -64,7 +72,7 @@ def test_another_stop_signal_while_the_program_imports_is_as_quick(folder):
     assert (process.returncode, err) == (TRY_AGAIN, expected)
 
 
-@pytest.mark.parametrize("where", ["utils.console", "logging", "torch.distributed"])
+@pytest.mark.parametrize("where", ["utils.runtime.console", "logging", "torch.distributed"])
 def test_ctrl_c_while_the_launcher_imports_leaves_no_traceback(folder, where):
     process = start(folder, "scripts/torchrun.py", where)
     out, err = process.communicate(timeout=300)

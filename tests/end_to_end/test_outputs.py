@@ -16,7 +16,7 @@ import yaml
 
 from main import main
 from tests.end_to_end.processes import FINAL_LINE, load, rows
-from utils.arguments import parse
+from utils.config.arguments import parse
 
 SCALARS = {
     "Loss/Training", "Loss/Test", "Top1/Training", "Top1/Test", "Top5/Training", "Top5/Test", "Optim/lr",

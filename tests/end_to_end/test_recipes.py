@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from utils import arguments
+from utils.config import arguments
 
 RECIPES = sorted(str(path.relative_to(arguments.CONFIGS).with_suffix("")) for path in arguments.CONFIGS.rglob("*.yaml"))
 

@@ -9,7 +9,7 @@ import pytest
 from main import main
 from tests.end_to_end.forked import train_with
 from tests.end_to_end.processes import differences, rows
-from utils.record.checkpoint import newest
+from utils.checkpoint.checkpoint import newest
 
 FLAGS = (
     "--device", "cpu", "--deterministic", "--arch", "fc", "--epochs", "2", "--ema-decay", "0.9",

@@ -16,7 +16,7 @@ STEPS_AN_EPOCH = 24
 def recorded(folder, processes, *flags):
     """Run the program with its samples recorded; gives {step: its samples, over all ranks}."""
     folder.mkdir(exist_ok=True)
-    run = Forked(*flags, processes=processes, program="scripts/hooked_main.py", HOOK_RECORD=str(folder))
+    run = Forked(*flags, processes=processes, program="scripts/verification/hooked_main.py", HOOK_RECORD=str(folder))
     _, err = run.communicate()
     assert run.returncode == 0, err
     found = {}

@@ -15,9 +15,9 @@ import torch
 
 import main
 from scripts import amp_audit, amp_walkthrough, doctor
-from utils.record import checkpoint
-from utils.settings import UserError
-from utils.tools import run_tool
+from scripts.common.command_line import run_tool
+from utils.checkpoint import checkpoint
+from utils.config.settings import UserError
 
 FLAGS = ("--device", "cpu", "--arch", "fc", "--epochs", "1", "--max-steps", "2", "--no-progress", "--ema-decay", "0.9")
 

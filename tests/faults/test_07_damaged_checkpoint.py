@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.end_to_end.processes import differences, load
 from tests.faults.small_run import FLAGS, begin, copy_of, told
-from utils.record import checkpoint, resume
-from utils.settings import UserError
+from utils.checkpoint import checkpoint, resume
+from utils.config.settings import UserError
 
 STEPS = 4
 OFTEN = settings(

@@ -10,8 +10,8 @@ import pytest
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, differences, start, train
-from utils.record import checkpoint
-from utils.record.background import BackgroundTask
+from utils.checkpoint import checkpoint
+from utils.checkpoint.background import BackgroundTask
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 6, "--global-batch-size", 64, "--no-progress")
 

@@ -14,8 +14,8 @@ from main import main
 from tests.end_to_end.forked import ROOT, Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
 from utils import train_validation
-from utils.record import checkpoint
-from utils.stopping import INTERRUPTED, TRY_AGAIN, Agreement, StoppedAtOnce, StopSignals
+from utils.checkpoint import checkpoint
+from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, Agreement, StoppedAtOnce, StopSignals
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
 FLAGS += ("--accumulate", 2, "--batch-size", 32, "--print-freq", 10, "--no-progress")
@@ -119,7 +119,7 @@ LATE_SIGNALS = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 import main
-from utils.stopping import StopSignals
+from utils.loop.stop_signals import StopSignals
 code = main.main(sys.argv[1:], ends_process=True)
 for number in StopSignals.HANDLED:
     os.kill(os.getpid(), number)
@@ -185,7 +185,7 @@ def test_outside_of_training_the_signals_do_what_they_did_before(heard):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_training_ends_at_once_with_the_same_code_and_a_line(number, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("utils.data.datasets.get_data", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("utils.data.sets.datasets.get_data", lambda *_: os.kill(os.getpid(), number))
     code = main(["--device", "cpu", *map(str, FLAGS), "--output", str(tmp_path)])
     output = capsys.readouterr()
     assert code == TRY_AGAIN and list(tmp_path.iterdir()) == [] and output.out == ""
@@ -213,7 +213,7 @@ class Rank:
 
 def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeypatch):
     clock, together, said = threading.local(), threading.Barrier(2), [None, None]
-    monkeypatch.setattr("utils.stopping.monotonic", lambda: clock.now)
+    monkeypatch.setattr("utils.loop.stop_signals.monotonic", lambda: clock.now)
 
     def live(number, seconds_a_call, signalled_at):
         clock.now = 0.0

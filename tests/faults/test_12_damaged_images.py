@@ -19,12 +19,12 @@ from sklearn.datasets import load_digits, load_sample_images
 import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, rows, start
-from utils.arguments import parse
-from utils.data import unreadable
-from utils.data.datasets import get_data
-from utils.data.decoding import UnreadableImage, open_image
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.images import unreadable
+from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
-from utils.settings import UserError
+from utils.data.sets.datasets import get_data
 
 CPU = torch.device("cpu")
 CLASSES, EACH = 10, {"train": 4, "test": 3}  # images of each class
@@ -144,8 +144,8 @@ def test_damage_met_by_a_worker_ends_the_program_with_exit_code_2_and_one_line(c
 
 MEMORY_PROGRAM = """
 import resource, sys, time
-from utils.data.decoding import UnreadableImage, decode_crop
-from utils.data.view import View
+from utils.data.images.decoding import UnreadableImage, decode_crop
+from utils.data.images.view import View
 def peak_megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 before = peak_megabytes()

@@ -17,13 +17,14 @@ from torch.utils.data import Dataset
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, command, differences
 from tests.faults.conftest import SECONDS
-from utils.data import cache, sources
-from utils.data.readers import ImageFiles
+from utils.config.settings import UserError
+from utils.data import sources
+from utils.data.images.view import View
 from utils.data.sample_plan import Share
+from utils.data.sets import cache
+from utils.data.sets.readers import ImageFiles
 from utils.data.sources import StreamSource, measured_workers
-from utils.data.view import View
 from utils.data.workers import in_shared_memory
-from utils.settings import UserError
 
 CPU = torch.device("cpu")
 COUNT = 24
@@ -196,7 +197,7 @@ class Tensors(Dataset):
 SHM_PROGRAM = """
 import sys
 from tests.faults.test_13_dead_workers import Tensors
-from utils.data.view import View
+from utils.data.images.view import View
 from utils.data.workers import Workers
 kept = []
 try:
@@ -300,7 +301,7 @@ class Arrays(Dataset):
 PIPE_PROGRAM = """
 import time
 from tests.faults.test_13_dead_workers import Arrays
-from utils.data.view import View
+from utils.data.images.view import View
 from utils.data.workers import Workers
 for _ in Workers(Arrays(), list(range(100)), 2):
     print("one", flush=True)
@@ -323,7 +324,7 @@ def test_no_worker_outlives_it_either_when_what_it_hands_over_is_not_taken():
 MERGED_PROGRAM = """
 import multiprocessing, os, signal, subprocess
 from tests.faults.test_13_dead_workers import Arrays
-from utils.data.view import View
+from utils.data.images.view import View
 from utils.data.workers import Workers
 walk = iter(Workers(Arrays(), list(range(100)), 1, keep=True))
 next(walk)

@@ -123,7 +123,7 @@ NAN_ON_ONE_RANK = """
     import torch
     sys.path.insert(0, {root!r})
     import main, utils.optim.criterion
-    from utils.distributed import Ranks, end_process
+    from utils.runtime.distributed import Ranks, end_process
 
     class Bad(torch.nn.CrossEntropyLoss):
         def forward(self, output, targets):

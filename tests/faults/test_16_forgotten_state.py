@@ -7,9 +7,9 @@ import torch
 
 import main
 from tests.faults.small_run import FLAGS, begin, copy_of, told
-from utils.record import checkpoint
-from utils.record.inventory import parts
-from utils.settings import UserError
+from utils.checkpoint import checkpoint
+from utils.checkpoint.inventory import parts
+from utils.config.settings import UserError
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from PIL import Image
 import main
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import FLAGS, begin, copy_of, told
-from utils.arguments import parse
+from utils.config.arguments import parse
+from utils.config.settings import all_settings, as_flag
 from utils.optim.lr_policy import build_lr_policy
-from utils.settings import all_settings, as_flag
 
 STEPS = 23  # of an epoch of the digits at the default batch
 CPU = ("--device", "cpu", "--no-progress")

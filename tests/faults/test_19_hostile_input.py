@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import main
-from utils import arguments
-from utils.settings import UserError, all_settings, flag_of
+from utils.config import arguments
+from utils.config.settings import UserError, all_settings, flag_of
 
 OFTEN = settings(
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -27,11 +27,11 @@ from tests.end_to_end import forked
 from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE
 from tests.faults import imagenet_archives as made_up
-from utils.arguments import parse
-from utils.data import archives, class_folders
-from utils.data.datasets import get_data, prepare
-from utils.settings import UserError
-from utils.stopping import TRY_AGAIN
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.sets import archives, class_folders
+from utils.data.sets.datasets import get_data, prepare
+from utils.loop.stop_signals import TRY_AGAIN
 
 CPU = torch.device("cpu")
 

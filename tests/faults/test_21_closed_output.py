@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE, load
-from utils.console import INTERRUPTED
-from utils.stopping import TRY_AGAIN
+from utils.loop.stop_signals import TRY_AGAIN
+from utils.runtime.console import INTERRUPTED
 
 FLAGS = ("--arch", "fc", "--epochs", 3, "--print-freq", 5)
 SECONDS = 120
@@ -177,7 +177,7 @@ def test_sighup_ends_no_training_on_two_processes_under_the_launcher(tmp_path):
 
 
 def test_a_full_disk_under_stdout_is_not_taken_for_a_reader_who_went_away():
-    code = "from utils.console import outlive_readers; outlive_readers(); print('result', flush=True)"
+    code = "from utils.runtime.console import outlive_readers; outlive_readers(); print('result', flush=True)"
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode != 0 and b"No space left" in done.stderr

@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from models.build import OWN, build_model, locate, unknown_arch
-from utils.settings import ModelSettings, UserError
+from utils.config.settings import ModelSettings, UserError
 
 
 def build(arch, *, classes=10, channels=3, image_size=32, **settings):

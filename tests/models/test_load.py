@@ -15,10 +15,10 @@ import main
 from models import load_model
 from tests.end_to_end.processes import FINAL_LINE
 from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
-from utils.arguments import parse
-from utils.data.datasets import get_data
-from utils.record.checkpoint import FORMAT
-from utils.settings import UserError
+from utils.checkpoint.checkpoint import FORMAT
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.sets.datasets import get_data
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

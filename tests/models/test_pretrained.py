@@ -16,10 +16,10 @@ import main
 from models import build_model
 from models.pretrained import begins_anew, preprocessing_of
 from tests.faults.small_run import told
-from utils import arguments
+from utils.config import arguments
+from utils.config.settings import ModelSettings, UserError
 from utils.data.preprocessing import Preprocessing
-from utils.distributed import Distributed, Ranks
-from utils.settings import ModelSettings, UserError
+from utils.runtime.distributed import Distributed, Ranks
 
 CPU = torch.device("cpu")
 COLOURS = ("china", "flower")
@@ -118,7 +118,7 @@ def test_other_ways_to_crop_are_timms_too(tree, tmp_path, monkeypatch, mode):
     network, config = timm_weights(monkeypatch, tmp_path, "test_resnet", crop_mode=mode, crop_pct=1.0)
     parts, images, logits = built(tree, "--evaluate", "--pretrained", "--arch", "test_resnet")
     theirs = shown_by(timm.data.create_transform(**timm.data.resolve_data_config({}, config.to_dict())), parts)
-    # Pillow 13 resizes in another order than those before it, see utils/data/view.py.
+    # Pillow 13 resizes in another order than those before it, see utils/data/images/view.py.
     assert images.shape == theirs.shape and ((images - theirs).abs() * 127.5).mean() < 0.4
     check_logits(logits, answers(network, theirs), most=0.02)
 

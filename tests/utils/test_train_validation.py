@@ -10,16 +10,16 @@ from sklearn.metrics import top_k_accuracy_score
 from torch import nn
 
 from models import build_model
-from utils.arguments import parse
-from utils.data.datasets import get_data
+from utils.config.arguments import parse
 from utils.data.loaders import Batch, ValidationLoader, loaders
-from utils.distributed import Distributed, Ranks
-from utils.exact_validation import validate
+from utils.data.sets.datasets import get_data
+from utils.loop.validation import validate
 from utils.optim.criterion import build_criterion
 from utils.optim.ema import build_ema
 from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
+from utils.runtime.distributed import Distributed, Ranks
 from utils.train_validation import TrainingFailure, TraVal
 
 CPU = torch.device("cpu")

@@ -14,19 +14,19 @@ from itertools import chain, starmap
 import numpy as np
 import torch
 
-from utils.cpu import cores_per_process
-from utils.data import cache
-from utils.data.datasets import Data, DatasetSpec
-from utils.data.decoding import decoder
-from utils.data.gpu_decoding import require_decoder
+from utils.config.settings import DataSettings, UserError
+from utils.data.images.decoding import decoder
+from utils.data.images.gpu_decoding import require_decoder
+from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
+from utils.data.images.view import View
 from utils.data.mixing import Mixing
-from utils.data.readers import Images, MemoryImages
 from utils.data.sample_plan import SamplePlan, Share, validation_batches
+from utils.data.sets import cache
+from utils.data.sets.datasets import Data, DatasetSpec
+from utils.data.sets.readers import Images, MemoryImages
 from utils.data.sources import ResidentSource, Source, StreamSource, samples_of
 from utils.data.transforms import BatchTransform
-from utils.data.unreadable import LEAVE_OUT, REFUSE, REPLACE
-from utils.data.view import View
-from utils.settings import DataSettings, UserError
+from utils.runtime.cpu import cores_per_process
 
 PASS_SIZE = 64  # images of a pass that is shared out: where there is memory to train on 8, there is to evaluate these
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that a resident data set may take under --loader auto

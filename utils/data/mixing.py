@@ -12,7 +12,7 @@ from torch.nn import functional
 from utils.data.sample_plan import Share, sample_uniforms
 from utils.data.sources import samples_of
 from utils.data.transforms import inside, take
-from utils.distributed import to_device
+from utils.runtime.distributed import to_device
 
 MIX_STREAM, MIX_NUMBERS = 5, 4  # a pair's numbers: its share, which of the two ways, the box's row and column
 

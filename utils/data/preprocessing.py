@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image, ImageOps
 
-from utils.data.decoding import in_colour, to_tensor
+from utils.config.settings import CROP_MODES, INTERPOLATIONS, DataSettings, UserError
+from utils.data.images.decoding import in_colour, to_tensor
+from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
-from utils.data.view import View, resized
-from utils.settings import CROP_MODES, INTERPOLATIONS, DataSettings, UserError
 
 LARGEST_SIZE = 8192  # pixels; more is no network's
 AS_SET = "as set"

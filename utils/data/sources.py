@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from utils.data.decoding import UnreadableImage, decode_crop, decode_whole
-from utils.data.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
-from utils.data.readers import ImageFiles, Images, MemoryImages
+from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
+from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
+from utils.data.images.unreadable import REFUSE, read_share
+from utils.data.images.view import View
 from utils.data.sample_plan import Share, sample_uniforms
+from utils.data.sets.readers import ImageFiles, Images, MemoryImages
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
-from utils.data.unreadable import REFUSE, read_share
-from utils.data.view import View
 from utils.data.workers import Workers, in_shared_memory, shared_bytes
-from utils.distributed import to_device
+from utils.runtime.distributed import to_device
 
 # Shares of one epoch, their uint8 images (m, c, h, w) and their int64 labels (m,), one share's after the other's.
 Item = tuple[list[Share], torch.Tensor, torch.Tensor]

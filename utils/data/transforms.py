@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.data.decoding import CROP_AREA, CROP_RATIO
+from utils.data.images.decoding import CROP_AREA, CROP_RATIO
 from utils.data.sample_plan import sample_uniforms
-from utils.distributed import to_device
+from utils.runtime.distributed import to_device
 
 # Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
 SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM = 1, 2, 3, 4

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from utils.settings import UserError
+from utils.config.settings import UserError
 
 FOR_THE_RUN = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}  # sent to all its processes by schedulers and terminals
 CAN_WAIT = hasattr(signal, "sigtimedwait")  # not on macOS

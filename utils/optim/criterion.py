@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from utils.settings import OptimisationSettings
+from utils.config.settings import OptimisationSettings
 
 
 def build_criterion(settings: OptimisationSettings) -> nn.Module:

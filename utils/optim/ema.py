@@ -21,7 +21,7 @@ class MovingAverage:
 
     Running statistics (buffers named ``running_*``) are averaged as the weights are. They lag behind what the averaged
     weights need, so those of batch norm are to be recomputed before the average is used (see
-    ``utils/batch_norm_statistics.py``). All other buffers are copied.
+    ``utils/optim/batch_norm_statistics.py``). All other buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.linalg import vector_norm
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.settings import UserError
+from utils.config.settings import UserError
 
 
 def twice_differentiable(needed: bool) -> AbstractContextManager:

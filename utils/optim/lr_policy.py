@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from utils.settings import OptimisationSettings
+from utils.config.settings import OptimisationSettings
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends this many standard deviations out, at 1.1 % of its peak
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.config.settings import OptimisationSettings, UserError
 from utils.optim.clipping import output_layers
-from utils.settings import OptimisationSettings, UserError
 
 _TORCH = ("sgd", "adam", "adamw")
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.settings import PrecisionSettings, UserError
+from utils.config.settings import PrecisionSettings, UserError
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.distributed import to_device
+from utils.runtime.distributed import to_device
 
 LOSS, TOP1, TOP5, COUNT = range(4)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
+from utils.checkpoint.progress import NOTHING, Progress
+from utils.config.settings import Settings
 from utils.record.metrics import COUNT, Report
-from utils.record.progress import NOTHING, Progress
 from utils.record.writer import NullWriter
-from utils.settings import Settings
 
 T = TypeVar("T")
 

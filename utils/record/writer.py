@@ -19,9 +19,9 @@ from typing import Any, TextIO, TypeVar
 import torch
 from tqdm import tqdm
 
+from utils.config.settings import UserError
 from utils.record import curves
 from utils.record.event_files import rewind
-from utils.settings import UserError
 
 T = TypeVar("T")
 LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90

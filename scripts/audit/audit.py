@@ -1,0 +1,224 @@
+"""Is a network safe in fp16 and bf16? Measured layer by layer over a few training batches.
+
+Every batch runs in the reference format (float32 or float64), in fp16 without and with loss scaling, and in bf16, from
+the same weights with the same random draws. Out of what the runs show come findings (``audit_findings.py``, with the
+thresholds) and a recommendation, which is tried before it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from scripts.audit import findings as rules
+from scripts.audit.findings import Finding, shown
+from scripts.audit.gradients import Compared, together
+from scripts.audit.measure import FP16_LIMIT, Criterion, Format, Pass
+from scripts.audit.results import Audit, Recommendation, layer_reports, outermost
+from scripts.audit.runs import (
+    SCALED,
+    UNSCALED,
+    Measured,
+    Runner,
+    Verification,
+    errors_of_outputs,
+    half_lengths,
+    half_statistics,
+    measure,
+    verify,
+)
+
+NORMALISES = "normalises in half precision"
+UNDERFLOWS = "its gradients underflow"
+MOST_ATTEMPTS = 8  # trials of an fp16 recommendation, each with one more remedy
+
+
+def audit(
+    model: nn.Module,
+    passes: Sequence[Pass],
+    criterion: Criterion,
+    device: torch.device,
+    *,
+    scale: float = rules.DEFAULT_SCALE,
+    float64: bool = False,
+    seed: int = 0,
+) -> Audit:
+    """Audit ``model`` over ``passes``; it is left as it was.
+
+    ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives the loss (), or a dict of named ones.
+    ``scale``: the loss scale in use. ``float64``: compare with float64 instead of float32.
+    """
+    runner = Runner(model, passes, criterion, device, "fp64" if float64 else "fp32", seed)
+    measured = measure(runner, scale)
+    notes = [f"{name} cannot run here: {why}" for name, why in measured.failures.items()]
+    tried: list[Verification] = []
+    if measured.sound_reference:
+        findings, recommendation = _judge(runner, measured, tried)
+        notes += _notes(measured, model, recommendation)
+    else:
+        findings, recommendation = [_reference_finding(measured)], Recommendation("", 1.0, {}, None)
+    return Audit(
+        layer_reports(measured, model), findings, notes, recommendation,
+        {run: together(gradients.values()).error for run, gradients in measured.gradients.items()},
+        measured.losses, scale, measured.reference_format, tried,
+    )  # fmt: skip
+
+
+def _judge(runner: Runner, measured: Measured, tried: list[Verification]) -> tuple[list[Finding], Recommendation]:
+    """Findings and a recommendation that was tried; ``tried`` gets every trial."""
+    model = runner.model
+    overflows, keep = rules.overflow_findings(measured, model)
+    statistics = half_statistics(model, measured.operations(UNSCALED))
+    lengths = half_lengths(model, measured.operations(UNSCALED))
+    errors = errors_of_outputs(runner, [*statistics, *lengths], Format("fp16"))
+    statistics |= {name: why for name, why in lengths.items() if name in errors and rules.costs(errors[name])}
+    normalisations = [
+        rules.normalisation_finding(name, why, errors.get(name), fault=name in statistics)
+        for name, why in {**lengths, **statistics}.items()
+    ]
+    keep |= {name: NORMALISES for name in statistics if name not in keep}
+    extra: list[Finding] = []
+    recommendation = _recommend(runner, measured, keep, tuple(statistics), extra, tried)
+    for finding in normalisations:
+        if any(finding.layer in trial.keep and finding.layer in trial.half_statistics for trial in tried):
+            finding.advice = "its own code goes to half precision, wherever it runs: compute its statistics in float32"
+    explained = {finding.layer for finding in [*overflows, *normalisations]}
+    extra = [finding for finding in extra if finding.layer not in explained]
+    scale = recommendation.scale if recommendation.format == "fp16" else None
+    gradients = rules.gradient_overflow_findings(measured, scale)
+    gradients += rules.underflow_findings(measured, _unscaled(runner, measured, recommendation), tried)
+    return [*overflows, *normalisations, *extra, *gradients], recommendation
+
+
+def _unscaled(runner: Runner, measured: Measured, recommendation: Recommendation) -> dict[str, Compared]:
+    """Gradients of fp16 at scale 1, with what overflows kept in float32; none where fp16 does not get that far."""
+    if recommendation.format == "fp16":
+        keep = [name for name, why in recommendation.keep.items() if why != UNDERFLOWS]
+        if keep:
+            trial = verify(runner, Format("fp16"), keep)
+            return trial.gradients if trial.finite else {}
+    return measured.compared(UNSCALED) if measured.origins.get(UNSCALED) is None else {}
+
+
+# -------------------------------------------------------------------------------------- recommendation
+
+
+def _recommend(
+    runner: Runner, measured: Measured, keep: dict[str, str], statistics: Sequence[str], extra: list[Finding],
+    tried: list[Verification],
+) -> Recommendation:  # fmt: skip
+    """fp16 with what it takes; else bf16; else float32. ``extra`` gets findings that only a trial shows."""
+    steps: list[str] = []
+    choice, why = None, measured.failures.get("fp16", "")
+    if not why:
+        choice, why = _try_fp16(runner, measured, dict(keep), extra, tried)
+    if choice is not None:
+        return choice
+    steps.append(f"fp16 was given up: {why}")
+    if "bf16" in measured.failures:
+        steps.append(f"bf16 was left out: {measured.failures['bf16']}")
+    else:
+        kept = outermost([name for name in statistics if name])
+        tried.append(verify(runner, Format("bf16"), kept))
+        if not (why := refusal(tried[-1], measured)):
+            return Recommendation("bf16", 1.0, {name: keep[name] for name in kept}, tried[-1], steps)
+        steps.append(f"bf16 was given up: {why}")
+    tried.append(verify(runner, Format("fp32"), []))
+    return Recommendation("fp32", 1.0, {}, tried[-1], steps)
+
+
+def _try_fp16(
+    runner: Runner, measured: Measured, keep: dict[str, str], extra: list[Finding], tried: list[Verification]
+) -> tuple[Recommendation | None, str]:
+    """fp16 with remedies added one at a time until it is sound; or None, and why not."""
+    highest = rules.highest_scale(measured)
+    scale = min(rules.DEFAULT_SCALE, highest)
+    for _ in range(MOST_ATTEMPTS):
+        if "" in keep:
+            return None, f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
+        kept = outermost(keep)
+        trial = verify(runner, Format("fp16", scale), kept)
+        tried.append(trial)
+        if useless := [name for name in trial.half_statistics if keep.get(name) == NORMALISES]:
+            keep = {name: why for name, why in keep.items() if name not in useless}  # its code itself goes to half
+            continue
+        losing = rules.losing_layers(trial.gradients, measured) if trial.finite else {}
+        wanted = min(highest, rules.needed_scale(losing, measured))
+        new = [name for name in losing if name and name not in keep]
+        if trial.origin is not None and not rules.is_within(trial.origin, keep):
+            keep[trial.origin] = "is not finite in fp16"
+            extra.append(rules.not_finite_finding(trial.origin, measured))
+        elif trial.origin is None and not trial.failure and not trial.gradients_finite and scale > 2.0**-20:
+            scale = highest = scale / 16
+        elif losing and wanted > scale:
+            scale = wanted
+        elif new:
+            keep |= dict.fromkeys(new, UNDERFLOWS)
+        elif not (why := refusal(trial, measured, losing)):
+            return Recommendation("fp16", scale, {name: keep[name] for name in kept}, trial), ""
+        else:
+            return None, why
+    return None, f"not sound after {MOST_ATTEMPTS} trials"
+
+
+def refusal(trial: Verification, measured: Measured, losing: Sequence[str] | dict[str, Compared] = ()) -> str:
+    """Why a trial does not bear its recommendation out; '' when it does."""
+    if trial.failure:
+        return f"it does not run ({trial.failure})"
+    if trial.origin is not None:
+        return f"the output of {shown(trial.origin)} is not finite"
+    if not trial.loss_finite:
+        return "the loss is not finite"
+    if not trial.gradients_finite:
+        return f"gradients are not finite at a loss scale of {trial.scale:g}"
+    error = rules.error_of_signal(trial.gradients, measured)
+    if error > rules.TOLERATED_ERROR:
+        return f"the gradient's relative error is {error:.2g}, more than {rules.TOLERATED_ERROR:g}"
+    return f"gradients of {', '.join(map(shown, losing))} underflow" if losing else ""
+
+
+# ---------------------------------------------------------------------------------------------- report
+
+
+def _reference_finding(measured: Measured) -> Finding:
+    origin = measured.origins["reference"]
+    where = f"the output of {shown(origin)}" if origin is not None else "the loss or a gradient"
+    return Finding(
+        "reference", origin or "", f"{where} is not finite in {measured.reference_format} either",
+        "there is nothing to compare with: mend the weights or the data first",
+    )  # fmt: skip
+
+
+def _notes(measured: Measured, model: nn.Module, recommendation: Recommendation) -> list[str]:
+    """What is worth knowing and no finding."""
+    notes = []
+    computed, runs = measured.operations(UNSCALED), measured.seen(UNSCALED)
+    tight = [
+        f"{shown(name)} ({measured.reference[name].largest:.3g})"
+        for name, seen in runs.items()
+        if "float16" in seen.dtypes and FP16_LIMIT / 2 < measured.reference[name].largest <= FP16_LIMIT
+    ]
+    if tight:
+        notes.append(f"less than 2x headroom to fp16's limit of {FP16_LIMIT:g}: {', '.join(tight)}")
+    reported = half_statistics(model, computed) | half_lengths(model, computed)
+    lengths = [shown(name) for name, here in computed.items() if here.lengths and name not in reported]
+    if lengths:
+        notes.append(f"vector norms are rounded to half precision, each once: {', '.join(lengths)}")
+    if measured.origins.get(SCALED) is None and any(
+        compared.non_finite for compared in measured.compared(SCALED).values()
+    ):
+        lower = f"; {recommendation.scale:g} fits" if recommendation.format == "fp16" else ""
+        notes.append(f"a loss scale of {measured.scale:g} overflows gradients, so training would skip steps{lower}")
+    silent = [name for name, noise in measured.noise.items() if noise > rules.NOISE]
+    if silent:
+        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
+        hint = "; a larger batch says more" if 2 * len(silent) > len(measured.noise) else ""
+        notes.append(f"gradients that are rounding noise in the reference too: {', '.join(silent[:3])}{more}{hint}")
+    if reported and measured.device == "cpu":
+        notes.append(
+            "on a GPU autocast also keeps layer and group norms, pow, rsqrt and vector norms in float32, on a CPU it "
+            "does not: audit where you train"
+        )
+    return notes

@@ -1,0 +1,109 @@
+"""What the command-line tools under ``scripts/`` share: their flags beside the training flags, mistakes, tables."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.config import arguments
+from utils.config.field import between
+from utils.config.settings import Settings, UserError
+from utils.runtime.console import INTERRUPTED, outlive_readers
+from utils.runtime.cpu import let_threads_wait_briefly
+
+
+class ToolParser(argparse.ArgumentParser):
+    """A tool's own flags; every other flag is one of main.py's training flags.
+
+    A mistake raises ``UserError`` instead of printing usage and exiting.
+    """
+
+    def __init__(self, name: str, description: str, *, training_flags: bool) -> None:
+        more = " [training flag ...]" if training_flags else ""
+        super().__init__(
+            prog=name,
+            usage=f"python scripts/{name} [flag ...]{more}",
+            description=description,
+            epilog="Training flags (--arch, --dataname, --resume ...): see main.py --help." if training_flags else None,
+            allow_abbrev=False,
+        )
+        self.training_flags = training_flags
+
+    def error(self, message: str) -> None:
+        raise UserError(message)
+
+    def split(self, argv: Sequence[str], checkpoint: dict[str, Any] | None = None) -> tuple[Any, Settings]:
+        """The tool's own flags as a namespace, and all others as checked training settings.
+
+        ``checkpoint``: see ``arguments.parse``.
+        """
+        own, others = self.parse_known_args(argv)
+        return own, arguments.parse(others, checkpoint=checkpoint)
+
+
+def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
+    """What argparse takes for ``type``: text into a whole number between ``low`` and ``high``."""
+    return lambda text: _number(text, int, low, high)
+
+
+def seconds(text: str) -> float:
+    """What argparse takes for ``type``: text into a time between 0.01 and 3600 seconds."""
+    return _number(text, float, 0.01, 3600)
+
+
+def _number(text: str, kind: type[int] | type[float], low: float, high: float) -> Any:
+    try:
+        value = kind(text)
+        problem = between(low, high)(value) if math.isfinite(value) else "must be a finite number"
+    except (ValueError, OverflowError):
+        problem = "must be a whole number" if kind is int else "must be a number"
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return value
+
+
+def as_training(args: Settings) -> Settings:
+    """The same settings of a training, which is what a tool looks into, also of one to evaluate."""
+    return dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))
+
+
+def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
+    """Run ``tool`` on the command line; gives its exit code, 2 and a line each for the user's mistakes."""
+    outlive_readers()
+    let_threads_wait_briefly()  # as main.py's do: what is measured is what training gets
+    try:
+        return tool(sys.argv[1:])
+    except UserError as error:
+        print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def make_folder(output: str) -> Path:
+    """The folder of ``--output``; made before the work, so that a mistake shows at once."""
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--output {output}: cannot be made ({reason}); choose another folder") from error
+    return folder
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text columns, the first aligned left and the others right, two spaces between them."""
+    cells = [list(headers), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [
+        [text.rjust(width) if n else text.ljust(width) for n, (text, width) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -1,0 +1,227 @@
+"""What may be said of measured rounds: figures, the table's cells, a CSV file and a picture."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from scripts.common.step_timing import CPU_MEMORY_STEPS, WARM_UP_STEPS, Result, Workload
+
+# The default workload (3 epochs of 50 batches) on an RTX 2060, as published: seconds and peak bytes, in default
+# precision and with autocast and GradScaler.
+PUBLISHED_SECONDS = (8.063, 3.298)
+PUBLISHED_BYTES = (1_367_458_816, 1_803_759_616)
+PUBLISHED_STEPS = 150
+
+COLOURS = {"fp32": "#7f8c9a", "tf32": "#4aa3a2", "fp16": "#3b78c3", "bf16": "#e08a3c"}
+GREY = "#555555"
+
+
+class Spread(NamedTuple):
+    """Median, smallest and largest of the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+class Figures(NamedTuple):
+    """A row's figures: milliseconds a step, images a second, bytes, and ratios against the first row; None: unknown."""
+
+    ms: Spread | None = None
+    images_per_second: float | None = None
+    speed_up: float | None = None
+    peak_bytes: int | None = None
+    memory_ratio: float | None = None
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """The rounds' own ratios: what slows a whole round down falls out of them."""
+    return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def figures(result: Result, first: Result, batch_size: int) -> Figures:
+    """What a table says of ``result``; a speed-up of 2 means half the first row's time."""
+    if result.failure:
+        return Figures()
+    ms = Spread.of([1000 * seconds for seconds in result.seconds])
+    peak, base = result.peak_bytes, first.peak_bytes
+    return Figures(
+        ms=ms,
+        images_per_second=1000 * batch_size / ms.median,
+        speed_up=None if first.failure else ratios(first.seconds, result.seconds).median,
+        peak_bytes=peak,
+        memory_ratio=peak / base if peak is not None and base and not first.failure else None,
+    )
+
+
+def notes(
+    results: Sequence[Result],
+    shown: Sequence[Figures],
+    workload: Workload,
+    device: torch.device,
+    left_out: dict[str, str],
+    *,
+    memory: bool,
+) -> Iterator[str]:
+    """The lines under the table: how it was measured, which formats were left out and why, published figures."""
+    yield f"Time: median of the rounds; speed-up: median of the rounds' own ratios to {results[0].row.label}."
+    if memory and device.type == "cuda":
+        yield "Peak memory: the most that all tensors together took during the timed steps (max_memory_allocated)."
+    elif memory:
+        yield (
+            "Peak memory: by how much the largest resident size (ru_maxrss) of a process of its own grew over building "
+            f"and {WARM_UP_STEPS} + {CPU_MEMORY_STEPS} steps."
+        )
+    for name, reason in left_out.items():
+        yield f"{name} is left out: {reason}."
+    if workload.is_default and (line := published(results, shown)):
+        yield line
+
+
+def published(results: Sequence[Result], shown: Sequence[Figures]) -> str:
+    """fp16 against the published RTX 2060 figures, in a line; '' where fp32 or fp16 was not measured."""
+    plain = {
+        result.row.format: figures
+        for result, figures in zip(results, shown, strict=True)
+        if not (result.failure or result.row.channels_last or result.row.compiled)
+    }
+    if "fp16" not in plain or results[0].row.format != "fp32" or plain["fp16"].speed_up is None:
+        return ""
+    ours, seconds, size = plain["fp16"], PUBLISHED_SECONDS, PUBLISHED_BYTES
+    memory = f", memory {ours.memory_ratio:.2f}x" if ours.memory_ratio is not None else ""
+    before, after = (1000 * total / PUBLISHED_STEPS for total in seconds)
+    return (
+        f"fp16 + scaler against fp32: {ours.speed_up:.2f}x here{memory}; published for an RTX 2060: "
+        f"{seconds[0] / seconds[1]:.2f}x, memory {size[1] / size[0]:.2f}x ({before:.1f} to {after:.1f} ms a step, "
+        f"{size[0] / 1e6:,.0f} to {size[1] / 1e6:,.0f} MB)"
+    )
+
+
+# ---------------------------------------------------------------------------------- table and files
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it; a CPU with the number of threads in use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else platform.processor() or platform.machine()
+    return f"{model} CPU, {torch.get_num_threads()} thread(s)"
+
+
+def cells(results: Sequence[Result], shown: Sequence[Figures], memory: bool) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of text for a table; the last two columns hold memory and are there only with it."""
+    headers = ["format", "ms a step", "min - max", "images/s", "speed-up", "peak MB", "memory"]
+    rows = []
+    for result, figures in zip(results, shown, strict=True):
+        if figures.ms is None:
+            row = [result.failure, "", "", "", "", ""]
+        else:
+            row = [
+                f"{figures.ms.median:,.2f}",
+                f"{figures.ms.low:,.2f} - {figures.ms.high:,.2f}",
+                f"{figures.images_per_second:,.0f}",
+                _or_dash(figures.speed_up, "{:.2f}x"),
+                _or_dash(figures.peak_bytes, "{:,.1f}", 1e-6),
+                _or_dash(figures.memory_ratio, "{:.2f}x"),
+            ]
+        rows.append([result.row.label, *row])
+    width = len(headers) if memory else len(headers) - 2
+    return headers[:width], [row[:width] for row in rows]
+
+
+def _or_dash(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "-" if value is None else form.format(value * unit)
+
+
+def csv_rows(header: dict[str, Any], results: Sequence[Result], shown: Sequence[Figures]) -> list[dict[str, Any]]:
+    """A dict a row for ``write_csv``: milliseconds, bytes and ratios unrounded; None where there is nothing."""
+    rows = []
+    for result, figures in zip(results, shown, strict=True):
+        ms = figures.ms or (None, None, None)
+        rows.append(
+            {
+                "format": result.row.format, "channels_last": result.row.channels_last, "compiled": result.row.compiled,
+                "ms_per_step": ms[0], "ms_min": ms[1], "ms_max": ms[2],
+                "images_per_second": figures.images_per_second, "speed_up": figures.speed_up,
+                "peak_bytes": figures.peak_bytes, "memory_ratio": figures.memory_ratio, "failure": result.failure,
+                **header,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write ``rows``, whose keys are the columns, in place of what is there; nobody ever sees half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        out = csv.DictWriter(file, fieldnames=list(rows[0]))
+        out.writeheader()
+        out.writerows(rows)
+    os.replace(temporary, path)
+
+
+def draw(path: Path, title: str, results: Sequence[Result], shown: Sequence[Figures], memory: bool) -> None:
+    """A PNG with a panel each for ms a step, speed-up and, with ``memory``, peak memory; a bar a row."""
+    from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg draws
+
+    panels = [
+        ("time (ms a step; line: fastest to slowest round)", [f.ms and f.ms.median for f in shown], "{:,.2f}"),
+        (f"speed-up against {results[0].row.label}", [f.speed_up for f in shown], "{:.2f}x"),
+        ("peak memory (MB)", [f.peak_bytes and f.peak_bytes / 1e6 for f in shown], "{:,.1f}"),
+    ]
+    panels = panels[: 3 if memory else 2]
+    picture = Figure(figsize=(2.2 + 3.4 * len(panels), 1.7 + 0.46 * len(results)), dpi=150, facecolor="white")
+    picture.set_layout_engine("constrained")
+    picture.suptitle(title, fontsize=10, x=0.01, ha="left")
+    all_axes = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for place, (axes, (label, values, form)) in enumerate(zip(all_axes, panels, strict=True)):
+        spreads = [f.ms[1:] if f.ms and place == 0 else None for f in shown]
+        _panel(axes, results, values, form, spreads)
+        axes.set_xlabel(label, fontsize=9)
+    all_axes[0].set_yticks(range(len(results)), [result.row.label for result in results], fontsize=9)
+    all_axes[0].set_ylim(len(results) - 0.4, -0.6)  # the first row on top, in all panels, since they share the axis
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    picture.savefig(temporary, format="png")
+    os.replace(temporary, path)
+
+
+def _panel(
+    axes: Any,
+    results: Sequence[Result],
+    values: Sequence[float | None],
+    form: str,
+    spreads: Sequence[tuple[float, float] | None],
+) -> None:
+    """Horizontal bars, each with its spread as a line and, behind both, its value or why there is none."""
+    colours = [COLOURS[result.row.format] for result in results]
+    axes.barh(range(len(values)), [value or 0 for value in values], color=colours, height=0.66)
+    ends = [spread[1] if spread else value or 0 for value, spread in zip(values, spreads, strict=True)]
+    for place, (value, end, result) in enumerate(zip(values, ends, results, strict=True)):
+        if spreads[place]:
+            axes.plot(spreads[place], [place, place], color="#222222", linewidth=1.5, solid_capstyle="butt")
+        text = result.failure or "-" if value is None else form.format(value)
+        axes.annotate(
+            text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9, color=GREY,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},  # or the grid runs through the digits
+        )  # fmt: skip
+    axes.set_xlim(0, 1.35 * max(ends) or 1)  # room for the values
+    axes.tick_params(axis="x", labelsize=8, colors=GREY)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,0 +1,341 @@
+"""What an inspected data set's records amount to: faults, which should be mended before training, and notes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from scripts.data_check.survey import Survey, class_names
+from utils.data.sets.cache import FOLDER
+from utils.data.sets.class_folders import is_image, printable, unread_ending
+
+EXAMPLES = 3  # named in a line
+TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
+HUGE_PIXELS = 20_000_000
+EXTREME_RATIO = 4.0  # longer over shorter side
+UNBALANCED = 10.0  # largest over smallest class
+NO_ENDING, HIDDEN_FOLDER = "no image ending", "hidden folder of a class"
+LOOSE, OTHER_FORMAT = "loose image", "format that is not read"
+FORMATS = {
+    "JPEG": (".jpg", ".jpeg"), "MPO": (".jpg", ".jpeg"), "PNG": (".png",), "PPM": (".ppm", ".pgm"), "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``count`` of ``kind``; ``text`` says what, where and what to do."""
+
+    kind: str
+    count: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass
+class Findings:
+    """``problems`` are those of single images, by their place in the survey."""
+
+    faults: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    problems: dict[int, list[str]] = field(default_factory=dict)
+
+    def fault(self, kind: str, count: int, text: str) -> None:
+        self.faults.append(Finding(kind, count, text))
+
+    def note(self, kind: str, count: int, text: str) -> None:
+        self.notes.append(Finding(kind, count, text))
+
+    def problem(self, index: int, text: str) -> None:
+        self.problems.setdefault(int(index), []).append(text)
+
+
+def judge(found: Survey, records: np.ndarray, damage: dict[int, str]) -> Findings:
+    """Everything that is wrong or remarkable with a survey and its records (see ``inspection.inspect``)."""
+    findings = Findings()
+    if found.refusal is not None:
+        findings.fault("refusal of training", 1, " ".join(found.refusal.split()))
+    _classes(found, findings)
+    if damage:
+        named = some(f"{found.name(index)} {reason}" for index, reason in sorted(damage.items()))
+        findings.fault("damaged", len(damage), f"{images(len(damage))} cannot be decoded: {named}; replace or remove")
+        for index, reason in damage.items():
+            findings.problem(index, f"damaged: {reason}")
+    _duplicates(found, records, findings)
+    if found.paths is not None:
+        _files(found, records, findings)
+        _sizes(found, records, findings)
+    _ignored(found, findings)
+    return findings
+
+
+def images(count: int) -> str:
+    return f"{count:,} image" + "s" * (count != 1)
+
+
+def some(names: Iterable[str], count: int | None = None) -> str:
+    """The first names, and how many more there are; ``count`` of them in all when ``names`` holds the first only."""
+    names = list(names)
+    more = (len(names) if count is None else count) - EXAMPLES
+    return ", ".join(names[:EXAMPLES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+# --------------------------------------------------------------------------------------------- classes
+
+
+def class_counts(found: Survey) -> np.ndarray:
+    """Images of each class, int (2, classes): those to train on and those to validate on."""
+    parts = (found.labels[: found.training], found.labels[found.training :])
+    return np.stack([np.bincount(part, minlength=len(found.classes)) for part in parts])
+
+
+def _classes(found: Survey, findings: Findings) -> None:
+    """Classes that a split lacks, that are empty, or that seem to be one class in two."""
+    counts = class_counts(found)
+    folders = [set(class_names(tree)) for tree in found.trees]
+    for number, (tree, names) in enumerate(zip(found.trees, folders, strict=True)):
+        empty = [name for name in sorted(names) if not counts[number][found.classes.index(name)]]
+        if empty:
+            paths = some(found.below(tree / name) for name in empty)
+            findings.fault("empty classes", len(empty), f"no images in {paths}; fill or remove")
+    if len(folders) == 2:
+        train, validation = found.trees
+        for has, lacks, names in (
+            (validation, train, folders[1] - folders[0]),
+            (train, validation, folders[0] - folders[1]),
+        ):
+            if names:
+                here = f"only in {has.name}/, not in {lacks.name}/: {some(map(printable, sorted(names)))}"
+                findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
+    alike: dict[str, list[str]] = {}
+    for name in found.classes:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            quoted = " and ".join(map(repr, names))
+            findings.fault("class names alike", len(names), f"{quoted} differ only by case or blanks; make them one")
+    filled = counts[0][counts[0] > 0]
+    if len(filled) and filled.max() >= UNBALANCED * filled.min():
+        ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"
+        findings.note("unbalanced", 1, f"{ratio}; top-1 then says little about the small ones")
+
+
+# ------------------------------------------------------------------------------------------ duplicates
+
+
+def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
+    """Where equal hashes stand, places in rising order, for each hash that stands twice or more. Empty ones differ."""
+    order = np.argsort(hashes, kind="stable")
+    order = order[np.searchsorted(hashes[order], b"", side="right") :]
+    first = np.flatnonzero(np.r_[True, hashes[order][1:] != hashes[order][:-1]]) if len(order) else np.empty(0, int)
+    ends = np.r_[first[1:], len(order)]
+    for begin, end in zip(first[ends - first > 1], ends[ends - first > 1], strict=True):
+        yield order[begin:end]
+
+
+def _duplicates(found: Survey, records: np.ndarray, findings: Findings) -> None:
+    """Equal pixels in both splits (leakage), under several labels (conflict), and twice in one split (a note)."""
+    leaked: list[tuple[int, int]] = []  # a validation image and the training image that it equals
+    groups = [(int(group[0]), group) for group in equal_groups(records["pixel_hash"])]
+    conflicts: dict[str, list[np.ndarray]] = {"train": [], "val": []}
+    repeats: dict[str, list[tuple[int, int]]] = {"train": [], "val": []}
+    for _, group in sorted(groups, key=lambda item: item[0]):
+        train, validation = group[group < found.training], group[group >= found.training]
+        if len(train):
+            leaked += [(index, _twin(found, records, index, train)) for index in validation]
+        for split, part in (("train", train), ("val", validation)):
+            if len(set(found.labels[part])) > 1:
+                conflicts[split].append(part)
+            else:
+                repeats[split] += [(index, part[0]) for index in part[1:]]
+    _tell_leaks(found, records, leaked, findings)
+    for split, parts in conflicts.items():
+        _tell_conflicts(found, split, parts, findings)
+    for split, pairs in repeats.items():
+        if pairs:
+            named = some((_pair(found, pair) for pair in pairs[:EXAMPLES]), len(pairs))
+            findings.note(
+                "repeated",
+                len(pairs),
+                f"{images(len(pairs))} of {split} with the pixels of another of the class: {named}",
+            )
+            for index, other in pairs:
+                findings.problem(index, f"repeats {found.name(other)}")
+
+
+def _twin(found: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
+    """Of the training images with equal pixels the one that is most alike: file, then label."""
+    same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
+    return int(train[np.argmax(2 * same_file + (found.labels[train] == found.labels[index]))])
+
+
+def _tell_leaks(found: Survey, records: np.ndarray, leaked: Sequence[tuple[int, int]], findings: Findings) -> None:
+    if not leaked:
+        return
+    validation, train = map(np.array, zip(*leaked, strict=True))
+    files = int(np.sum((records["sha256"][validation] == records["sha256"][train]) & (records["sha256"][train] != b"")))
+    elsewhere = int(np.sum(found.labels[validation] != found.labels[train]))
+    how = "" if found.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
+    labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
+    share = 100 * len(leaked) / (len(found) - found.training)
+    named = some((_pair(found, pair) for pair in leaked[:EXAMPLES]), len(leaked))
+    findings.fault(
+        "in both splits",
+        len(leaked),
+        f"{images(len(leaked))} of val ({share:.2g} %) with the pixels of one of train{how}{labels}: {named}; "
+        "remove one of each pair",
+    )
+    for index, other in leaked:
+        findings.problem(index, f"also in train: {found.name(other)}")
+        findings.problem(other, f"also in val: {found.name(index)}")
+
+
+def _tell_conflicts(found: Survey, split: str, groups: Sequence[np.ndarray], findings: Findings) -> None:
+    if not groups:
+        return
+    pairs = []
+    for group in groups:
+        for index in group:
+            pairs.append((int(index), int(group[found.labels[group] != found.labels[index]][0])))
+    firsts = {int(group[0]) for group in groups}
+    named = some((_pair(found, pair, labels=True) for pair in pairs if pair[0] in firsts), len(groups))
+    findings.fault(
+        "label conflicts", len(pairs),
+        f"{images(len(pairs))} of {split} with equal pixels and different classes: {named}; keep the right ones",
+    )  # fmt: skip
+    for index, other in pairs:
+        findings.problem(index, f"label conflict with {found.name(other)}")
+
+
+def _pair(found: Survey, pair: tuple[int, int], labels: bool = False) -> str:
+    if found.paths is None and labels:
+        return " = ".join(f"{found.name(index)} ({found.classes[found.labels[index]]})" for index in pair)
+    return " = ".join(map(found.name, pair))
+
+
+# --------------------------------------------------------------------------------------- sizes, formats
+
+
+def _sizes(found: Survey, records: np.ndarray, findings: Findings) -> None:
+    """Images of a size that does not fit, judged by the pixels as they are upright."""
+    width, height = records["width"].astype(np.int64), records["height"].astype(np.int64)
+    known, side = records["pixel_hash"] != b"", found.spec.image_size
+    short, long = np.minimum(width, height), np.maximum(width, height)
+
+    def tell(chosen: np.ndarray, say: Callable[[str, int, str], None], kind: str, what: str, advice: str) -> None:
+        places = np.flatnonzero(known & chosen)
+        if len(places):
+            named = some((f"{found.name(i)} ({width[i]}x{height[i]})" for i in places[:EXAMPLES]), len(places))
+            say(kind, len(places), f"{images(len(places))} {what}: {named}{advice}")
+            for place in places:
+                findings.problem(place, f"{kind}: {width[place]}x{height[place]}")
+
+    if found.spec.fixed_size:
+        wrong = (width != side) | (height != side)
+        tell(wrong, findings.fault, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
+    else:
+        limit, size = TOO_SMALL * found.image_size, found.image_size
+        tell(short < limit, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
+        tell(width * height > HUGE_PIXELS, findings.note, "huge", f"above {HUGE_PIXELS / 1e6:.0f} million pixels",
+             "; shrink them once, and each epoch is faster")  # fmt: skip
+        tell(long > EXTREME_RATIO * short, findings.note, "extreme ratio",
+             f"more than {EXTREME_RATIO:.0f} times as long as wide", "; a crop shows little of them")  # fmt: skip
+
+
+def _files(found: Survey, records: np.ndarray, findings: Findings) -> None:
+    """Modes that are converted, files that are turned, and endings that do not say what is inside."""
+    known, colour = records["pixel_hash"] != b"", found.spec.colour
+    odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode() != colour)
+    if odd:
+        modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
+        findings.note("converted", odd.total(), f"{images(odd.total())} not in mode {colour}: {modes}")
+    rotated = np.flatnonzero(known & records["rotated"])
+    if len(rotated):
+        named = some(map(found.name, rotated[:EXAMPLES]), len(rotated))
+        findings.note("EXIF rotation", len(rotated), f"{images(len(rotated))} turned upright when read: {named}")
+        for place in rotated:
+            findings.problem(place, "EXIF rotation")
+    other = [
+        (place, kind) for place in np.flatnonzero(known)
+        if not found.paths[place].lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
+    ]  # fmt: skip
+    if other:
+        named = some((f"{found.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), len(other))
+        findings.note("other format", len(other), f"{images(len(other))} not in the format of their ending: {named}")
+        for place, kind in other:
+            findings.problem(place, f"is {kind}")
+
+
+# ---------------------------------------------------------------------------------------- what is ignored
+
+
+def _ignored(found: Survey, findings: Findings) -> None:
+    """What lies in the data set's folder and is not read, and what is read though it is hidden."""
+    kinds: dict[str, list[str]] = {}
+    for tree in found.trees:
+        for kind, path in _unread(tree):
+            kinds.setdefault(kind, []).append(found.below(path))
+    loose, unread = kinds.pop(LOOSE, []), kinds.pop(OTHER_FORMAT, [])
+    if found.trees and found.trees[0] != found.root:
+        own = {*(tree.name for tree in found.trees), FOLDER}
+        beside = [
+            printable(entry.name) + "/" * entry.is_dir() for entry in os.scandir(found.root) if entry.name not in own
+        ]
+        kinds |= {"beside the splits": beside} if beside else {}
+    if loose:
+        findings.fault(
+            "outside class folders", len(loose),
+            f"{images(len(loose))} in no class folder, and so not read: {some(sorted(loose))}; move them into one",
+        )  # fmt: skip
+    if unread:
+        endings = Counter(unread_ending(path)[0] for path in unread)
+        counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
+        findings.fault(
+            "formats that are not read", len(unread),
+            f"{images(len(unread))} ({counts}): {some(sorted(unread))}; convert them to JPEG or PNG",
+        )  # fmt: skip
+    for kind, paths in kinds.items():
+        if kind == NO_ENDING:
+            endings = Counter(os.path.splitext(path)[1] or "none" for path in paths)
+            kind += ": " + ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(EXAMPLES))
+        verb = "read" if kind == HIDDEN_FOLDER else "not read"
+        findings.note(verb, len(paths), f"{some(sorted(paths))} ({kind})")
+
+
+def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
+    """Everything below a folder of class folders that ``readers`` passes over, and hidden folders that it does not."""
+    try:
+        entries = list(os.scandir(tree))
+    except OSError:  # training is refused, which says why
+        return
+    for entry in entries:
+        if entry.name == FOLDER:
+            continue
+        if entry.name.startswith("."):
+            yield "hidden", Path(entry.path)
+        elif not entry.is_dir():
+            yield (LOOSE if is_image(entry.name) else _other(entry.name)), Path(entry.path)
+    for name in class_names(tree):
+        for folder, subfolders, files in os.walk(tree / name):
+            for subfolder in subfolders:
+                path = Path(folder, subfolder)
+                if path.is_symlink():
+                    yield "link to a folder", path
+                elif subfolder.startswith("."):
+                    yield HIDDEN_FOLDER, path
+            for file in files:
+                if file.startswith("."):
+                    yield "hidden", Path(folder, file)
+                elif not is_image(file):
+                    yield _other(file), Path(folder, file)
+
+
+def _other(name: str) -> str:
+    return OTHER_FORMAT if unread_ending(name) else NO_ENDING

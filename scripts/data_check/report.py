@@ -1,0 +1,117 @@
+"""An inspected data set as lines, tables and files."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from scripts.data_check.findings import Findings, class_counts, images
+from scripts.data_check.survey import HASH_BYTES, Survey, hexadecimal, printable
+from utils.config.settings import UserError
+
+SHOWN_DAMAGED = 20
+SHOWN_CLASSES = 16  # of more classes, only the largest and smallest
+COLUMNS = ("path", "split", "class", "width", "height", "mode", "format", "sha256", "pixel_hash", "problem")
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # headers and rows
+
+
+def verdict(found: Survey, findings: Findings) -> str:
+    """The first line: whether there is a fault, and of which kinds."""
+    if not findings.faults:
+        return f"verdict: no faults in {images(len(found))}"
+    kinds: Counter[str] = Counter()
+    for fault in findings.faults:
+        kinds[fault.kind] += fault.count
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+    return f"verdict: FAULTS in {images(len(found))}: {counts}"
+
+
+def finding_lines(findings: Findings) -> list[str]:
+    """Faults and notes, a line each."""
+    lines = ["Findings", *(f"- {fault}" for fault in findings.faults)] if findings.faults else ["Findings: none"]
+    if findings.notes:
+        lines += ["", "Notes", *(f"- {note}" for note in findings.notes)]
+    return lines
+
+
+def damage_lines(found: Survey, damage: dict[int, str]) -> list[str]:
+    """The first damaged images with the reason, a line each."""
+    if not damage:
+        return []
+    lines = [f"{found.name(index)}: {damage[index]}" for index in sorted(damage)[:SHOWN_DAMAGED]]
+    more = len(damage) - len(lines)
+    return ["Damaged images", *lines, *([f"... and {more:,} more in damaged.txt"] if more else [])]
+
+
+def class_table(found: Survey) -> Table | str:
+    """Images a class and split, largest first; a line when all classes are alike."""
+    counts = class_counts(found)
+    if all(len(set(row)) == 1 for row in counts):
+        each = " and ".join(f"{row[0]:,} {kind}" for row, kind in zip(counts, ("training", "validation"), strict=True))
+        return f"Class balance: each of the {len(found.classes):,} classes has {each} images"
+    order = sorted(range(len(found.classes)), key=lambda label: (-counts[0][label], found.classes[label]))
+    rows = [[printable(found.classes[label]), *(f"{row[label]:,}" for row in counts)] for label in order]
+    if len(rows) > SHOWN_CLASSES:
+        half = SHOWN_CLASSES // 2
+        rows = [*rows[:half], [f"... {len(rows) - SHOWN_CLASSES:,} more", "", ""], *rows[-half:]]
+    rows.append(["largest / smallest", *(_ratio(row) for row in counts)])
+    return ("class", "training", "validation"), rows
+
+
+def _ratio(counts: np.ndarray) -> str:
+    return f"{counts.max() / counts.min():.2f}" if counts.min() else "-"
+
+
+def size_table(records: np.ndarray) -> Table | str:
+    """Widths and heights of the images that can be decoded; a line when they are all alike."""
+    known = records[records["pixel_hash"] != b""]
+    if not len(known):
+        return "Sizes: no image can be decoded"
+    sizes = len(np.unique(np.stack([known["width"], known["height"]]), axis=1).T)
+    if sizes == 1:
+        return f"Sizes: all images are {known['width'][0]}x{known['height'][0]}"
+    sides = (("width", known["width"]), ("height", known["height"]))
+    rows = [[name, *(f"{value:,.0f}" for value in (side.min(), np.median(side), side.max()))] for name, side in sides]
+    return (f"{sizes:,} sizes", "min", "median", "max"), rows
+
+
+def kind_table(records: np.ndarray) -> Table:
+    """Formats and modes of the files that can be decoded, most frequent first."""
+    known = records[records["pixel_hash"] != b""]
+    pairs = Counter(zip(known["format"].tolist(), known["mode"].tolist(), strict=True))
+    rows = [[kind.decode(), mode.decode(), f"{count:,}"] for (kind, mode), count in pairs.most_common()]
+    return ("format", "mode", "images"), rows
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def write_files(
+    folder: Path, report: str, found: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
+) -> None:
+    """Write ``report.txt``, ``images.csv`` and ``damaged.txt`` (a path, a tabulator and the reason a line)."""
+    text = {"encoding": "utf-8", "errors": "surrogateescape"}  # a path may be no text in any encoding
+    try:
+        (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
+        with open(folder / "damaged.txt", "w", **text) as file:
+            file.writelines(f"{found.paths[index]}\t{damage[index]}\n" for index in sorted(damage))
+        with open(folder / "images.csv", "w", newline="", **text) as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            writer.writerows(_csv_row(found, index, records[index], findings) for index in range(len(found)))
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
+
+
+def _csv_row(found: Survey, index: int, record: np.void, findings: Findings) -> list[object]:
+    sha256, pixel_hash, width, height, mode, kind, _ = record.item()
+    return [
+        found.name(index) if found.paths is None else found.paths[index], found.split_of(index),
+        found.classes[found.labels[index]], width or "", height or "", mode.decode(), kind.decode(),
+        hexadecimal(sha256, 32), hexadecimal(pixel_hash, HASH_BYTES), "; ".join(findings.problems.get(index, ())),
+    ]  # fmt: skip

@@ -1,0 +1,281 @@
+"""What a data set holds, image by image: each file is read once, decoded as training decodes it, and hashed.
+
+``survey`` lists what training would read, also where training would refuse to start; ``inspect`` looks at every image.
+What they amount to is said in ``inspection_findings.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from utils.config.settings import DataSettings, UserError
+from utils.data.images.decoding import open_image
+from utils.data.sets import class_folders
+from utils.data.sets.class_folders import find_splits, printable, training_folder
+from utils.data.sets.datasets import SPECS, DatasetSpec, get_data
+from utils.data.sets.readers import ImageFiles, Images
+from utils.data.workers import Workers
+
+CHUNK = 64  # images that a worker takes at a time
+LOG_SECONDS = 10  # between two lines about the progress, where no bar is shown
+HASH_BYTES = 16  # of the SHA-256 over an image's pixels
+ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
+
+# One image. A hash that could not be computed is empty; numpy drops zero bytes at a hash's end, see ``hexadecimal``.
+RECORD = np.dtype([
+    ("sha256", "S32"), ("pixel_hash", f"S{HASH_BYTES}"), ("width", "i4"), ("height", "i4"), ("mode", "S8"),
+    ("format", "S8"), ("rotated", "?"),
+])  # fmt: skip
+UNREAD = (b"", b"", 0, 0, b"", b"", False)
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All images that training would read, those to train on first, then those to validate on.
+
+    ``classes`` holds the classes of both splits and ``labels``, int64 (n,), the images' places in it; the first
+    ``training`` images are for training. ``images`` are in memory, or files. ``trees`` are the folders that hold class
+    folders: training and validation, one that both come from, or none. ``refusal`` is what keeps training from
+    starting.
+    """
+
+    spec: DatasetSpec
+    image_size: int
+    root: Path | None
+    trees: tuple[Path, ...]
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    training: int
+    images: tuple[Images, Images]
+    refusal: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def paths(self) -> list[str] | None:
+        """The images' files, None for a data set in memory."""
+        train, validation = self.images
+        if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
+            return None
+        return [*train.paths, *validation.paths]
+
+    def split_of(self, index: int) -> str:
+        return "train" if index < self.training else "val"
+
+    def name(self, index: int) -> str:
+        """What an image is called in a report: its path below ``--datapath``, or its place in a split."""
+        if self.paths is None:
+            place = index if index < self.training else index - self.training
+            return f"{self.split_of(index)}[{place}]"
+        return self.below(self.paths[index])
+
+    def below(self, path: str | Path) -> str:
+        """A path from ``--datapath`` on."""
+        return printable(os.path.relpath(path, self.root))
+
+
+# -------------------------------------------------------------------------------------- what there is
+
+
+def survey(settings: DataSettings) -> Survey:
+    """List the images that training would read with these settings.
+
+    Class folders that training refuses are listed all the same, all classes of both splits. Raises ``UserError`` when
+    there is nothing to list.
+    """
+    spec, name = SPECS[settings.dataname], settings.dataname
+    if name == "synthetic":
+        raise UserError("--dataname synthetic: random images, made anew by each run; there is nothing to check")
+    root = Path(settings.datapath) if settings.datapath is not None and name != "digits" else None
+    trees = _trees(settings, root)
+    refusal = None
+    try:
+        data = get_data(settings, torch.device("cpu"))
+        classes, images = data.classes, (data.train, data.validation)
+        trees = trees if isinstance(data.train, ImageFiles) else ()
+    except UserError as error:
+        classes, images = _listed(trees, spec.colour)
+        if not any(map(len, images)):
+            raise
+        refusal = str(error)
+    labels = np.concatenate([part.labels.numpy() for part in images])
+    size = settings.image_size or spec.image_size
+    return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal)
+
+
+def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
+    """The folders with class folders that ``get_data`` would look into."""
+    if root is None:
+        return ()
+    splits = find_splits(root)
+    if settings.val_split is None:
+        return splits or ()
+    return () if splits else (training_folder(root) or root,)
+
+
+def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ImageFiles]]:
+    """Classes and images of both splits as they lie there; of a single tree all images count as training images."""
+    classes = tuple(sorted(set(chain.from_iterable(map(class_names, trees)))))
+    images = [_images_of(tree, classes, colour) for tree in trees[:2]]
+    images += [ImageFiles([], torch.empty(0, dtype=torch.int64), colour)] * (2 - len(images))
+    return classes, (images[0], images[1])
+
+
+def class_names(tree: Path) -> tuple[str, ...]:
+    """The class folders of ``tree``, none where training would refuse it for having none."""
+    try:
+        return class_folders.class_names(tree)
+    except UserError:
+        return ()
+
+
+def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        try:
+            found = class_folders.image_files(tree, (name,), colour).paths
+        except UserError:  # a class without images: a finding, see inspection_findings.py
+            continue
+        paths += found
+        labels += [label] * len(found)
+    return ImageFiles(paths, torch.tensor(labels, dtype=torch.int64), colour)
+
+
+# ------------------------------------------------------------------------------------------ each image
+
+
+def inspect(found: Survey, *, workers: int, progress: bool, log: Log) -> tuple[np.ndarray, dict[int, str]]:
+    """Look at every image: ``RECORD`` (n,) in the survey's order, and what is damaged with the reason.
+
+    Files are read by ``workers`` processes (0: in place), with a bar or lines to ``log``. Memory grows by some 80
+    bytes an image. Raises ``UserError`` when a process is killed from outside.
+    """
+    if found.paths is None:
+        return np.concatenate([_of_pixels(images.pixels.numpy()) for images in found.images]), {}
+    records, damage = np.empty(len(found), dtype=RECORD), {}
+    parts = [range(first, min(first + CHUNK, len(found))) for first in range(0, len(found), CHUNK)]
+    stop = multiprocessing.Event()
+    chunks = _Chunks(found.paths, found.spec.colour, stop)
+    bar = tqdm(
+        total=len(found), desc="Checking", unit="image", leave=False, dynamic_ncols=True,
+        disable=not (progress and sys.stderr.isatty()),
+    )  # fmt: skip
+    began = told = time.monotonic()
+    try:
+        with bar, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # whoever gives --workers knows
+            reads = Workers(chunks, parts, min(workers, len(parts)))
+            for part, (chunk, damaged) in zip(parts, reads, strict=True):
+                records[part.start : part.stop] = chunk
+                damage.update(damaged)
+                bar.update(len(part))
+                now = time.monotonic()
+                if bar.disable and now - told >= LOG_SECONDS:
+                    told = now
+                    log(f"checked {part.stop:,} of {len(found):,} images ({part.stop / (now - began):,.0f} images/s)")
+    finally:
+        stop.set()
+    return records, damage
+
+
+class _Chunks(Dataset):
+    """What a worker does: the records of a range of the files, and the damaged ones."""
+
+    def __init__(self, paths: list[str], colour: str, stop: Any) -> None:
+        self.paths, self.colour, self.stop = paths, colour, stop
+
+    def __getitem__(self, part: range) -> tuple[np.ndarray, dict[int, str]]:
+        rows, damage = [], {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
+            for index in part:
+                if self.stop.is_set():  # the main process was interrupted and waits for this one to end
+                    break
+                row, problem = inspect_file(self.paths[index], self.colour)
+                rows.append(row)
+                if problem:
+                    damage[index] = problem
+        return np.array(rows, dtype=RECORD), damage
+
+
+def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
+    """A file as a ``RECORD``, with the size that training sees, and why it is damaged, None when it is not.
+
+    The file is read once; what is hashed is what is decoded.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as error:
+        return UNREAD, f"cannot be opened ({error.strerror})"
+    sha256 = hashlib.sha256(data).digest()
+    if not data:
+        return (sha256, *UNREAD[1:]), "is empty (0 bytes)"
+    about = UNREAD[4:]
+    size = (0, 0)
+    try:
+        with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image tells nothing but pixels
+            size, about = header.size, (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
+        image = open_image(io.BytesIO(data), colour)
+        return (sha256, pixel_hash(colour, image.size, image.tobytes()), *image.size, *about), None
+    except Exception as error:  # whatever it is, training would stop at this file
+        return (sha256, b"", *size, *about), _reason(error)
+
+
+def _is_rotated(image: Image.Image) -> bool:
+    """Whether EXIF says that the pixels are not stored upright."""
+    if image.format == "PNG" and not {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys():
+        return False  # Pillow would decode all pixels to look behind them
+    return image.getexif().get(ORIENTATION, 1) in range(2, 9)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file cannot be decoded, in one line."""
+    error = error.__cause__ if isinstance(error, UserError) and isinstance(error.__cause__, Exception) else error
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "is no image of a known format"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def pixel_hash(colour: str, size: tuple[int, int], pixels: bytes) -> bytes:
+    """The first bytes of the SHA-256 over an image's mode, size and pixels."""
+    digest = hashlib.sha256(f"{colour} {size[0]} {size[1]} ".encode())
+    digest.update(pixels)
+    return digest.digest()[:HASH_BYTES]
+
+
+def _of_pixels(pixels: np.ndarray) -> np.ndarray:
+    """``RECORD`` (n,) of images in memory, uint8 (n, c, h, w)."""
+    _, channels, height, width = pixels.shape
+    mode = "L" if channels == 1 else "RGB"
+    rows = [
+        (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False) for image in pixels
+    ]
+    return np.array(rows, dtype=RECORD)
+
+
+def hexadecimal(digest: bytes, count: int) -> str:
+    """A hash out of a ``RECORD`` with all its ``count`` bytes; empty when there is none."""
+    return bytes(digest).ljust(count, b"\0").hex() if digest else ""

@@ -1,0 +1,331 @@
+"""What follows from measured speeds: which part limits training, which changes to try, which of them help.
+
+Plain functions of numbers; ``doctor_measure.py`` and ``doctor_memory.py`` measure, ``doctor_report.py`` says it.
+All speeds are in images a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scripts.common.figures import Spread
+
+GAIN = 1.05  # a change that gives less is not recommended
+EQUAL = 1.2  # parts whose speeds are closer than this limit training alike
+SHARED = 0.8  # of the slower part's speed: what loader and network that take from each other stay below together
+BUSY = 0.7  # a GPU that computes for less of a step's time waits for the processor that launches its work
+
+# What can limit training, as the verdict names it.
+LIMITS = {
+    "decode": "reading and decoding images",
+    "read": "taking images from memory",
+    "augmentation": "augmentation",
+    "copy": "the copy to the GPU",
+    "compute": "compute",
+    "launch": "launching work on the GPU",
+    "both": "loader and network about equally",
+    "cores": "the cores, which loader and network share",
+    "turns": "loader and network, which take turns",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Training with the present settings.
+
+    ``loader``, ``compute`` and ``together``: each part alone and the real loop. ``wait_percent``: of the loop's time,
+    waiting for data. ``split``: seconds an image takes in 'decode' (or 'read', where images are resident),
+    'augmentation' and 'copy', each in one process. ``shares``: of a step's time, by 'forward', 'backward' and
+    'optimizer'. ``workers``: processes that read, None where images are resident. ``gpu``: whether one computes;
+    ``busy``: the share of a step's time in which it does, None where that is not known.
+    """
+
+    loader: Spread
+    compute: Spread
+    together: Spread
+    wait_percent: float
+    split: dict[str, float]
+    shares: dict[str, float]
+    workers: int | None
+    gpu: bool = False
+    busy: float | None = None
+
+    @property
+    def varied(self) -> float:
+        """How much the loop's speed varied: the highest over the lowest."""
+        return self.together.high / self.together.low
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """Seconds an image costs the loader by part, reading shared out over the workers."""
+        return {
+            name: cost / max(1, self.workers or 1) if name == "decode" else cost for name, cost in self.split.items()
+        }
+
+
+def limit(measured: Measured) -> str:
+    """A key of ``LIMITS``, from the parts alone and the loop.
+
+    Where the loop comes near its slower part, that one, and in the loader the part of it that takes longest. Where it
+    does not, one part has to wait for the other, and it matters little which of them is slower alone.
+    """
+    loader, compute = measured.loader.median, measured.compute.median
+    overlap = measured.gpu and measured.workers
+    if not overlap and measured.together.median < SHARED * min(loader, compute):
+        return _in_each_others_way(measured)
+    if loader * EQUAL < compute:
+        return max(measured.costs, key=measured.costs.get)
+    if loader < compute * EQUAL:
+        return "both"
+    return "launch" if measured.busy is not None and measured.busy < BUSY else "compute"
+
+
+def part_of(limited_by: str) -> str | None:
+    """The part of training, 'loader' or 'compute', that a key of ``LIMITS`` is about; None for both of them."""
+    if limited_by in ("both", "cores", "turns"):
+        return None
+    return "compute" if limited_by in ("compute", "launch") else "loader"
+
+
+def _in_each_others_way(measured: Measured) -> str:
+    return "cores" if measured.workers and not measured.gpu else "turns"
+
+
+# ------------------------------------------------------------------------------------------ changes
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to try. ``part`` is what it is about, 'loader' or 'compute'; of a ``group`` one is taken at most.
+
+    ``flags`` go onto the command line; ``threads`` is OMP_NUM_THREADS instead. ``caution``: what else it changes.
+    ``not_tried``: why it is not.
+    """
+
+    part: str
+    group: str
+    flags: tuple[str, ...] = ()
+    threads: int | None = None
+    caution: str = ""
+    not_tried: str = ""
+
+    @property
+    def label(self) -> str:
+        """As a person gives it."""
+        return " ".join(self.flags) or f"OMP_NUM_THREADS={self.threads}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What decides which changes make sense here.
+
+    ``cores``: those lent to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
+    resident. ``resident_bytes``: what the data set takes in memory, ``resident_room`` what it may take; ``same_crops``:
+    whether resident images train on the same pixels. ``formats``: the other ``--amp`` formats, each with the reason
+    why it is not worth a trial, or ''.
+    """
+
+    gpu: bool
+    cores: int
+    threads: int
+    workers: int | None
+    batch_size: int
+    samples: int
+    resident_bytes: int
+    resident_room: float
+    same_crops: bool
+    convolutions: bool
+    channels_last: bool
+    formats: dict[str, str]
+    compiled: bool
+    try_compile: bool
+
+
+def changes(place: Place) -> list[Change]:
+    """What is worth a trial, and what is not with the reason, in the order of the report."""
+    return [*_loader_changes(place), *_compute_changes(place)]
+
+
+def ladder(workers: int, cores: int) -> list[int]:
+    """Numbers of worker processes to try: of 0, 1, 2, 4 ..., the cores and twice as many, those not far below now."""
+    steps = {0, cores, 2 * cores, *(2**k for k in range(cores.bit_length()) if 2**k < cores)}
+    return sorted(count for count in steps - {workers} if count >= min(workers, cores) // 2)
+
+
+def _loader_changes(place: Place) -> list[Change]:
+    if place.workers is None:
+        return []
+    found = [Change("loader", "loader", ("--workers", str(count))) for count in ladder(place.workers, place.cores)]
+    size, room = place.resident_bytes / 1e9, place.resident_room / 1e9
+    crops = "" if place.same_crops else "crops are cut from images stored at the network's size"
+    reason = "" if size <= room else f"{size:,.1f} GB of images, where {room:,.1f} GB may be taken"
+    found.append(Change("loader", "loader", ("--loader", "resident"), caution=crops, not_tried=reason))
+    if place.gpu:
+        found.append(Change("loader", "decode", ("--decode", "gpu")))
+    return found
+
+
+def _compute_changes(place: Place) -> list[Change]:
+    found = []
+    if place.convolutions:
+        found.append(Change("compute", "channels", ("--channels-last", "off" if place.channels_last else "on")))
+    for name, reason in place.formats.items():
+        found.append(Change("compute", "amp", ("--amp", name), not_tried=reason))
+    small = f"an epoch has {place.samples:,} images" if 2 * place.batch_size > place.samples else ""
+    found.append(
+        Change(
+            "compute", "batch", ("--batch-size", str(2 * place.batch_size)), not_tried=small,
+            caution="another global batch: raise --lr with it",
+        )
+    )  # fmt: skip
+    if not place.gpu:
+        counts = sorted({max(1, place.cores // 2), place.cores, 1} - {place.threads})
+        found += [Change("compute", "threads", threads=count) for count in counts]
+    if not place.compiled:
+        reason = "" if place.gpu or place.try_compile else "takes long; --try-compile"
+        found.append(Change("compute", "compile", ("--compile",), not_tried=reason))
+    return found
+
+
+# ------------------------------------------------------------------------------------------- trials
+
+
+class Turns(NamedTuple):
+    """Two speeds measured in turns, and the median of the turns' own ratios of the second to the first."""
+
+    before: Spread
+    after: Spread
+    ratio: float
+
+    @property
+    def varied(self) -> float:
+        """How much either speed varied meanwhile: the highest over the lowest."""
+        return max(side.high / side.low for side in (self.before, self.after))
+
+
+@dataclass
+class Trial:
+    """A change and what it gave.
+
+    ``alone``: the speed of its part alone, in turns with that part now. ``loops``: the real loop's, in turns with the
+    settings before the change; none where its part alone gave no reason to. ``doubts``: how much the loop's speed had
+    varied before, which a gain must exceed too. ``twice``: a gain would contradict what the parts alone say, so that
+    the loop must have shown it twice. ``failure``: why there is nothing.
+    """
+
+    change: Change
+    alone: Turns | None = None
+    loops: list[Turns] = field(default_factory=list)
+    doubts: float = 1.0
+    twice: bool = False
+    failure: str = ""
+
+    @property
+    def promises(self) -> bool:
+        """Whether its part alone became faster by more than 5 %."""
+        return not self.failure and self.alone is not None and self.alone.ratio > GAIN
+
+    @property
+    def gains(self) -> bool:
+        """Whether the loop became faster by more than 5 %, each time it was measured."""
+        return self.promises and bool(self.loops) and all(turns.ratio > GAIN for turns in self.loops)
+
+    @property
+    def varied(self) -> float:
+        """How much the loop's speed varied, before or meanwhile."""
+        return max(self.doubts, *(turns.varied for turns in self.loops), 1.0)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether each gain in the loop is larger than what speeds varied by."""
+        return all(turns.ratio > self.varied for turns in self.loops)
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is recommended."""
+        return self.gains and self.is_certain and len(self.loops) > self.twice
+
+
+def to_measure_again(trials: Sequence[Trial], limited_by: str) -> list[Trial]:
+    """The best of each group that promises something, those about the limiting part first."""
+    best: dict[str, Trial] = {}
+    for trial in trials:
+        if trial.promises and (
+            trial.change.group not in best or trial.alone.ratio > best[trial.change.group].alone.ratio
+        ):
+            best[trial.change.group] = trial
+    first = part_of(limited_by) or "loader"
+    return sorted(best.values(), key=lambda trial: (trial.change.part != first, -trial.alone.ratio))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """All trials, the changes ``taken`` as advice, and the loop's speed without and with them, in turns.
+
+    Without advice ``gain`` is None.
+    """
+
+    trials: list[Trial]
+    taken: list[Change] = field(default_factory=list)
+    gain: Turns | None = None
+
+
+def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Turns | None = None) -> Advice:
+    """The advice after those that ``helped``, in the order in which they came on top of each other.
+
+    ``together``: the loop's speed without and with all of them. Where that is no gain, or none to be sure of, the first
+    alone is advised, which was measured against the present settings.
+    """
+    if not helped:
+        return Advice(trials)
+    if together is not None and together.ratio > max(GAIN, together.varied):
+        return Advice(trials, [trial.change for trial in helped], together)
+    first = helped[0]
+    return Advice(trials, [first.change], first.loops[-1])
+
+
+def final_limit(measured: Measured, advice: Advice) -> str:
+    """A key of ``LIMITS`` that agrees with the advice: what the loop has shown counts for more than the parts alone."""
+    what = limit(measured)
+    part = part_of(what)
+    if advice.taken and part is not None and advice.taken[0].part != part:
+        return _in_each_others_way(measured)
+    return what
+
+
+# ------------------------------------------------------------------------------------ largest batch
+
+
+class StopSearch(Exception):
+    """A larger batch is not tried; the message says why."""
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest batch that fits, 0 if none; ``reason``: why nothing larger was tried, '' where that does not fit."""
+
+    size: int
+    reason: str = ""
+
+
+def largest_batch(
+    fits: Callable[[int], bool], start: int, cap: int, cap_reason: str, tolerance: float = 0.0
+) -> Largest:
+    """The largest batch up to ``cap`` for which ``fits`` is true: doubled (or halved) from ``start``, then bisected.
+
+    The bisection ends when the largest that fits and the smallest that does not are within ``tolerance`` times the
+    former of each other; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
+    """
+    good, bad, size = 0, cap + 1, min(start, cap)
+    try:
+        while good < bad - 1 and bad - good > max(1, tolerance * good):
+            if fits(size):
+                good = size
+            else:
+                bad = size
+            size = min(2 * good, cap) if bad > cap else (good + bad) // 2
+    except StopSearch as stop:
+        return Largest(good, str(stop))
+    return Largest(good, cap_reason if good == cap else "")

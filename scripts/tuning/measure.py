@@ -1,0 +1,308 @@
+"""How fast the parts of training are: loader, computation, both; in windows of steps, so that there is a spread.
+
+Everything runs through the real loader and ``TraVal.training_step``. The learning rate is tiny: speed does not
+depend on it, and a batch that is trained on over and over must not make the weights diverge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from scripts.common.figures import Spread, ratios
+from scripts.common.step_timing import synchronise
+from utils.config.settings import Settings
+from utils.data.loaders import Batch, TrainLoader
+from utils.data.sources import StreamSource
+from utils.train_validation import TraVal
+
+LR = 1e-6
+WINDOWS, FEWEST_WINDOWS = 5, 3
+READ_AT_ONCE = 32  # images, where reading is timed in this process
+PROFILED_STEPS = 5
+
+
+class Window(NamedTuple):
+    """Some steps in a row: their images, seconds, and the seconds of them spent waiting for data."""
+
+    images: int
+    seconds: float
+    waited: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        return self.images / self.seconds
+
+
+Measure = Callable[[int, int], list[Window]]  # steps a window, windows
+
+
+class Subject:
+    """One way to train, ready to be measured.
+
+    ``epochs`` hands out the number of the next epoch to read: shared by all subjects, so that none finds in the
+    file cache what another has just read. ``threads`` of the network on a CPU.
+    """
+
+    def __init__(
+        self, args: Settings, loader: TrainLoader, traval: TraVal, epochs: Iterator[int], threads: int
+    ) -> None:
+        self.args, self.loader, self.traval = args, loader, traval
+        self.epochs, self.threads = epochs, threads
+        self.device = traval.device
+        self._passes: list[Batch] | None = None
+        self._waited, self._images = 0.0, 0
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that read; None where images are resident."""
+        return self.loader.source.workers if isinstance(self.loader.source, StreamSource) else None
+
+    @property
+    def passes(self) -> list[Batch]:
+        """The forward passes of an epoch's first step, on the device. No step is larger."""
+        if self._passes is None:
+            self._passes = self.loader.step_again(0, 0)
+        return self._passes
+
+    @property
+    def step_images(self) -> int:
+        """Images of that step."""
+        return sum(len(batch.targets) for batch in self.passes)
+
+    # ------------------------------------------------------------------------------- measurements
+
+    def measure_loader(self, steps: int, windows: int) -> list[Window]:
+        """Batches taken as fast as they come."""
+        return self._go_through(steps, windows, lambda passes: [None for _ in passes])
+
+    def measure_loop(self, steps: int, windows: int) -> list[Window]:
+        """Training as ``TraVal.train`` does it, without its log lines."""
+
+        def step(passes: Iterable[Batch]) -> None:
+            self.traval.training_step(passes)
+            if self.traval.sums.full:
+                self.traval._collect()
+
+        return self._go_through(steps, windows, step)
+
+    def measure_compute(self, steps: int, windows: int) -> list[Window]:
+        """Training steps on one batch that is on the device already."""
+        torch.set_num_threads(self.threads)
+        passes, found = self.passes, []
+        for _ in range(windows):
+            synchronise(self.device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                self._step_again(passes)
+            self.traval._collect()
+            synchronise(self.device)
+            found.append(Window(steps * self.step_images, time.perf_counter() - began))
+        return found
+
+    def _step_again(self, passes: list[Batch]) -> None:
+        self._stand_at(0, 0)
+        self.traval.training_step(passes)
+        if self.traval.sums.full:
+            self.traval._collect()
+
+    def _stand_at(self, epoch: int, step: int) -> None:
+        """Where a step that the scaler skips is read again."""
+        self.traval.progress.epoch, self.traval.progress.step_in_epoch = epoch, step
+
+    def _go_through(self, steps: int, windows: int, work: Callable[[Iterable[Batch]], Any]) -> list[Window]:
+        """``work`` on the passes of each of steps x windows steps.
+
+        Not measured are as many before them as the workers begin with at once, and one after them: while a step is
+        worked on, the first batch of the next is fetched, so that each window holds exactly its number of fetches.
+        """
+        torch.set_num_threads(self.threads)
+        before, found = max(1, self.workers or 0), []
+        for number, passes in enumerate(self._feed(before + steps * windows + 1), 1 - before):
+            if number == 1:
+                began = self._begin_window()
+            work(self._counted(passes))
+            if 0 < number <= steps * windows and number % steps == 0:
+                self.traval._collect()  # as train() does every --print-freq steps: a synchronisation point
+                synchronise(self.device)
+                found.append(Window(self._images, time.perf_counter() - began, self._waited))
+                began = self._begin_window()
+        self.traval._collect()
+        return found
+
+    def _begin_window(self) -> float:
+        synchronise(self.device)
+        self._waited, self._images = 0.0, 0
+        return time.perf_counter()
+
+    def _feed(self, steps: int) -> Iterator[Iterable[Batch]]:
+        """The passes of ``steps`` steps, always up to an epoch's end: then no worker is left reading ahead."""
+        per_epoch = self.loader.steps_per_epoch
+        while steps:
+            part = steps % per_epoch or per_epoch
+            epoch, first = next(self.epochs), per_epoch - part
+            self._stand_at(epoch, first)
+            batches = self._timed(self.loader.batches(epoch, first))
+            for _, passes in itertools.groupby(batches, key=lambda batch: batch.number):
+                yield passes
+            steps -= part
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            self._waited += time.perf_counter() - began
+            if batch is None:
+                return
+            yield batch
+
+    def _counted(self, passes: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in passes:
+            self._images += len(batch.targets)
+            yield batch
+
+
+def windows_of(measure: Measure, seconds: float) -> list[Window]:
+    """Windows that take about ``seconds`` together, after a warm-up."""
+    steps, window_seconds = steps_for(measure, seconds / WINDOWS)
+    return measure(steps, max(FEWEST_WINDOWS, min(WINDOWS, round(seconds / window_seconds))))
+
+
+def steps_for(measure: Measure, seconds: float) -> tuple[int, float]:
+    """How many steps take about ``seconds``, found out while warming up, and their seconds."""
+    measure(1, 1)  # compiles, chooses convolution algorithms, starts worker processes
+    steps = 1
+    while (warm := measure(steps, 1)[0].seconds) < seconds / 4:
+        steps *= 2
+    wanted = max(1, round(steps * seconds / warm))
+    return wanted, wanted * warm / steps
+
+
+def spread(windows: Iterable[Window]) -> Spread:
+    """Their speeds."""
+    return Spread.of([window.speed for window in windows])
+
+
+def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
+    """Both speeds over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' own ratios.
+
+    In the order before after, after before ...: what changes on the machine meanwhile touches both sides alike.
+    """
+    speeds: tuple[list[float], list[float]] = ([], [])
+    steps = [steps_for(measure, seconds / (2 * pairs))[0] for measure in (before, after)]
+    for number in range(pairs):
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            speeds[side].append((before, after)[side](steps[side], 1)[0].speed)
+    return Spread.of(speeds[0]), Spread.of(speeds[1]), ratios(speeds[1], speeds[0]).median
+
+
+# ---------------------------------------------------------------------------------- inside the parts
+
+
+def loader_split(subject: Subject, seconds: float) -> dict[str, float]:
+    """Seconds that an image takes in each part of the loader; medians over about ``seconds``."""
+    source, device = subject.loader.source, subject.device
+    read, augmented, copied = [], [], []
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(read) < 3:
+        share = subject.loader.plan.shares(next(subject.epochs), 0)[0]
+        few = share.indices[:READ_AT_ONCE]
+        took, (_, pixels, labels) = _clocked(
+            lambda share=share, few=few: source.read(dataclasses.replace(share, indices=few, count=len(few))), device
+        )
+        read.append(took / len(few))
+        rows = torch.arange(len(share.indices), device=pixels.device) % len(few)  # the same few fill the batch
+        whole = pixels[rows], labels[rows]
+        took, _ = _clocked(lambda share=share, whole=whole: list(subject.loader.prepare([share], *whole)), device)
+        augmented.append(took / len(rows))
+        if device.type == "cuda" and subject.workers is not None:
+            pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)
+            took, _ = _clocked(lambda pinned=pinned: pinned.to(device, non_blocking=True), device)
+            copied.append(took / len(rows))
+    name = "read" if subject.workers is None else "decode"
+    parts = {name: read, "augmentation": augmented, **({"copy": copied} if copied else {})}
+    return {part: statistics.median(values[1:]) for part, values in parts.items()}  # the first warms up
+
+
+def _clocked(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    synchronise(device)
+    began = time.perf_counter()
+    result = work()
+    synchronise(device)
+    return time.perf_counter() - began, result
+
+
+def step_shares(subject: Subject, steps: int) -> dict[str, float]:
+    """The shares of forward (with the loss), backward, and optimizer (with scaler, clipping, averages, accounting)."""
+    marks: list[tuple[str, Any]] = []
+
+    def mark(name: str) -> None:
+        if subject.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            marks.append((name, event))
+        else:
+            marks.append((name, time.perf_counter()))
+
+    with _marked(subject.traval, mark):
+        for _ in range(steps):
+            mark("begin")
+            subject._step_again(subject.passes)
+            mark("optimizer")
+    subject.traval._collect()
+    synchronise(subject.device)
+    totals = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
+    for (_, begun), (name, ended) in itertools.pairwise(marks):
+        if name != "begin":
+            totals[name] += ended - begun if isinstance(begun, float) else begun.elapsed_time(ended)
+    whole = sum(totals.values())
+    return {name: value / whole for name, value in totals.items()}
+
+
+@contextlib.contextmanager
+def _marked(traval: TraVal, mark: Callable[[str], None]) -> Iterator[None]:
+    """Within it, ``mark`` is called where a pass's forward and where its backward ends."""
+    forward, update = traval._forward, traval.sums.meter.update
+
+    def marked_forward(*args: Any) -> Any:
+        result = forward(*args)
+        mark("forward")
+        return result
+
+    def marked_update(*args: Any) -> None:  # the first thing after the backward pass
+        mark("backward")
+        update(*args)
+
+    traval._forward, traval.sums.meter.update = marked_forward, marked_update
+    try:
+        yield
+    finally:
+        del traval._forward, traval.sums.meter.update
+
+
+def busy_share(subject: Subject, step_seconds: float) -> float | None:
+    """The share of a step's ``step_seconds`` in which the GPU computes; None where its profiler does not tell."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        subject.measure_compute(PROFILED_STEPS, 1)
+    spans = [(e.time_range.start, e.time_range.end) for e in profiler.events() if e.device_type == DeviceType.CUDA]
+    busy_us = covered(spans)
+    return min(1.0, busy_us / 1e6 / PROFILED_STEPS / step_seconds) if busy_us else None
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of (start, end) spans."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

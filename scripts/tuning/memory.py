@@ -1,0 +1,140 @@
+"""The memory of a training step, and the largest batch that fits: found by real training steps on random images."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from scripts.common.step_timing import OUT_OF_MEMORY, Row, failure_of, largest_resident_bytes, mlp, synchronise
+from scripts.tuning.advice import Largest, StopSearch, largest_batch
+from utils.data.loaders import Batch
+from utils.train_validation import TraVal
+
+STEPS = 2  # the optimizer makes its state in the first
+LARGEST_SIZE = 2**16  # images; --batch-size takes more, but no training needs it
+TOLERANCE = 1 / 32  # of the largest batch: closer than that, what fits changes from one run to the next
+CPU_MEMORY_SHARE = 0.5  # of what is available now that the search may use on a CPU
+
+
+def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool) -> float:
+    """Train for ``STEPS`` steps on ``size`` random images; gives the seconds of the last step.
+
+    ``traval`` has what ``no_loader`` gives in place of a training loader.
+    """
+    shape = traval.train_loader.image_shape
+    images = torch.randn(max(size, 2), *shape, device=traval.device)  # batch norm cannot train on one
+    if channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    targets = torch.randint(classes, (size,), device=traval.device)
+    batch = Batch(images, targets, np.arange(size), 0)
+    traval.train_loader.step_again = lambda *_: [batch]  # for a step that the scaler skips
+    for _ in range(STEPS):
+        synchronise(traval.device)
+        began = time.perf_counter()
+        traval.training_step([batch])
+        synchronise(traval.device)
+    return time.perf_counter() - began
+
+
+def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
+    """In place of a training loader, as far as ``TraVal`` needs one for single steps."""
+    plan = SimpleNamespace(step_indices=lambda *_: np.zeros(1, np.int64))
+    return SimpleNamespace(image_shape=image_shape, plan=plan)
+
+
+class GpuRoom:
+    """Whether a batch fits onto the GPU: by trying. ``train``: steps on a batch of that size; gives seconds a step."""
+
+    def __init__(self, train: Callable[[int], float], longest_step_seconds: float) -> None:
+        self.train, self.longest = train, longest_step_seconds
+        self.last = (0, 0.0)  # size and seconds of the step before
+
+    def __call__(self, size: int) -> bool:
+        refuse_long_step(size, self.last, self.longest)
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            self.last = size, self.train(size)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if failure_of(error, Row("fp32")) != OUT_OF_MEMORY:
+                raise
+            return False
+        return True
+
+
+class CpuRoom:
+    """Whether a batch fits into ``room`` bytes of memory. For a fresh process, whose largest size tells what it took.
+
+    A batch is tried only when the smaller ones before it let expect that it fits: the machine must not begin to swap.
+    """
+
+    def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
+        self.train, self.room, self.longest = train, room, longest_step_seconds
+        self.last = (0, 0.0)
+        self.grown: dict[int, int] = {}  # bytes by batch size, of sizes that rise
+        mlp(width=8, layers=1, batch_size=8, steps=1).start(Row("fp32"), torch.device("cpu")).run(1)  # loads libraries
+        self.before = peak_resident_bytes()
+
+    def __call__(self, size: int) -> bool:
+        refuse_long_step(size, self.last, self.longest)
+        if self.grown and self._expected(size) > self.room:
+            return False
+        gc.collect()
+        _forget_peak()
+        self.last = size, self.train(size)
+        self.grown[size] = peak_resident_bytes() - self.before
+        return self.grown[size] <= self.room
+
+    def _expected(self, size: int) -> float:
+        """From the two largest so far, on a straight line."""
+        *_, (largest, its_bytes) = sorted(self.grown.items())
+        smaller, fewer_bytes = sorted(self.grown.items())[-2] if len(self.grown) > 1 else (0, 0)
+        return its_bytes + (size - largest) * (its_bytes - fewer_bytes) / (largest - smaller)
+
+
+def refuse_long_step(size: int, last: tuple[int, float], longest_seconds: float) -> None:
+    """Raise ``StopSearch`` when a step of ``size`` images would take longer, judged by the ``last`` size's seconds."""
+    if last[0] and last[1] * size / last[0] > longest_seconds:
+        raise StopSearch(f"a step of {size:,} images would take more than {longest_seconds:g} s")
+
+
+def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
+    """The largest batch that fits, up to the whole training set."""
+    cap, reason = min(samples, LARGEST_SIZE), f"{LARGEST_SIZE:,} images are enough for any training"
+    return largest_batch(room, start, cap, "the whole training set" if cap == samples else reason, TOLERANCE)
+
+
+def peak_resident_bytes() -> int:
+    """The most physical memory that this process has had since its begin or, on Linux, since ``_forget_peak``."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    return largest_resident_bytes()
+
+
+def _forget_peak() -> None:
+    """Begin anew to look for the largest size, where the system can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping: of the machine, or of the control group that this process runs in."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]  # where the system does not tell
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")] or found
+        group = Path("/sys/fs/cgroup")
+        most, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+        if most != "max":
+            found.append(int(most) - int(used))
+    return min(found)

@@ -1,0 +1,176 @@
+"""The examination: the parts of training with the present settings, then other settings, tried one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scripts.common.step_timing import Row, failure_of, unsupported
+from scripts.tuning.advice import (
+    Advice,
+    Change,
+    Measured,
+    Place,
+    Trial,
+    Turns,
+    advice_of,
+    changes,
+    limit,
+    part_of,
+    to_measure_again,
+)
+from scripts.tuning.measure import Subject, busy_share, in_turns, loader_split, spread, step_shares, windows_of
+from utils.config.settings import UserError
+from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes
+from utils.data.sets.datasets import Data
+from utils.data.sets.readers import MemoryImages
+from utils.precision.amp import resolve_amp
+from utils.runtime.cpu import cores_per_process
+from utils.train_validation import TrainingFailure
+
+SHARES_STEPS = 10
+FIRST_PAIRS, PAIRS = 2, 4  # of windows, at first and in the loop
+STAND_IN_IMAGES = 512  # random ones that stand for a resident data set which nobody has decoded yet
+
+Begin = Callable[[str], None]  # told what comes next
+Variant = Callable[[Subject, tuple[Change, ...]], Subject]  # a subject with the last of the changes besides the others
+
+
+def examine(subject: Subject, seconds: float, begin: Begin) -> tuple[Measured, tuple[int, int] | None]:
+    """Measure the parts, about ``seconds`` each; on a GPU also the most bytes allocated and reserved in a step."""
+    begin("loader alone")
+    loader = spread(windows_of(subject.measure_loader, seconds))
+    split = loader_split(subject, seconds / 4)
+    begin("compute alone")
+    gpu, peak = subject.device.type == "cuda", None
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(subject.device)
+    compute = spread(windows_of(subject.measure_compute, seconds))
+    if gpu:
+        peak = torch.cuda.max_memory_allocated(subject.device), torch.cuda.max_memory_reserved(subject.device)
+    step_seconds = subject.step_images / compute.median
+    shares = step_shares(subject, max(1, min(SHARES_STEPS, round(seconds / 2 / step_seconds))))
+    busy = busy_share(subject, step_seconds) if gpu else None
+    begin("both together")
+    loop = windows_of(subject.measure_loop, seconds)
+    waits = statistics.median(100 * window.waited / window.seconds for window in loop)
+    return Measured(loader, compute, spread(loop), waits, split, shares, subject.workers, gpu, busy), peak
+
+
+def place_of(subject: Subject, data: Data, try_compile: bool) -> Place:
+    """What decides which changes make sense for ``subject``."""
+    args, device, transform = subject.args, subject.device, subject.loader.transform
+    gpu, amp = device.type == "cuda", resolve_amp(args.precision, device)
+    formats = {name: unsupported(name, device) or "" for name in ("bf16", "fp16", "off") if name != amp}
+    if not gpu and "fp16" in formats:
+        formats["fp16"] = "emulated on a CPU"
+    size = data.spec.image_size if data.spec.fixed_size else data.image_size
+    return Place(
+        gpu=gpu, cores=cores_per_process(1), threads=subject.threads, workers=subject.workers,
+        batch_size=args.data.batch_size, samples=len(data.train),
+        resident_bytes=(len(data.train) + len(data.validation)) * data.spec.channels * size**2,
+        resident_room=RESIDENT_MEMORY_SHARE * memory_bytes(device), same_crops=data.spec.fixed_size,
+        convolutions=any(isinstance(module, nn.Conv2d) for module in subject.traval.model.modules()),
+        channels_last=transform.channels_last, formats=formats, compiled=args.model.compile, try_compile=try_compile,
+    )  # fmt: skip
+
+
+def stand_in(data: Data) -> Data:
+    """As many samples in memory, of random pixels: how fast they are taken does not depend on what they show."""
+    size = data.spec.image_size if data.spec.fixed_size else data.image_size
+    pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.spec.channels, size, size), dtype=torch.uint8)
+    train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))
+    return dataclasses.replace(data, train=train, validation=validation)
+
+
+@dataclass
+class Trials:
+    """Tries changes of ``now``, whose parts are ``measured``. ``seconds``: for each measurement, about."""
+
+    now: Subject
+    variant: Variant
+    measured: Measured
+    seconds: float
+    begin: Begin
+
+    def advise(self, place: Place) -> Advice:
+        """Try all changes, measure those that promise something again in the real loop, then all that help together.
+
+        The second measurement is on top of the changes that have been found to help before it: faster computation
+        shows only once the loader keeps up.
+        """
+        trials = [self._first(change) for change in changes(place)]
+        best, helped = self.now, []
+        for trial in to_measure_again(trials, limit(self.measured)):
+            self.begin(f"in turns with the settings before: {trial.change.label}")
+            best = self._again(trial, best, helped)
+        together = None
+        if len(helped) > 1:
+            self.begin("all that help together, in turns with the present settings")
+            together = self._in_the_loop(self.now, best)
+        return advice_of(trials, helped, together)
+
+    def _first(self, change: Change) -> Trial:
+        """The speed of the change's part alone, in turns with that part now."""
+        trial = Trial(change, failure=change.not_tried and f"not tried: {change.not_tried}")
+        if trial.failure:
+            return trial
+        self.begin(change.label)
+        _forget_others(self.now.device)
+        try:
+            subject = self.variant(self.now, (change,))
+            parts = [getattr(one, f"measure_{change.part}") for one in (self.now, subject)]
+            trial.alone = Turns(*in_turns(*parts, self.seconds / 2, FIRST_PAIRS))
+        except (UserError, RuntimeError) as error:
+            trial.failure = reason_of(error)
+        return trial
+
+    def _again(self, trial: Trial, before: Subject, helped: list[Trial]) -> Subject:
+        """Measure the loop with and without the change; gives the better subject. ``helped`` grows by what helps.
+
+        A gain by a part that does not limit would contradict what the parts alone say: it is measured twice.
+        """
+        after, limiting = before, part_of(limit(self.measured))
+        trial.doubts, trial.twice = self.measured.varied, limiting not in (None, trial.change.part)
+        _forget_others(before.device)
+        try:
+            after = self.variant(before, (*(other.change for other in helped), trial.change))
+            trial.loops.append(self._in_the_loop(before, after))
+            if trial.twice and trial.gains and trial.is_certain:
+                trial.loops.append(self._in_the_loop(before, after))
+        except (UserError, RuntimeError) as error:
+            trial.failure = reason_of(error)
+        if not trial.helps:
+            return before
+        helped.append(trial)
+        return after
+
+    def _in_the_loop(self, before: Subject, after: Subject) -> Turns:
+        return Turns(*in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS))
+
+
+def reason_of(error: Exception) -> str:
+    """Why a change cannot be had, in a few words; raises ``error`` when that is no affair of the change's."""
+    if isinstance(error, UserError):
+        return f"cannot be: {error.mistakes[0]}"
+    reason = (
+        "the gradient is not finite"
+        if isinstance(error, TrainingFailure)
+        else failure_of(error, Row("fp32", compiled=True))
+    )
+    if not reason:
+        raise error
+    return reason
+
+
+def _forget_others(device: torch.device) -> None:
+    """Give back memory and worker processes of the subjects that have been measured."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,53 @@
+"""main.py with hooks around it, for tests and verify_resume.py: faults strike at chosen points, steps are recorded.
+
+    HOOK_FAULT="kill forward step=7 rank=1" python -m torch.distributed.run scripts/verification/hooked_main.py FLAGS
+    HOOK_RECORD=DIR python scripts/verification/hooked_main.py FLAGS
+
+Takes main.py's flags. HOOK_FAULT: see scripts/verification/faults.py. HOOK_RECORD: see scripts/verification/records.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import main as program
+from scripts.verification.faults import Fault
+from scripts.verification.records import DONE
+from utils.config.settings import UserError
+from utils.runtime.cpu import let_threads_wait_briefly
+from utils.runtime.distributed import Ranks, end_process
+
+NAME = "hooked_main.py"
+NOT_STRUCK = 70  # exit code of a training that ended well without meeting its fault
+
+
+def main(argv: list[str]) -> int:
+    """main.py's exit code, or ``NOT_STRUCK``."""
+    let_threads_wait_briefly()
+    try:
+        text = os.environ.get("HOOK_FAULT")
+        fault = Fault.from_text(text) if text is not None else None
+        rank = Ranks.from_environment().rank
+    except UserError as error:
+        print(f"{NAME}: {error}", file=sys.stderr)
+        return 2
+    from scripts.verification.hooks import Hooks, plant
+
+    folder = os.environ.get("HOOK_RECORD")
+    hooks = Hooks(rank, fault, Path(folder) if folder else None)
+    plant(hooks)
+    code = program.main(argv, ends_process=True)
+    if hooks.marks is not None:
+        hooks.marks.loop(DONE, 0)
+    if code == 0 and hooks.fault is not None and not hooks.fault.struck:
+        print(f"{NAME}: HOOK_FAULT={text!r} met no such point on rank {rank}", file=sys.stderr)
+        return NOT_STRUCK
+    return code
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

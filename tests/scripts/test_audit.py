@@ -1,0 +1,664 @@
+"""The audit against planted faults and their sound twins, hand-computed cases and plain float64 loops."""
+
+import copy
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional
+
+from models import build_model
+from scripts.audit.audit import audit
+from scripts.audit.measure import LOWEST, Pass, exponents, percentile
+from scripts.audit.picture import draw
+from scripts.audit.report import HEADERS, as_json, finding_lines, rows
+from scripts.audit.trace import SameDraws, WideOnly
+from utils.config.settings import ModelSettings
+from utils.precision.amp import keep_in_fp32
+
+CPU = torch.device("cpu")
+ENTROPY = nn.CrossEntropyLoss()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def batches(*shape, count=1, classes=10):
+    """Random images of this shape (n, c, h, w) and targets."""
+    return [Pass(torch.randn(*shape), torch.randint(0, classes, shape[:1])) for _ in range(count)]
+
+
+def named(result, kind=None):
+    """The layers that findings name, in their order."""
+    return [finding.layer for finding in result.findings if kind in (None, finding.kind)]
+
+
+def layer_of(result, name):
+    return next(layer for layer in result.layers if layer.name == name)
+
+
+# --------------------------------------------------------------------------------- overflowing layers
+
+
+class Block(nn.Module):
+    """A residual block with batch norm; ``gain`` multiplies the first convolution's weights."""
+
+    def __init__(self, width, gain=1.0):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.act = nn.ReLU(inplace=True)
+        with torch.no_grad():
+            self.conv1.weight.mul_(gain)
+
+    def forward(self, x):
+        return self.act(x + self.norm2(self.conv2(self.act(self.norm1(self.conv1(x))))))
+
+
+def residual_network(gain):
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), Block(16), Block(16, gain), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+def test_an_overflowing_convolution_is_named_alone_and_its_twin_is_cleared():
+    images = batches(4, 3, 8, 8)
+    result = audit(residual_network(1e6), images, ENTROPY, CPU)
+    assert [(f.kind, f.layer, f.severity) for f in result.findings] == [("overflow", "3.conv1", "fault")]
+    assert list(result.recommendation.keep) == ["3.conv1"]
+    assert result.recommendation.flags().endswith("--fp32-layers 3.conv1")
+    assert result.recommendation.verification.finite
+    assert layer_of(result, "3.conv1").non_finite["fp16 unscaled"] > 0
+    assert layer_of(result, "3.conv1").non_finite["bf16"] == 0
+    torch.manual_seed(0)
+    sound = audit(residual_network(1.0), images, ENTROPY, CPU)
+    assert named(sound) == []
+    assert sound.recommendation.keep == {}
+
+
+def test_layers_that_only_get_too_large_inputs_are_kept_in_float32_but_not_blamed():
+    chain = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    with torch.no_grad():
+        chain[1].weight.mul_(3e5)
+    result = audit(chain, batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert named(result) == ["1"]
+    assert result.recommendation.keep == {"1": "overflows", "3": "its input exceeds", "5": "its input exceeds"}
+    assert result.recommendation.verification.finite
+
+
+class Sum(nn.Module):
+    """Adds two outputs of about 50,000: only the sum is beyond float16."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        for linear in (self.one, self.other):
+            nn.init.constant_(linear.bias, 50_000.0)
+
+    def forward(self, x):
+        return self.one(x) + self.other(x)
+
+
+def test_an_addition_outside_of_any_layer_is_named_by_the_module_that_adds():
+    result = audit(
+        nn.Sequential(nn.Flatten(), Sum(), nn.LayerNorm(64), nn.Linear(64, 10)), batches(8, 1, 8, 8), ENTROPY, CPU
+    )
+    assert named(result) == ["1"]
+    assert "add" in result.findings[0].what
+    assert any("headroom" in note and "1.one" in note for note in result.notes)
+
+
+def test_an_input_that_comes_too_large_in_float32_is_named_where_it_is_rounded():
+    images = batches(8, 1, 8, 8)
+    images[0].images[3] *= 1e5
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10))
+    with torch.no_grad():
+        network[1].weight.mul_(10)
+    result = audit(network, images, ENTROPY, CPU)
+    assert named(result) == ["1"] and "its input's largest value" in result.findings[0].what
+    assert list(result.recommendation.keep) == ["1", "2", "3"]
+    with torch.no_grad():
+        network[1].weight.mul_(1e6)
+    keep_in_fp32(network, ["1"], CPU)  # so that what overflows is the cast for the layer after it
+    assert named(audit(network, batches(8, 1, 8, 8), ENTROPY, CPU)) == ["2"]
+
+
+class Ratio(nn.Module):
+    """Divides by what float16 rounds to zero, before its last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.last(y / (y + 1e-9))
+
+
+def test_what_is_not_finite_though_its_true_values_fit_is_named_too():
+    result = audit(nn.Sequential(nn.Flatten(), Ratio(), nn.Linear(64, 10)), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert (result.findings[0].kind, result.findings[0].layer) == ("not finite", "1")
+    assert "1" in result.recommendation.keep or result.recommendation.format != "fp16"
+    assert result.recommendation.verification.finite
+
+
+def test_memory_that_is_not_filled_yet_says_nothing():
+    class Mask(nn.Module):
+        def forward(self, x):
+            used_before = torch.full(x.shape, 1e30)
+            del used_before  # its memory is likely the next tensor's
+            return x * torch.empty(x.shape).fill_(1.0)
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Mask(), nn.Linear(64, 10))
+    assert named(audit(network, batches(8, 1, 8, 8), ENTROPY, CPU)) == []
+
+
+class RootOverflow(nn.Module):
+    """The network's own code overflows float16, so that no layer can be kept in float32 for it."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.first, self.last, self.shift = nn.Linear(64, 64), nn.Linear(64, 10), shift
+
+    def forward(self, x):
+        y = self.first(x.flatten(1))
+        return self.last(
+            functional.layer_norm((y * 1e6).float(), (64,)) if not self.shift else y + self.shift - self.shift
+        )
+
+
+def test_where_fp16_cannot_be_saved_bf16_is_verified_and_recommended_instead():
+    result = audit(RootOverflow(0), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert named(result) == [""]
+    assert result.recommendation.flags() == "--amp bf16"
+    assert result.recommendation.verification.format == "bf16" and result.recommendation.verification.finite
+    assert result.recommendation.steps[0].startswith("fp16 was given up")
+
+
+def test_where_bf16_rounds_the_gradient_away_float32_is_recommended():
+    result = audit(RootOverflow(1e6), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert result.recommendation.flags() == "--amp off"
+    assert [step.split()[0] for step in result.recommendation.steps] == ["fp16", "bf16"]
+    assert "relative error" in result.recommendation.steps[1]
+
+
+def test_a_network_that_is_not_finite_in_float32_gets_no_recommendation():
+    network = residual_network(1.0)
+    with torch.no_grad():
+        network[2].conv2.weight[0, 0, 0, 0] = math.nan
+    result = audit(network, batches(4, 3, 8, 8), ENTROPY, CPU)
+    assert [(finding.kind, finding.layer) for finding in result.findings] == [("reference", "2.conv2")]
+    assert result.recommendation.flags() == ""
+
+
+# ------------------------------------------------------------------------------------- normalisations
+
+
+class Hand(nn.Module):
+    """A normalisation written by hand; its forward is ``compute(x)``, times a weight."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.compute, self.weight = compute, nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return self.compute(x) * self.weight
+
+
+def without_autocast(compute):
+    def run(x):
+        with torch.autocast("cpu", enabled=False):
+            return compute(x.half()).float()
+
+    return run
+
+
+def layer_norm(x):
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
+
+
+def standard(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-3)
+
+
+def rms_norm(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def rms_norm_by_products(x):
+    return x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def rms_norm_with_float_root(x):
+    return x * (x.square().mean(-1, keepdim=True).float() + 1e-6).pow(-0.5).to(x.dtype)
+
+
+FAULTY = {
+    "layer norm by hand": lambda: Hand(layer_norm),
+    "deviation by hand": lambda: Hand(standard),
+    "rms norm by hand": lambda: Hand(rms_norm),
+    "rms norm by products": lambda: Hand(rms_norm_by_products),
+    "rms norm, root in float32": lambda: Hand(rms_norm_with_float_root),
+    "by hand, autocast off": lambda: Hand(without_autocast(rms_norm)),
+    "LayerNorm put to half": lambda: nn.LayerNorm(64).half(),
+    "RMSNorm put to half": lambda: nn.RMSNorm(64).half(),
+    "timm's SimpleNorm": lambda: timm.layers.SimpleNorm(64),
+}
+SOUND = {
+    "LayerNorm": lambda: nn.LayerNorm(64),
+    "RMSNorm": lambda: nn.RMSNorm(64),
+    "GroupNorm": lambda: nn.GroupNorm(4, 64),
+    "BatchNorm1d": lambda: nn.BatchNorm1d(64),
+    "timm's RmsNorm": lambda: timm.layers.RmsNorm(64),
+    "timm's LayerNormFp32": lambda: timm.layers.LayerNormFp32(64),
+    "rms norm by hand in float32": lambda: Hand(lambda x: rms_norm(x.float()).to(x.dtype)),
+    "layer norm by hand in float32": lambda: Hand(lambda x: layer_norm(x.float()).to(x.dtype)),
+    "softmax": lambda: nn.Softmax(-1),
+    "a mean that is subtracted": lambda: Hand(lambda x: x - x.mean(-1, keepdim=True)),
+}
+
+
+def with_norm(norm):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64), norm, nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 10)
+    )
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_normalisation_in_half_precision_is_named_alone(name):
+    result = audit(with_norm(FAULTY[name]()), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert [(f.kind, f.layer, f.severity) for f in result.findings] == [("normalisation", "2", "fault")]
+    assert 0 < result.findings[0].numbers["output_error"] < 0.01
+    assert "autocast off" in name or list(result.recommendation.keep) == ["2"]
+    assert result.recommendation.verification.finite
+
+
+def by_length(x):
+    return x / (x.norm(dim=-1, keepdim=True) / 8 + 1e-6)
+
+
+def test_a_vector_norm_in_half_precision_is_told_and_is_a_fault_only_where_it_costs():
+    plain = audit(with_norm(Hand(by_length)), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert [(f.kind, f.layer, f.severity) for f in plain.findings] == [("normalisation", "2", "information")]
+    assert plain.faults == [] and plain.recommendation.keep == {}
+    network = with_norm(Hand(by_length))
+    with torch.no_grad():
+        network[1].weight.mul_(14_000)  # values fit, their vectors' lengths of 50,000 to 80,000 do not all
+    large = audit(network, batches(32, 1, 8, 8), ENTROPY, CPU)
+    assert {finding.severity for finding in large.findings} == {"fault"}
+    assert set(named(large)) == {"2"} and list(large.recommendation.keep) == ["2"]
+
+
+def test_half_weights_are_said_to_be_the_reason():
+    result = audit(with_norm(nn.LayerNorm(64).half()), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert "weights in float16" in result.findings[0].what
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_normalisation_in_float32_is_cleared(name):
+    result = audit(with_norm(SOUND[name]()), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert named(result) == []
+    assert result.recommendation.flags().startswith("--amp fp16") and not result.recommendation.keep
+
+
+def test_float32_layers_mend_what_code_does_under_autocast_but_not_what_it_casts_itself():
+    under_autocast = audit(with_norm(Hand(layer_norm)), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert under_autocast.recommendation.verification.half_statistics == []
+    itself = audit(with_norm(Hand(without_autocast(layer_norm))), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert itself.recommendation.keep == {}
+    assert "its own code" in itself.findings[0].advice
+
+
+def test_a_square_that_overflows_inside_a_normalisation_is_found_though_its_output_is_finite():
+    class Times(nn.Module):
+        def forward(self, x):
+            return 3000 * x
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Times(), Hand(rms_norm), nn.Linear(64, 10))
+    result = audit(network, batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert [(finding.kind, finding.layer) for finding in result.findings] == [("overflow", "3"), ("normalisation", "3")]
+    assert result.findings[1].numbers["output_error"] == pytest.approx(1.0), "x * rsqrt(inf) is zero"
+    assert layer_of(result, "3").non_finite["fp16 unscaled"] == 0
+    assert result.recommendation.verification.error < 0.01
+
+
+@pytest.mark.parametrize(
+    "norm", [timm.layers.LayerNorm2d(3), nn.BatchNorm2d(3), nn.GroupNorm(1, 3), timm.layers.BatchNormAct2d(3)]
+)
+def test_norms_of_pictures_and_global_pooling_are_cleared(norm):
+    network = nn.Sequential(nn.Conv2d(3, 3, 3), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+    assert named(audit(network, batches(4, 3, 8, 8), ENTROPY, CPU)) == []
+
+
+def test_weight_standardisation_and_vector_norms_of_attention_are_no_faults():
+    class Cosine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.head = nn.Linear(8, 24), nn.Linear(64, 10)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x[:, 0]).chunk(3, -1)
+            weights = functional.normalize(q, dim=-1) @ functional.normalize(k, dim=-1).mT
+            return self.head((weights.softmax(-1) @ v).flatten(1))
+
+    result = audit(Cosine(), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert named(result) == [] and any("vector norms" in note for note in result.notes)
+    standardised = nn.Sequential(
+        timm.layers.StdConv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    assert named(audit(standardised, batches(4, 3, 8, 8), ENTROPY, CPU)) == []
+
+
+# -------------------------------------------------------------------------------------------- gradients
+
+
+class Branch(nn.Module):
+    """``main(x) + factor * side(x)``: the side's gradients are ``factor`` times smaller."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.main, self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.factor = factor
+
+    def forward(self, x):
+        return self.main(x) + self.factor * self.outer(torch.relu(self.inner(x)))
+
+
+def branched(factor):
+    return nn.Sequential(nn.Flatten(), Branch(factor), nn.ReLU(), nn.Linear(64, 10))
+
+
+def test_gradients_that_underflow_are_named_and_told_that_scaling_mends_them():
+    result = audit(branched(1e-7), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert [(f.kind, f.layer, f.severity) for f in result.findings] == [
+        ("underflow", "1.inner", "information"),
+        ("underflow", "1.outer", "information"),
+    ]
+    assert all("needs loss scaling" in finding.advice for finding in result.findings)
+    lost = layer_of(result, "1.inner").parameter_gradient_lost_norm
+    assert lost == {"fp16 unscaled": pytest.approx(1.0), "fp16": pytest.approx(0.0, abs=1e-3)}
+    assert result.recommendation.keep == {} and result.faults == []
+    assert named(audit(branched(1.0), batches(8, 1, 8, 8), ENTROPY, CPU)) == []
+
+
+def test_gradients_that_no_scale_lifts_are_kept_in_float32():
+    result = audit(branched(1e-14), batches(8, 1, 8, 8), ENTROPY, CPU)
+    assert [(f.layer, f.severity) for f in result.findings] == [("1.inner", "fault"), ("1.outer", "fault")]
+    assert sorted(result.recommendation.keep) == ["1.inner", "1.outer"]
+    kept = result.recommendation.verification.gradients
+    assert kept["1.inner.weight"].lost_norm_share == 0
+
+
+def test_a_larger_scale_is_recommended_where_65536_is_not_enough():
+    def tiny(output, targets):
+        return 1e-11 * ENTROPY(output, targets)
+
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    result = audit(network, batches(8, 1, 8, 8), tiny, CPU)
+    assert 65536 < result.recommendation.scale <= 2**24
+    assert math.log2(result.recommendation.scale).is_integer()
+    assert {finding.severity for finding in result.findings} == {"information"}
+
+
+def test_the_scale_leaves_8_to_16_times_to_the_largest_gradient():
+    network, images = branched(1.0), batches(4, 1, 8, 8)
+    result = audit(network, images, ENTROPY, CPU)
+    hidden = network[1](images[0].images.flatten(1))
+    hidden.retain_grad()
+    logits = network[3](torch.relu(hidden))
+    logits.retain_grad()
+    ENTROPY(logits, images[0].targets).backward()
+    gradients = [hidden.grad, logits.grad, *(parameter.grad for parameter in network.parameters())]
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    assert 8 <= 65504 / (result.recommendation.scale * largest) < 16
+
+
+def test_lost_and_subnormal_shares_of_a_gradient_known_by_hand():
+    """The gradient of each output, and of each weight, is its own factor: 1, 2^-16, 2^-26 and 0."""
+    factors = torch.tensor([1.0, 2.0**-16, 2.0**-26, 0.0])
+
+    def weighted(output, targets):
+        return (output.float() * factors).sum()
+
+    network = nn.Sequential(nn.Linear(1, 4, bias=False))
+    batch = [Pass(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))]
+    for scale, lost, subnormal in ((2.0**12, 0, 0), (2.0**11, 0, 1 / 3), (4.0, 0, 1 / 3)):
+        layer = layer_of(audit(network, batch, weighted, CPU, scale=scale), "0")
+        # At scale 1, 2^-16 is below the normal numbers, which begin at 2^-14, and 2^-26 below half the smallest, 2^-25.
+        for shares in (layer.output_gradient_lost, layer.parameter_gradient_lost):
+            assert shares == {"fp16 unscaled": pytest.approx(1 / 3), "fp16": pytest.approx(lost)}
+        for shares in (layer.output_gradient_subnormal, layer.parameter_gradient_subnormal):
+            assert shares == {"fp16 unscaled": pytest.approx(1 / 3), "fp16": pytest.approx(subnormal)}
+        assert layer.parameter_gradient_lost_norm["fp16 unscaled"] == pytest.approx(2.0**-26, rel=1e-6)
+        assert layer.largest_gradient == 1.0
+
+
+def test_gradient_errors_are_those_of_a_loop_written_out_in_float64():
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    images = batches(8, 3, 8, 8, count=2)
+    result = audit(network, images, ENTROPY, CPU, scale=1024.0, float64=True)
+
+    def gradients(model, dtype, scale, batch):
+        model = copy.deepcopy(model).train()
+        pixels = batch.images if dtype else batch.images.double()
+        with torch.autocast("cpu", dtype=dtype or torch.float16, enabled=dtype is not None):
+            loss = ENTROPY((model if dtype else model.double())(pixels), batch.targets)
+        (loss * scale).backward()
+        return {name: parameter.grad.double() / scale for name, parameter in model.named_parameters()}
+
+    for run, dtype, scale in (("fp16", torch.float16, 1024.0), ("bf16", torch.bfloat16, 1.0)):
+        pairs = [(gradients(network, dtype, scale, b), gradients(network, None, 1.0, b)) for b in images]
+        for layer, names in {"0": ["0.weight", "0.bias"], "4": ["4.weight", "4.bias"]}.items():
+            signal = [name for name in names if name != "0.bias"]  # before batch norm, a bias's gradient is noise
+            off = sum((half[name] - true[name]).square().sum() for half, true in pairs for name in signal)
+            norm = sum(true[name].square().sum() for _, true in pairs for name in signal)
+            assert layer_of(result, layer).error[run] == pytest.approx(float((off / norm).sqrt()), rel=1e-6)
+        off = sum((half[name] - true[name]).square().sum() for half, true in pairs for name in true)
+        norm = sum(true[name].square().sum() for _, true in pairs for name in true)
+        assert result.error[run] == pytest.approx(float((off / norm).sqrt()), rel=1e-6)
+    assert any("0.bias" in note for note in result.notes)
+
+
+def test_exponents_and_percentiles():
+    values = torch.tensor([0.0, 1.0, 1.5, -2.0, 0.25, math.inf, math.nan, 2.0**-100])
+    counts = exponents(values)
+    assert {LOWEST + index: int(count) for index, count in enumerate(counts) if count} == {0: 2, 1: 1, -2: 1, LOWEST: 1}
+    assert percentile(counts.tolist(), 0.5) == pytest.approx(0.25)
+    assert percentile([0] * len(counts), 0.5) is None
+
+
+# -------------------------------------------------------------------------------------- sound networks
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape"),
+    [("conv2", (16, 1, 8, 8)), ("resnet18", (2, 3, 32, 32)), ("timm/vit_tiny_patch16_224", (2, 3, 32, 32))],
+)
+def test_sound_networks_are_cleared(arch, shape):
+    network = build_model(ModelSettings(arch=arch), classes=10, channels=shape[1], image_size=shape[2])
+    result = audit(network, batches(*shape), ENTROPY, CPU)
+    assert named(result) == []
+    assert result.recommendation.format == "fp16" and result.recommendation.keep == {}
+    assert result.recommendation.verification.finite and result.recommendation.verification.error < 0.1
+    assert layer_of(result, next(layer.name for layer in result.layers if layer.kind == "Conv2d")).computes_in == {
+        "fp16 unscaled": "float16", "bf16": "bfloat16",
+    }  # fmt: skip
+
+
+def test_an_audit_leaves_the_network_as_it_was():
+    network = residual_network(1.0).eval()
+    before = copy.deepcopy(network.state_dict())
+    audit(network, batches(4, 3, 8, 8), ENTROPY, CPU)
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert not network.training and all(parameter.grad is None for parameter in network.parameters())
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in network.modules())
+
+
+def test_losses_of_a_dict_are_added_up():
+    def two(output, targets):
+        return {"entropy": ENTROPY(output, targets), "size": output.square().mean()}
+
+    images = batches(4, 3, 8, 8)
+    network = residual_network(1.0)
+    both = audit(network, images, two, CPU).losses["reference"]
+    assert both == pytest.approx(audit(network, images, lambda o, t: sum(two(o, t).values()), CPU).losses["reference"])
+
+
+def test_the_weight_of_a_pass_multiplies_its_gradient():
+    images = batches(4, 3, 8, 8)
+    network, part = residual_network(1.0), [Pass(images[0].images, images[0].targets, 0.25)]
+    whole, quarter = (audit(network, passes, ENTROPY, CPU) for passes in (images, part))
+    for layer, less in zip(whole.layers, quarter.layers, strict=True):
+        assert less.largest_gradient == pytest.approx(layer.largest_gradient / 4, rel=1e-5)
+    assert quarter.losses["reference"] == whole.losses["reference"]
+
+
+def test_random_numbers_are_the_same_in_every_format():
+    def draws(dtype):
+        torch.manual_seed(5)
+        with SameDraws():
+            x = torch.ones(1000, dtype=dtype)
+            numbers = [torch.rand(1000, dtype=dtype), torch.randn_like(x), torch.empty_like(x).uniform_(), x.normal_()]
+            return [functional.dropout(torch.ones_like(x), 0.3) > 0, *(number.float() for number in numbers)]
+
+    full, half = draws(torch.float32), draws(torch.float16)
+    assert torch.equal(full[0], half[0])
+    assert all(torch.allclose(a, b, atol=5e-3) for a, b in zip(full[1:], half[1:], strict=True))
+
+
+def test_the_reference_stays_wide_whatever_the_network_casts_to():
+    x = torch.tensor([1.0 + 2.0**-20], requires_grad=True)
+    with WideOnly(torch.float32):
+        y = x.half() * torch.ones(1, dtype=torch.bfloat16) + x.to(torch.float16).mean(dtype=torch.float16)
+    y.backward()
+    assert y.dtype == torch.float32 and y.item() == pytest.approx(2 * (1 + 2.0**-20), abs=1e-7)
+    assert x.grad.item() == 2
+
+
+# ----------------------------------------------------------------------------------- borne out by training
+
+
+def train(network, images, amp, scale, steps=6):
+    """Plain PyTorch: SGD with autocast and a scaler; gives the losses and how many steps were not skipped."""
+    network = copy.deepcopy(network).train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=amp == "fp16")
+    losses, taken = [], 0
+    for step in range(steps):
+        batch = images[step % len(images)]
+        with torch.autocast("cpu", dtype=torch.float16, enabled=amp == "fp16"):
+            loss = ENTROPY(network(batch.images), batch.targets)
+        before = scaler.get_scale()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        taken += amp != "fp16" or scaler.get_scale() >= before
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, taken
+
+
+def test_training_as_recommended_follows_float32_and_naive_fp16_does_not():
+    network = residual_network(1e6)
+    images = batches(16, 3, 8, 8, count=2)
+    choice = audit(network, images, ENTROPY, CPU).recommendation
+    full, _ = train(network, images, "off", 1.0)
+    naive, naive_steps = train(network, images, "fp16", 65536.0)
+    kept = copy.deepcopy(network)
+    keep_in_fp32(kept, list(choice.keep), CPU)
+    advised, advised_steps = train(kept, images, choice.format, choice.scale)
+    assert not any(map(math.isfinite, naive)) and naive_steps == 0
+    assert advised == pytest.approx(full, rel=0.02) and advised_steps == 6
+    assert full[-1] < full[0]
+
+
+# ------------------------------------------------------------------------------------------------ report
+
+
+def test_report_json_and_picture(tmp_path):
+    result = audit(residual_network(1e6), batches(4, 3, 8, 8), ENTROPY, CPU)
+    table = rows(result, 3)
+    assert table[0][0] == "3.conv1" and all(len(row) == len(HEADERS) for row in table)
+    assert any(line.startswith("overflow: 3.conv1: largest activation") for line in finding_lines(result))
+    content = json.loads(json.dumps(as_json(result, {"network": "net"}, ["7"]), allow_nan=False))
+    assert content["recommendation"]["flags"].endswith("--fp32-layers 7 3.conv1")
+    assert content["error"]["fp16"] is None, "JSON has no nan"
+    assert {layer["name"] for layer in content["layers"]} >= {"", "0", "3.conv1", "6"}
+    draw(tmp_path / "audit.png", "title", result)
+    with Image.open(tmp_path / "audit.png") as picture:
+        assert picture.width > 1000 and len(picture.convert("L").getcolors()) > 50
+
+
+# ------------------------------------------------------------------------------------------------ script
+
+
+def load_script():
+    path = Path(__file__).resolve().parents[2] / "scripts" / "amp_audit.py"
+    spec = importlib.util.spec_from_file_location("amp_audit", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def dump(path, network, passes, **changes):
+    """A file as main.py --dump-bad-batch writes it."""
+    content = {
+        "format": 1, "arch": "conv2", "settings": {"arch": "conv2", "dataname": "digits"},
+        "classes": [str(n) for n in range(10)], "image_shape": [1, 8, 8], "model": network.state_dict(),
+        "passes": passes, "step": 7, "epoch": 1, "rank": 0, "seed": 3, "scale": 1024.0, "amp": "fp16",
+    }  # fmt: skip
+    torch.save({**content, **changes}, path)
+    return str(path)
+
+
+@pytest.fixture
+def planted():
+    network = build_model(ModelSettings(arch="conv2"), classes=10, channels=1, image_size=8)
+    images = torch.rand(4, 1, 8, 8)
+    images[2] *= 1e6  # this sample alone overflows
+    part = {"targets": torch.tensor([1, 2, 3, 4]), "indices": torch.tensor([11, 22, 33, 44]), "weight": 0.5}
+    return network, [{"images": torch.rand(4, 1, 8, 8), **part}, {"images": images, **part}]
+
+
+def test_a_saved_batch_is_reproduced_and_audited(tmp_path, capsys, planted):
+    path = dump(tmp_path / "step.pt", *planted)
+    assert load_script().main(["--batch", path, "--output", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "reproduced: output of features.0, loss nan, scale 1024, fp16" in out
+    assert "samples with such logits: 33\n" in out
+    assert "2 batch(es) of 4 images 1x8x8" in out and "before step 7" in out
+    content = json.loads((tmp_path / "out" / "amp_audit.json").read_text())
+    assert content["scale"] == 1024 and [batch["weight"] for batch in content["batches"]] == [0.5, 0.5]
+    assert content["recommendation"]["verification"]["finite"]
+
+
+def test_a_saved_batch_that_is_finite_is_said_to_be(tmp_path, capsys, planted):
+    network, passes = planted
+    path = dump(tmp_path / "step.pt", network, passes[:1])
+    code = load_script().main(["--batch", path, "--output", str(tmp_path), "--device", "cpu", "--fail-on-findings"])
+    out = capsys.readouterr().out
+    assert code == 0 and "could not be reproduced" in out and "Findings: none" in out
+
+
+def test_findings_can_fail_the_command(tmp_path, capsys, planted):
+    path = dump(tmp_path / "step.pt", *planted)
+    flags = ["--batch", path, "--output", str(tmp_path), "--device", "cpu", "--top", "0", "--fail-on-findings"]
+    assert load_script().main(flags) == 1
+    assert "features.0" in capsys.readouterr().out
+
+
+def test_digits_and_conv2_are_cleared_by_the_command(tmp_path, capsys):
+    code = load_script().main(["--batches", "1", "--batch-size", "16", "--device", "cpu", "--output", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert code == 0 and "Findings: none" in out and "Recommendation: --amp fp16" in out
+    assert (tmp_path / "amp_audit.png").stat().st_size > 10_000

@@ -1,0 +1,573 @@
+"""scripts/check_data.py: each fault is planted in a small tree, named and counted; a clean tree has none."""
+
+import csv
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from scripts.data_check.findings import equal_groups, judge
+from scripts.data_check.survey import hexadecimal, inspect, survey
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.images.decoding import open_image
+from utils.data.sets.datasets import get_data
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "check_data.py"
+SIZE = (160, 120)
+HELP_AND_WHAT_IT_IMPORTED = """
+import sys
+sys.path.insert(0, "scripts")
+import check_data
+try:
+    check_data.main(["--help"])
+except SystemExit as end:
+    print("exit", end.code)
+print("heavy", sorted({"torch", "torchvision", "numpy", "PIL", "sklearn"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("check_data", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def noise(seed, size=SIZE):
+    """An image that no other seed gives."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
+
+
+def plant(path, seed=None, size=SIZE, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise(zlib.crc32(repr(path.parts[-3:]).encode()) if seed is None else seed, size).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Two classes, 6 training and 4 validation images of each, nothing wrong with them."""
+    seeds = iter(range(100))
+    for split, count in (("train", 6), ("val", 4)):
+        for name in ("cat", "dog"):
+            for number in range(count):
+                ending = ("png", "jpg")[number % 2]
+                plant(tmp_path / "data" / split / name / f"{number}.{ending}", next(seeds))
+    return tmp_path / "data"
+
+
+class Checked:
+    """What a check printed, left and ended with."""
+
+    def __init__(self, code, text, folder):
+        self.code, self.text = code, text
+        with open(folder / "images.csv", newline="") as file:
+            self.images = {row["path"]: row for row in csv.DictReader(file)}
+        self.damaged = dict(line.split("\t") for line in (folder / "damaged.txt").read_text().splitlines())
+        assert (folder / "report.txt").read_text().strip() in text
+        assert text.startswith("verdict: no faults" if code == 0 else "verdict: FAULTS")
+
+    @property
+    def lines(self):
+        """Findings and notes."""
+        return [line.removeprefix("- ") for line in self.text.splitlines() if line.startswith("- ")]
+
+    def line(self, kind):
+        """The one finding or note of a kind."""
+        (found,) = [line for line in self.lines if line.startswith(f"{kind}: ")]
+        return found
+
+    def problem(self, path):
+        return self.images[str(path)]["problem"]
+
+    def row(self, name):
+        """A table's row by its first cell."""
+        return next(line.split()[1:] for line in self.text.splitlines() if line.split()[:1] == [name])
+
+
+@pytest.fixture
+def check(tool, tmp_path, capsys):
+    def run(*flags, data="folder", path=tmp_path / "data", workers=0):
+        line = ["--dataname", data, "--workers", str(workers), "--output", str(tmp_path / "out"), *map(str, flags)]
+        code = tool.main([*line, "--datapath", str(path)] if path else line)
+        return Checked(code, capsys.readouterr().out, tmp_path / "out")
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------ a clean tree
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_clean_tree_has_no_finding_and_no_note_and_every_image_is_listed_as_it_is(check, tree, workers):
+    checked = check(workers=workers)
+    assert (checked.code, checked.lines, checked.damaged) == (0, [], {})
+    assert "Findings: none" in checked.text and "12 training and 8 validation images, 2 classes" in checked.text
+    assert "each of the 2 classes has 6 training and 4 validation images" in checked.text
+    paths = sorted(path for path in tree.rglob("*.*"))
+    assert sorted(checked.images) == list(map(str, paths))
+    for path in paths:
+        row = checked.images[str(path)]
+        assert [row["split"], row["class"]] == [path.parts[-3], path.parts[-2]]
+        assert [row["width"], row["height"], row["mode"], row["problem"]] == ["160", "120", "RGB", ""]
+        assert row["format"] == {".png": "PNG", ".jpg": "JPEG"}[path.suffix]
+        assert row["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert len({row["pixel_hash"] for row in checked.images.values()}) == len(paths)
+
+
+def test_what_is_checked_is_what_training_reads(tree):
+    settings = parse(["--dataname", "folder", "--datapath", str(tree)]).data
+    found, data = survey(settings), get_data(settings, torch.device("cpu"))
+    assert found.paths == [*data.train.paths, *data.validation.paths]
+    assert found.classes == data.classes and found.refusal is None and found.training == len(data.train)
+    assert found.labels.tolist() == [*data.train.labels.tolist(), *data.validation.labels.tolist()]
+
+
+def test_folders_that_training_refuses_are_listed_as_training_would_once_they_are_mended(tree):
+    plant(tree / "val" / "ape" / "0.png")
+    settings = parse(["--dataname", "folder", "--datapath", str(tree)]).data
+    refused = survey(settings)
+    with pytest.raises(UserError) as refusal:
+        get_data(settings, torch.device("cpu"))
+    assert refused.refusal == str(refusal.value)
+    plant(tree / "train" / "ape" / "0.png")
+    mended = survey(settings)
+    assert mended.refusal is None
+    assert refused.paths == [path for path in mended.paths if path != str(tree / "train" / "ape" / "0.png")]
+    assert refused.classes == mended.classes
+
+
+# --------------------------------------------------------------------------------------------- damage
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_bytes(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated JPEG": ("1.jpg", cut, "truncated"),
+    "truncated PNG": ("0.png", cut, "truncated"),
+    "changed PNG": ("0.png", flip_bytes, ""),
+    "empty": ("1.jpg", lambda path: path.write_bytes(b""), "is empty (0 bytes)"),
+    "text": ("1.jpg", lambda path: path.write_text("no image"), "no image of a known format"),
+    "broken link": ("1.jpg", lambda path: (path.unlink(), path.symlink_to("gone.jpg")), "No such file"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_image_is_named_with_its_reason_as_training_would_refuse_it(check, tree, kind):
+    name, damage, reason = DAMAGE[kind]
+    path = tree / "train" / "dog" / name
+    damage(path)
+    with pytest.raises(UserError):
+        open_image(str(path), "RGB")
+    checked = check()
+    assert checked.code == 1 and list(checked.damaged) == [str(path)] and reason in checked.damaged[str(path)]
+    assert checked.text.splitlines()[0] == "verdict: FAULTS in 20 images: 1 damaged"
+    assert f"train/dog/{name} {checked.damaged[str(path)]}" in checked.line("damaged")
+    assert checked.problem(path).startswith("damaged: ")
+    assert f"\ntrain/dog/{name}: " in checked.text
+
+
+def test_all_damaged_images_stand_in_the_file_and_the_first_in_the_report(check, tree):
+    for number in range(30):
+        (tree / "val" / "cat" / f"bad{number:02}.png").write_bytes(b"")
+    checked = check()
+    assert len(checked.damaged) == 30 and "30 damaged" in checked.text.splitlines()[0]
+    assert "... and 10 more in damaged.txt" in checked.text and "and 27 more" in checked.line("damaged")
+
+
+def test_broken_metadata_is_no_damage(check, tree):
+    plant(tree / "train" / "cat" / "exif.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01")
+    checked = check()
+    assert checked.code == 0 and checked.damaged == {}
+
+
+# ----------------------------------------------------------------------------------------- duplicates
+
+
+def test_a_copy_in_the_other_split_is_a_fault_under_any_name(check, tree):
+    copy = tree / "val" / "dog" / "other name.jpg"
+    shutil.copy(tree / "train" / "dog" / "3.jpg", copy)
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1
+    line = checked.line("in both splits")
+    assert "1 image of val (11 %)" in line and "(1 the same file, 0 the same pixels)" in line
+    assert "val/dog/other name.jpg = train/dog/3.jpg" in line and "another class" not in line
+    assert checked.problem(copy) == "also in train: train/dog/3.jpg"
+    assert checked.problem(tree / "train" / "dog" / "3.jpg") == "also in val: val/dog/other name.jpg"
+
+
+def test_a_lossless_copy_in_another_format_is_found_by_its_pixels(check, tree):
+    source = tree / "train" / "cat" / "1.jpg"
+    copy = tree / "val" / "dog" / "copy.bmp"
+    Image.open(source).save(copy)
+    line = check().line("in both splits")
+    assert "(0 the same file, 1 the same pixels), 1 of them under another class" in line
+
+
+def test_a_leaked_image_is_told_with_its_own_file_and_class_rather_than_with_another_of_its_pixels(check, tree):
+    source = tree / "train" / "dog" / "3.jpg"
+    Image.open(source).save(tree / "train" / "cat" / "before.bmp")
+    Image.open(source).save(tree / "train" / "dog" / "1before.bmp")
+    shutil.copy(source, tree / "val" / "dog" / "copy.jpg")
+    line = check().line("in both splits")
+    assert "(1 the same file, 0 the same pixels): val/dog/copy.jpg = train/dog/3.jpg;" in line
+
+
+def test_one_pixel_that_differs_makes_no_duplicate(check, tree):
+    pixels = np.array(Image.open(tree / "train" / "cat" / "0.png"))
+    pixels[5, 7, 1] ^= 1
+    Image.fromarray(pixels).save(tree / "val" / "cat" / "near.png")
+    assert check().code == 0
+
+
+def test_equal_images_under_two_classes_are_a_fault_and_under_one_a_note(check, tree):
+    shutil.copy(tree / "train" / "cat" / "0.png", tree / "train" / "cat" / "again.png")
+    checked = check()
+    assert checked.code == 0 and len(checked.lines) == 1
+    assert "1 image of train with" in checked.line("repeated") and "train/cat/again.png" in checked.line("repeated")
+    shutil.copy(tree / "train" / "cat" / "0.png", tree / "train" / "dog" / "also.png")
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1
+    assert "3 images of train with equal pixels and different classes" in checked.line("label conflicts")
+    assert "train/cat/0.png = train/dog/also.png" in checked.line("label conflicts")
+
+
+def test_with_val_split_copies_that_fall_on_both_sides_are_leakage(check, tree):
+    for number in range(6):
+        shutil.copy(tree / "train" / "cat" / "0.png", tree / "train" / "cat" / f"copy{number}.png")
+    shutil.rmtree(tree / "val")
+    checked = check("--val-split", "0.5")
+    split = [row["split"] for path, row in checked.images.items() if "copy" in path or path.endswith("cat/0.png")]
+    assert 0 < split.count("val") < 7, "the planted copies must lie on both sides for this test to say something"
+    assert checked.code == 1 and f"{split.count('val')} image" in checked.line("in both splits")
+
+
+def test_groups_of_equal_hashes_are_those_of_a_dictionary():
+    hashes = np.random.default_rng(0).integers(0, 40, 100).astype("S16")
+    hashes[::7] = b""
+    expected = {}
+    for place, value in enumerate(hashes.tolist()):
+        expected.setdefault(value, []).append(place)
+    del expected[b""]
+    found = sorted(group.tolist() for group in equal_groups(hashes))
+    assert found == sorted(group for group in expected.values() if len(group) > 1)
+    assert list(equal_groups(np.array([b"", b""], dtype="S16"))) == []
+
+
+def test_a_hash_that_ends_in_zero_bytes_is_written_whole():
+    assert [hexadecimal(np.array([digest], dtype="S4")[0], 4) for digest in (b"\1\0\0\0", b"")] == ["01000000", ""]
+
+
+# -------------------------------------------------------------------------------- classes and other files
+
+
+def test_a_class_that_training_lacks_is_a_finding_beside_the_refusal(check, tree):
+    plant(tree / "val" / "ape" / "0.png")
+    checked = check()
+    assert checked.code == 1 and "has classes that" in checked.line("refusal of training")
+    assert "only in val/, not in train/: ape" in checked.line("classes in one split")
+    assert len(checked.images) == 21 and checked.row("ape") == ["0", "1"]
+
+
+def test_a_class_that_validation_lacks_is_a_finding(check, tree):
+    plant(tree / "train" / "ape" / "0.png")
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1
+    assert "only in train/, not in val/: ape" in checked.line("classes in one split")
+
+
+def test_empty_class_folders_are_findings(check, tree):
+    for split in ("train", "val"):
+        (tree / split / "eel").mkdir()
+    checked = check()
+    assert checked.code == 1 and "holds no images" in checked.line("refusal of training")
+    empty = [line for line in checked.lines if line.startswith("empty classes")]
+    assert ["train/eel" in empty[0], "val/eel" in empty[1], len(empty)] == [True, True, 2]
+
+
+def test_class_names_that_differ_by_case_or_blanks_are_a_finding(check, tree):
+    for split in ("train", "val"):
+        plant(tree / split / "C at" / "0.png")
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1 and "'C at' and 'cat'" in checked.line("class names alike")
+
+
+def test_images_outside_class_folders_are_a_finding(check, tree):
+    plant(tree / "train" / "loose.png")
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1
+    assert "1 image in no class folder" in checked.line("outside class folders") and "train/loose.png" in checked.text
+
+
+def test_images_of_formats_that_training_leaves_out_are_a_finding(check, tree):
+    noise(2001).save(tree / "train" / "cat" / "moving.gif")
+    (tree / "val" / "dog" / "phone.HEIC").write_bytes(b"")
+    checked = check()
+    assert checked.code == 1 and len(checked.lines) == 1 and len(checked.images) == 20
+    line = checked.line("formats that are not read")
+    assert "2 images (.gif 1, .heic 1): train/cat/moving.gif, val/dog/phone.HEIC; convert" in line
+
+
+@pytest.mark.parametrize("name", ["valid", "Validation", "test"])
+def test_splits_are_found_under_the_names_that_training_takes(check, tree, name):
+    (tree / "val").rename(tree / name)
+    checked = check()
+    assert checked.code == 0 and checked.lines == [] and len(checked.images) == 20
+
+
+def test_names_are_told_from_the_data_sets_folder_on_even_when_that_is_the_working_directory(check, tree, monkeypatch):
+    shutil.rmtree(tree / "val")
+    (tree / "train" / ".git").mkdir()
+    (tree / "train" / "cat" / "\x1b[31m.png").write_bytes(b"")
+    monkeypatch.chdir(tree / "train")
+    checked = check("--val-split", "0.5", path=".")
+    assert checked.line("not read") == "not read: .git (hidden)" and "cat/?[31m.png is empty" in checked.line("damaged")
+
+
+def test_what_is_not_read_is_noted_with_the_reason(check, tree, tmp_path):
+    (tree / "README.md").write_text("about")
+    (tree / ".decoded").mkdir()  # the program's own
+    (tree / "train" / ".git").mkdir()
+    (tree / "train" / "cat" / ".DS_Store").write_text("")
+    (tree / "train" / "cat" / "boxes.txt").write_text("")
+    plant(tmp_path / "elsewhere" / "x" / "0.png")
+    (tree / "train" / "dog" / "link").symlink_to(tmp_path / "elsewhere")
+    plant(tree / "train" / "dog" / ".thumbs" / "0.png", size=(150, 150))
+    checked = check()
+    assert checked.code == 0 and len(checked.images) == 21
+    assert sorted(checked.lines) == sorted([
+        "not read: README.md (beside the splits)",
+        "not read: train/.git, train/cat/.DS_Store (hidden)",
+        "not read: train/cat/boxes.txt (no image ending: .txt 1)",
+        "not read: train/dog/link (link to a folder)",
+        "read: train/dog/.thumbs (hidden folder of a class)",
+    ])  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- sizes and formats
+
+
+def test_images_of_another_size_are_a_finding_in_a_set_of_one_size(check, tmp_path):
+    for number in range(10):
+        for split in ("train", "test"):
+            plant(tmp_path / "data" / split / str(number) / "0.png", size=(32, 32))
+    assert check(data="cifar10").code == 0
+    plant(tmp_path / "data" / "test" / "7" / "wide.png", size=(40, 32))
+    checked = check(data="cifar10")
+    assert checked.code == 1 and len(checked.lines) == 1
+    assert "1 image not 32x32: test/7/wide.png (40x32)" in checked.line("wrong size")
+
+
+def test_a_turned_image_is_noted_and_has_its_upright_size(check, tree):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = [plant(tree / "train" / "cat" / f"turned.{ending}", number, exif=exif)
+              for number, ending in enumerate(("jpg", "png", "webp"), 1000)]  # fmt: skip
+    checked = check()
+    assert checked.code == 0 and "3 images turned upright" in checked.line("EXIF rotation")
+    for path in turned:
+        row = checked.images[str(path)]
+        assert (row["width"], row["height"]) == ("120", "160") == tuple(map(str, open_image(str(path), "RGB").size))
+
+
+def test_modes_formats_and_odd_sizes_are_counted_and_noted(check, tree):
+    folder = tree / "train" / "cat"
+    noise(2001).convert("L").save(folder / "grey.png")
+    noise(2002).convert("P").save(folder / "palette.png")
+    noise(2003).convert("CMYK").save(folder / "ink.jpg")
+    noise(2004).convert("RGBA").save(folder / "alpha.png")
+    Image.fromarray(np.arange(160 * 120, dtype=np.uint16).reshape(120, 160)).save(folder / "deep.png")
+    plant(folder / "small.png", size=(63, 64))
+    plant(folder / "wide.png", size=(600, 120))
+    Image.new("RGB", (6000, 3400)).save(folder / "large.png", compress_level=1)
+    noise(2005).save(folder / "renamed.jpg", format="PNG")
+    checked = check("--image-size", "128")
+    assert checked.code == 0 and len(checked.images) == 29
+    modes = set(checked.line("converted").split(": ")[-1].split(", "))
+    assert modes == {"L 1", "P 1", "CMYK 1", "RGBA 1", "I;16 1"} and "5 images" in checked.line("converted")
+    assert "1 image below half of the 128" in checked.line("small") and "small.png (63x64)" in checked.text
+    assert "wide.png (600x120)" in checked.line("extreme ratio") and "large.png (6000x3400)" in checked.line("huge")
+    assert "train/cat/renamed.jpg is PNG" in checked.line("other format") and len(checked.lines) == 5
+    widths, heights = zip(*([int(row["width"]), int(row["height"])] for row in checked.images.values()), strict=True)
+    for name, sides in (("width", widths), ("height", heights)):
+        assert checked.row(name) == [f"{f(sides):,.0f}" for f in (min, np.median, max)]
+    assert "4 sizes" in checked.text
+
+
+def test_many_classes_show_the_largest_and_smallest(check, tmp_path):
+    for number in range(20):
+        for copy in range(number + 1):
+            plant(tmp_path / "data" / "train" / f"c{number:02}" / f"{copy}.png", 100 * number + copy, (16, 16))
+        plant(tmp_path / "data" / "val" / f"c{number:02}" / "0.png", 10_000 + number, (16, 16))
+    checked = check("--image-size", "16")
+    assert [checked.row(name) for name in ("c19", "c12", "c07", "c00")] == [[str(n), "1"] for n in (20, 13, 8, 1)]
+    assert "... 4 more" in checked.text and "c10" not in checked.text
+    assert "largest / smallest     20.00        1.00" in checked.text and "20 times" in checked.line("unbalanced")
+
+
+# -------------------------------------------------------------------------------------- sets in memory
+
+
+def test_digits_are_checked_by_their_pixels(check):
+    checked = check(data="digits", path=None)
+    pixels = [bytes(row) for row in np.round(load_digits().data * 255 / 16).astype(np.uint8)]
+    assert len(checked.images) == 1797 and len({row["pixel_hash"] for row in checked.images.values()}) == len(
+        set(pixels)
+    )
+    assert checked.code == 0 and checked.images["train[0]"]["width"] == "8"
+    assert "1,437 training and 360 validation images, 10 classes" in checked.text
+
+
+def test_duplicates_in_mnists_files_are_found_with_their_labels(check, tmp_path):
+    def write(prefix, images, labels):
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape)
+            (tmp_path / "data" / f"{prefix}-{kind}-ubyte").write_bytes(head + array.tobytes())
+
+    (tmp_path / "data").mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
+    labels = np.arange(60, dtype=np.uint8) % 10
+    images[11] = images[2]  # of class 1 and 2
+    images[45], images[46] = images[5], images[7]  # validation: 5 as in training, 6 where training says 7
+    write("train", images[:40], labels[:40])
+    write("t10k", images[40:], labels[40:])
+    checked = check(data="mnist")
+    assert checked.code == 1 and len(checked.lines) == 2
+    assert "2 images of train" in checked.line("label conflicts") and "train[2] (2) = train[11] (1)" in checked.text
+    assert "2 images of val (10 %)" in checked.line("in both splits")
+    assert "1 of them under another class: val[5] = train[5], val[6] = train[7]" in checked.line("in both splits")
+
+
+# ---------------------------------------------------------------------------------------- a real process
+
+
+def start(*flags, cwd):
+    line = [sys.executable, str(SCRIPT), *map(str, flags)]
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, start_new_session=True
+    )
+
+
+def test_exit_code_and_output_folder_of_a_real_process(tree, tmp_path):
+    cut(tree / "train" / "cat" / "1.jpg")
+    process = start("--dataname", "folder", "--datapath", "data", "--workers", 2, cwd=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (1, "") and out.startswith("verdict: FAULTS in 20 images: 1 damaged\n")
+    files = [tmp_path / "checks" / "folder_data" / name for name in ("damaged.txt", "images.csv", "report.txt")]
+    assert sorted(files[0].parent.iterdir()) == files
+    assert files[0].read_text().startswith("data/train/cat/1.jpg\t")
+
+
+# Each: the arguments, and the words that the mistake must hold.
+MISTAKES = [
+    (["--dataname", "synthetic"], "nothing to check"),
+    (["--dataname", "folder"], "--datapath"),
+    (["--dataname", "folder", "--datapath", "gone"], "no such folder"),
+    (["--dataname", "folder", "--datapath", "."], "holds no val/ or test/"),
+    (["--dataname", "folder", "--datapath", "train", "--val-split", "0.5"], "holds no images"),
+    (["--bogus"], "'--bogus' is not a flag"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
+def test_a_users_mistake_is_told_and_nothing_is_made(tool, tmp_path, monkeypatch, flags, words):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        tool.main(flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_help_imports_nothing_heavy():
+    done = subprocess.run(
+        [sys.executable, "-c", HELP_AND_WHAT_IT_IMPORTED], check=False, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-2:] == ["exit 0", "heavy []"] and "--output" in done.stdout
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A check by two processes that would take long, once it has begun."""
+    first = plant(tmp_path / "data" / "train" / "a" / "0.jpg", size=(2000, 2000))
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / "data" / split / name).mkdir(parents=True, exist_ok=True)
+            for number in range(1, 501):
+                os.link(first, tmp_path / "data" / split / name / f"{number}.jpg")
+    out = tmp_path / "out"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    process = start(
+        "--dataname", "folder", "--datapath", tmp_path / "data", "--workers", 2, "--output", out, cwd=tmp_path
+    )
+    signal.signal(signal.SIGINT, before)
+    while len(workers_of(process)) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    time.sleep(0.3)
+    yield process
+    process.kill()
+    process.wait()
+    assert list(out.iterdir()) == [], "a check that did not end leaves no report"
+
+
+def workers_of(process):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended
+            continue
+        found += [int(path.parent.name)] if int(parent) == process.pid and state != "Z" else []
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes in /proc")
+@pytest.mark.parametrize("to_all", [False, True], ids=["main process", "all processes"])
+def test_an_interrupt_ends_all_processes_with_130_and_one_line(slow, to_all):
+    (os.killpg if to_all else os.kill)(slow.pid, signal.SIGINT)
+    out, err = slow.communicate(timeout=60)
+    assert (slow.returncode, out, err) == (130, "", "check_data.py: interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(slow.pid, 0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the processes in /proc")
+def test_a_killed_worker_ends_the_check_with_one_line(slow):
+    os.kill(workers_of(slow)[0], signal.SIGKILL)
+    out, err = slow.communicate(timeout=60)
+    assert (slow.returncode, out, err.count("\n")) == (2, "", 1) and "was killed" in err and "--workers" in err
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(tree, monkeypatch):
+    monkeypatch.setattr("scripts.data_check.survey.LOG_SECONDS", 0)
+    monkeypatch.setattr("scripts.data_check.survey.CHUNK", 8)
+    lines = []
+    found = survey(parse(["--dataname", "folder", "--datapath", str(tree)]).data)
+    records, damage = inspect(found, workers=0, progress=False, log=lines.append)
+    assert [line.partition(" (")[0] for line in lines] == [f"checked {n} of 20 images" for n in (8, 16, 20)]
+    assert judge(found, records, damage).faults == []

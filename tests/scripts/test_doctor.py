@@ -1,0 +1,669 @@
+"""scripts/doctor.py: what it decides from given figures, what it measures of parts made slow on purpose, what it prints."""
+
+import csv
+import gc
+import importlib.util
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from scripts.common.figures import Spread
+from scripts.tuning.advice import (
+    Advice,
+    Change,
+    Largest,
+    Measured,
+    Place,
+    StopSearch,
+    Trial,
+    Turns,
+    advice_of,
+    changes,
+    final_limit,
+    ladder,
+    largest_batch,
+    limit,
+    to_measure_again,
+)
+from scripts.tuning.measure import Subject, Window, covered, in_turns, step_shares
+from scripts.tuning.memory import CpuRoom, GpuRoom, search
+from scripts.tuning.report import Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
+from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, place_of
+from utils.config.settings import UserError
+from utils.data import sources
+from utils.runtime.distributed import Distributed, Ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "doctor.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("doctor", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, flags)], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Nothing to collect where measurements are only pretended, and no GPU to empty."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+
+def exactly(speed):
+    return Spread(speed, speed, speed)
+
+
+def measured(loader, compute, **more):
+    split = {"decode": 0.004, "augmentation": 0.001}
+    shares = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
+    settings = {"together": exactly(min(loader, compute)), "wait_percent": 1.0, "split": split, "shares": shares}
+    return Measured(exactly(loader), exactly(compute), **(settings | {"workers": 2} | more))
+
+
+# ------------------------------------------------------------------------------------- decisions
+
+
+def test_the_limit_is_the_slower_part_and_in_the_loader_what_takes_longest():
+    assert limit(measured(1000, 100)) == "compute"
+    assert limit(measured(100, 1000)) == "decode"
+    assert limit(measured(100, 110)) == limit(measured(110, 100)) == "both"
+    assert limit(measured(100, 1000, split={"decode": 0.004, "augmentation": 0.003})) == "augmentation", "2 workers"
+    assert limit(measured(100, 1000, split={"decode": 0.004, "augmentation": 0.001, "copy": 0.01})) == "copy"
+    assert limit(measured(100, 1000, split={"read": 0.2, "augmentation": 0.1}, workers=None)) == "read"
+
+
+def test_a_gpu_that_idles_in_its_steps_is_launch_bound_and_only_where_compute_is_the_limit():
+    assert limit(measured(1000, 100, busy=0.3)) == "launch"
+    assert limit(measured(1000, 100, busy=0.95)) == "compute"
+    assert limit(measured(100, 1000, busy=0.3)) == "decode"
+
+
+def turns(ratio, varied=1.0):
+    """100 images/s and ``ratio`` times as many, the first between itself and ``varied`` times as many."""
+    return Turns(Spread(100.0, 100.0, 100.0 * varied), exactly(100.0 * ratio), ratio)
+
+
+def trial(label, ratio, *loop_ratios, group=None, part="compute", varied=1.0, **more):
+    change, loops = Change(part, group or label, (f"--{label}",)), [turns(ratio, varied) for ratio in loop_ratios]
+    return Trial(change, turns(ratio) if ratio else None, loops, **more)
+
+
+def test_only_what_gives_more_than_5_percent_is_measured_again_the_best_of_a_group_and_the_limit_first():
+    trials = [
+        trial("a", 1.04), trial("workers 2", 1.3, group="w", part="loader"), trial("workers 4", 1.5, group="w", part="loader"),
+        trial("b", 1.1), trial("c", 2.0), trial("d", 3.0, failure="out of memory"), trial("e", None),
+    ]  # fmt: skip
+    assert [t.change.label for t in to_measure_again(trials, "compute")] == ["--c", "--b", "--workers 4"]
+    assert [t.change.label for t in to_measure_again(trials, "decode")] == ["--workers 4", "--c", "--b"]
+
+
+def test_advised_is_only_what_gave_more_than_5_percent_twice():
+    assert trial("a", 1.5, 1.06).helps and trial("a", 1.5, 1.3, 1.06).helps
+    assert not trial("a", 1.5, 1.3, 1.04).helps, "not each time in the loop"
+    assert not trial("a", 1.5, 1.05).helps, "not again in the loop"
+    assert not trial("a", 1.04, 1.5).helps, "not at first"
+    assert not trial("a", 1.5).helps, "not measured again"
+    assert not trial("a", 1.5, 1.5, failure="out of memory").helps
+
+
+def test_no_advice_where_speeds_varied_by_more_than_the_gain():
+    assert trial("a", 1.5, 1.29, varied=1.25).helps
+    assert not trial("a", 1.5, 1.29, varied=1.35).helps, "within its own turns"
+    assert not trial("a", 1.5, 1.29, doubts=1.35).helps, "in the loop measured before"
+    assert not trial("a", 1.5, 1.6, 1.29, varied=1.35).helps, "in one of two measurements"
+    uncertain = trial("loader resident", 13.0, 1.29, part="loader", varied=1.35)
+    assert gain(advice_of([uncertain, trial("b", 1.0)], []), exactly(90.0)) == [
+        "now 90 images/s; no advice: --loader resident gave 1.29x, but speeds varied by 1.35x; measure again without "
+        "other programs, or with more --seconds"
+    ]
+
+
+def test_loader_and_network_that_take_from_each_other_are_the_limit_together():
+    """Processes that read share a CPU's cores with the network; without them, or resident, each waits for the other."""
+    slow = {"together": exactly(79.0)}
+    assert limit(measured(1000, 100, **slow)) == limit(measured(100, 1000, **slow)) == "cores"
+    assert limit(measured(1000, 100, workers=0, **slow)) == limit(measured(1000, 100, workers=None, **slow)) == "turns"
+    assert limit(measured(1000, 100, together=exactly(81.0))) == "compute", "the loop comes near it"
+    assert limit(measured(1000, 100, gpu=True, **slow)) == "compute", "processes and GPU have nothing to share"
+    assert limit(measured(1000, 100, gpu=True, workers=None, **slow)) == "turns"
+
+
+def test_the_verdict_is_one_with_the_advice():
+    compute, loader = trial("amp bf16", 1.5, 1.4), trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True)
+    found = measured(960, 100)
+    assert limit(found) == "compute"
+
+    advice = advice_of([compute, loader], [loader])
+    assert final_limit(found, advice) == "cores"
+    assert verdict(found, advice) == [
+        "Limit: the cores, which loader and network share (960 and 100 images/s alone, 100 together)"
+    ]
+    assert [row["name"] for row in csv_rows(found, advice, Memory(1, "", None, "")) if row["kind"] == "limit"] == [
+        "cores"
+    ]
+    assert final_limit(measured(960, 100, gpu=True), advice) == "turns"
+
+    on_top = advice_of([compute, loader], [compute, loader], turns(1.8))
+    assert final_limit(found, on_top) == "compute"
+    assert verdict(found, on_top) == [
+        "Limit: compute; the loader could feed 9.6 times as much", "With --amp bf16 the loader becomes the limit"
+    ]  # fmt: skip
+    decode = measured(100, 1000)
+    assert final_limit(decode, advice_of([loader], [loader])) == "decode" and len(verdict(decode, Advice([]))) == 1
+    assert final_limit(decode, advice_of([compute], [compute])) == "cores"
+    assert final_limit(found, Advice([compute])) == "compute", "without advice the parts alone tell"
+
+
+def test_a_loader_that_helps_although_compute_limits_must_have_shown_it_twice_in_the_loop():
+    assert not trial("loader resident", 9.0, 1.29, part="loader", twice=True).helps
+    assert not trial("loader resident", 9.0, 1.29, 1.01, part="loader", twice=True).helps
+    assert trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True).helps
+
+
+def test_all_that_help_are_advised_together_unless_that_is_no_gain():
+    a, b = trial("a", 1.5, 1.3), trial("b", 1.5, 1.2)
+    together = turns(1.5)
+    assert advice_of([a, b], [a, b], together).taken == [a.change, b.change]
+    assert gain(advice_of([a, b], [a, b], together), exactly(90.0)) == [
+        "now 100 images/s, with --a --b 150 images/s (1.50x)"
+    ]
+    for worse in (turns(1.01), turns(1.5, varied=1.6)):
+        assert advice_of([a, b], [a, b], worse) == Advice([a, b], [a.change], turns(1.3))
+    nothing = gain(advice_of([a, b, trial("c", None, failure="x")], []), exactly(90.0))
+    assert nothing == ["now 90 images/s; none of 2 changes tried gives more than 5 %"]
+
+
+def test_the_advice_names_what_else_a_change_changes():
+    change = Change("compute", "batch", ("--batch-size", "128"), caution="another global batch: raise --lr with it")
+    helped = Trial(change, turns(2.0), [turns(2.0)])
+    assert gain(advice_of([helped], [helped]), exactly(1.0))[1:] == ["  --batch-size 128: " + change.caution]
+
+
+@pytest.mark.parametrize(
+    "workers, cores, tried",
+    [
+        (2, 2, [1, 4]),
+        (0, 1, [1, 2]),
+        (0, 8, [1, 2, 4, 8, 16]),
+        (2, 8, [1, 4, 8, 16]),
+        (8, 8, [4, 16]),
+        (16, 2, [1, 2, 4]),
+    ],
+)
+def test_worker_numbers_to_try(workers, cores, tried):
+    assert ladder(workers, cores) == tried
+
+
+def place(**more):
+    usual = {
+        "gpu": False, "cores": 4, "threads": 4, "workers": 2, "batch_size": 64, "samples": 1000, "resident_bytes": 10,
+        "resident_room": 20.0, "same_crops": True, "convolutions": True, "channels_last": True,
+        "formats": {"bf16": "", "fp16": "emulated"}, "compiled": False, "try_compile": False,
+    }  # fmt: skip
+    return Place(**(usual | more))
+
+
+def tried(place):
+    """Label and, where it is not tried, the reason."""
+    return {change.label: change.not_tried for change in changes(place)}
+
+
+def test_what_is_tried_fits_the_place():
+    cpu = tried(place())
+    assert [label for label, reason in cpu.items() if not reason] == [
+        "--workers 1", "--workers 4", "--workers 8", "--loader resident", "--channels-last off", "--amp bf16",
+        "--batch-size 128", "OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2",
+    ]  # fmt: skip
+    assert cpu["--amp fp16"] == "emulated" and "--try-compile" in cpu["--compile"]
+    assert not tried(place(try_compile=True))["--compile"]
+    gpu = tried(place(gpu=True, formats={"bf16": "", "off": ""}))
+    assert not gpu["--compile"] and not gpu["--decode gpu"] and not any("OMP" in label for label in gpu)
+    resident = tried(place(workers=None, convolutions=False, compiled=True))
+    assert not any("workers" in x or "loader" in x or "channels" in x or "compile" in x for x in resident)
+    assert "GB" in tried(place(resident_bytes=30))["--loader resident"]
+    assert "100 images" in tried(place(samples=100))["--batch-size 128"]
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000), st.integers(1, 2000))
+def test_the_search_finds_exactly_the_largest_batch_that_fits(limit, start, cap):
+    asked = []
+
+    def fits(size):
+        asked.append(size)
+        return size <= limit
+
+    found = largest_batch(fits, start, cap, "cap")
+    assert found == Largest(min(limit, cap), "cap" if limit >= cap else "")
+    assert all(1 <= size <= cap for size in asked) and len(asked) <= 26
+
+
+def test_a_coarse_search_ends_within_its_tolerance_and_below_what_does_not_fit():
+    asked = []
+    found = largest_batch(lambda size: asked.append(size) or size <= 1000, 64, 10**6, "", tolerance=1 / 32).size
+    assert found <= 1000 < min(size for size in asked if size > 1000) <= found * (1 + 1 / 32)
+
+
+def test_a_search_that_is_stopped_says_why_and_keeps_what_fitted():
+    def fits(size):
+        if size > 256:
+            raise StopSearch("too long")
+        return True
+
+    assert largest_batch(fits, 64, 10**6, "") == Largest(256, "too long")
+
+
+def test_the_largest_batch_is_at_most_the_training_set_and_a_long_step_ends_the_search(quick):
+    assert search(lambda size: True, 64, 1437) == Largest(1437, "the whole training set")
+    found = search(GpuRoom(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
+    assert found == Largest(256, "a step of 512 images would take more than 0.5 s")
+
+
+def test_on_a_gpu_running_out_of_memory_is_the_answer_no_and_other_errors_are_raised(quick):
+    def train(size):
+        if size > 700:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 0.0
+
+    assert 700 / (1 + 1 / 32) <= search(GpuRoom(train, 1.0), 64, 10**6).size <= 700
+
+    def wrong(size):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        GpuRoom(wrong, 1.0)(64)
+
+
+def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypatch):
+    trained, memory = [], SimpleNamespace(peak=0)
+
+    def train(size):
+        trained.append(size)
+        memory.peak = 5_000 + 100 * size
+        return 0.0
+
+    monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: memory.peak)
+    room = CpuRoom(train, 95_000, 1.0)
+    assert 900 / (1 + 1 / 32) <= search(room, 64, 10**6).size <= 900
+    assert max(trained) <= 900 and room.grown[64] == 11_400
+
+
+def test_in_turns_is_the_median_of_the_pairs_own_ratios():
+    order = []
+
+    def side(name, speed):
+        def measure(steps, windows):
+            order.append(name)
+            return [Window(speed * steps, float(steps))]
+
+        return measure
+
+    assert in_turns(side("a", 100), side("b", 150), 1e-9, 4) == Turns(exactly(100), exactly(150), 1.5)
+    assert "".join(order[-8:]) == "abbaabba"
+
+
+def test_overlapping_kernels_count_once():
+    assert covered([(0, 2), (1, 3), (1.5, 2), (5, 6)]) == 4
+    assert covered([]) == 0
+
+
+# ---------------------------------------------------------------------------------- measurements
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Class folders of small pictures."""
+    root = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for split, name in itertools.product(("train", "val"), ("a", "b")):
+        (root / split / name).mkdir(parents=True)
+        for number in range(12 if split == "train" else 2):
+            pixels = generator.integers(0, 256, (10, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / split / name / f"{number}.png")
+    return root
+
+
+def subject(tool, *flags):
+    """A subject as the tool makes it, and its data."""
+    from main import build
+
+    args = tool.settings(["--device", "cpu", *map(str, flags)])
+    distributed = Distributed(Ranks(), args.run)
+    parts = build(args, distributed, None)
+    traval = tool.build_traval(args, parts.model, parts.train_loader, distributed)
+    return Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts.data
+
+
+def on_pictures(tool, pictures, *flags):
+    return subject(
+        tool, "--dataname", "folder", "--datapath", pictures, "--image-size", 8, "--arch", "fc", "--batch-size", 4,
+        "--workers", 0, *flags,
+    )  # fmt: skip
+
+
+def silent(text):
+    pass
+
+
+def test_slow_decoding_is_named_as_the_limit(tool, pictures, monkeypatch):
+    def slowly(*args, _decode=sources.decode_crop):
+        time.sleep(0.02)
+        return _decode(*args)
+
+    monkeypatch.setattr(sources, "decode_crop", slowly)
+    found, _ = examine(on_pictures(tool, pictures)[0], 0.1, silent)
+    assert limit(found) == "decode" and found.wait_percent > 50
+    assert "data, reading and decoding" in verdict(found, Advice([]))[0]
+
+
+def test_a_slow_network_is_named_as_the_limit(tool, pictures):
+    slow, _ = on_pictures(tool, pictures)
+    slow.traval.model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+    found, peak = examine(slow, 0.1, silent)
+    assert limit(found) == "compute" and found.shares["forward"] > 0.5 and peak is None
+    assert sum(found.shares.values()) == pytest.approx(1)
+
+
+def test_shares_of_a_step_know_backward_and_optimizer_apart_and_leave_the_step_as_it_was(tool):
+    slow, _ = subject(tool, "--arch", "fc", "--accumulate", 2, "--batch-size", 8)
+    plain = slow.traval._forward
+    slow.traval.optimizers[0].register_step_pre_hook(lambda *_: time.sleep(0.2))
+    shares = step_shares(slow, 2)
+    assert shares["optimizer"] > 0.5 and shares["forward"] > 0 and shares["backward"] > 0
+    assert slow.traval._forward == plain and "update" not in vars(slow.traval.sums.meter)
+
+
+@pytest.mark.parametrize("flags", [(), ("--workers", 1), ("--accumulate", 3)])
+def test_every_window_holds_its_steps_and_no_image_is_counted_twice(tool, pictures, flags):
+    one, _ = on_pictures(tool, pictures, *flags)
+    step = one.step_images
+    assert step == (12 if "--accumulate" in flags else 4)
+    for measure in (one.measure_loader, one.measure_loop, one.measure_compute):
+        windows = measure(2, 4)  # crosses epochs of 6 or 2 steps
+        assert [window.images for window in windows] == [2 * step] * 4
+        assert all(0 <= window.waited <= window.seconds for window in windows)
+
+
+def test_every_window_holds_as_many_fetches_as_steps(tool, pictures, monkeypatch):
+    one, _ = on_pictures(tool, pictures)
+    fetched, marks, begin, batches = [], [], one._begin_window, one.loader.batches
+    monkeypatch.setattr(
+        one.loader, "batches", lambda *place: (fetched.append(0) or batch for batch in batches(*place)), raising=False
+    )
+    monkeypatch.setattr(one, "_begin_window", lambda: marks.append(len(fetched)) or begin())
+    one.measure_loop(2, 2)  # within an epoch
+    assert marks == [2, 4, 6], "the first batch of a window is fetched before it, as that of the next is in it"
+
+
+def test_measuring_takes_each_image_of_an_epoch_once_and_leaves_the_weights_nearly_where_they_were(tool, pictures):
+    one, _ = on_pictures(tool, pictures)
+    before = [parameter.detach().clone() for parameter in one.traval.model.parameters()]
+    seen = [index for passes in one._feed(6) for batch in passes for index in batch.indices]
+    assert sorted(seen) == list(range(24))
+    assert [sum(len(batch.indices) for batch in passes) for passes in one._feed(2)] == [4, 4], "an epoch's last two"
+    one.measure_compute(50, 1)
+    for old, new in zip(before, one.traval.model.parameters(), strict=True):
+        torch.testing.assert_close(old, new.detach(), rtol=0, atol=1e-2)
+
+
+def test_the_place_is_that_of_the_settings(tool, pictures):
+    now, data = on_pictures(tool, pictures)
+    found = place_of(now, data, try_compile=True)
+    assert (found.workers, found.batch_size, found.samples, found.convolutions) == (0, 4, 24, False)
+    assert (found.gpu, found.same_crops, found.compiled, found.try_compile) == (False, False, False, True)
+    assert found.resident_bytes == 28 * 3 * 8 * 8
+    assert set(found.formats) == {"bf16", "fp16"} and found.formats["bf16"] == "" != found.formats["fp16"]
+
+
+def test_each_change_is_built_as_its_flags_say(tool, pictures):
+    now, data = on_pictures(tool, pictures)
+
+    def variant(*flags, part="compute", threads=None):
+        change = Change(part, "x", tuple(map(str, flags)), threads)
+        return tool.build_variant(flags_of_now, data, now.traval.distributed, now, (change,))
+
+    flags_of_now = [
+        "--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--image-size", "8", "--arch", "fc",
+        "--batch-size", "4", "--workers", "0",
+    ]  # fmt: skip
+    workers = variant("--workers", 2, part="loader")
+    assert (now.workers, workers.workers) == (0, 2) and workers.traval is now.traval
+    resident = variant("--loader", "resident", part="loader")
+    assert resident.workers is None and len(resident.loader.source) == 24
+    assert len(resident.loader.source.pixels) == STAND_IN_IMAGES, "no file is decoded for it"
+    assert resident.measure_loader(1, 1)[0].images == 4
+    assert variant("--batch-size", 8).step_images == 8
+    last = variant("--channels-last", "on")
+    assert last.passes[0].images.is_contiguous(memory_format=torch.channels_last)
+    assert last.loader.source is now.loader.source and last.traval is not now.traval
+    half = variant("--amp", "bf16")
+    assert half.traval.autocast.fast_dtype == torch.bfloat16
+    assert variant(threads=3).threads == 3
+    with pytest.raises(UserError):
+        variant("--batch-size", 8, "--global-batch-size", 4)
+
+
+class Pretended:
+    """A subject in which every part has one speed."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, speed):
+        self.speed = speed
+
+    def measure_loader(self, steps, windows):
+        return [Window(self.speed * steps, float(steps))] * windows
+
+    measure_compute = measure_loop = measure_loader
+
+
+def test_a_change_that_cannot_be_is_told_and_the_others_are_tried(quick):
+    def variant(before, chosen):
+        if "--amp" in chosen[-1].flags:
+            raise UserError("--amp bf16: no")
+        if "--batch-size" in chosen[-1].flags:
+            raise torch.OutOfMemoryError("out of memory")
+        return before
+
+    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
+    outcome = {trial.change.label: trial.failure for trial in advice.trials}
+    assert outcome["--amp bf16"] == "cannot be: --amp bf16: no" and outcome["--batch-size 128"] == "out of memory"
+    assert outcome["--loader resident"] == "" and outcome["--amp fp16"] == "not tried: emulated"
+    assert advice.taken == [] and advice.gain is None
+
+
+def test_an_error_that_is_no_affair_of_the_changes_is_raised(quick):
+    def variant(before, chosen):
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
+
+
+def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(quick):
+    asked = []
+
+    def variant(before, chosen):
+        asked.append([change.label for change in chosen])
+        return Pretended(before.speed * {"--amp bf16": 2.0, "--batch-size 128": 1.5}.get(chosen[-1].label, 1.0))
+
+    advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
+    assert [change.label for change in advice.taken] == asked[-1] == ["--amp bf16", "--batch-size 128"]
+    assert advice.gain == Turns(exactly(100), exactly(300), 3)
+
+
+def test_what_seemed_faster_once_is_not_advised(quick):
+    speeds = iter([200.0])  # the first trial's; from then on all are as now
+
+    advice = Trials(
+        Pretended(100), lambda before, chosen: Pretended(next(speeds, 100.0)), measured(1000, 100), 0.02, silent
+    ).advise(place())
+    first, second = advice.trials[:2]
+    assert (first.alone.ratio, [turns.ratio for turns in first.loops], first.helps) == (2, [1], False)
+    assert (second.alone.ratio, second.loops) == (1, [])
+    assert advice.taken == []
+
+
+@pytest.mark.parametrize(
+    ("speeds", "loops", "advised"),
+    [
+        ((1000, 100), [turns(1.29), turns(1.27)], True),
+        ((1000, 100), [turns(1.29), turns(1.01)], False),
+        ((1000, 100), [turns(1.29, varied=1.35)], False),
+        ((100, 1000), [turns(1.29)], True),
+        ((100, 1000), [turns(1.29, varied=1.35)], False),
+    ],
+    ids=["compute, twice", "compute, once", "compute, unsteady", "data", "data, unsteady"],
+)
+def test_a_loader_change_is_measured_twice_where_compute_is_the_limit(quick, monkeypatch, speeds, loops, advised):
+    planted = iter(loops)
+
+    def measure(before, after, seconds, pairs):
+        alone = pairs == FIRST_PAIRS
+        return next(planted) if not alone else turns(13.0 if after.__self__ is resident else 1.0)
+
+    now, resident = Pretended(100), Pretended(100)
+    monkeypatch.setattr("scripts.tuning.trials.in_turns", measure)
+    trials = Trials(
+        now, lambda _, chosen: resident if "resident" in chosen[-1].flags else now, measured(*speeds), 0.02, silent
+    )
+    advice = trials.advise(place())
+    assert [change.label for change in advice.taken] == ["--loader resident"] * advised
+    assert next(planted, None) is None, "each planted measurement was asked for"
+    lines = verdict(measured(*speeds), advice) + gain(advice, exactly(100.0))
+    assert ("compute" in lines[0]) == (speeds == (1000, 100) and not advised), "one verdict"
+    assert ("loader resident" in lines[1]) == (loops[-1].ratio > 1.05)
+
+
+# ---------------------------------------------------------------------------------------- telling
+
+
+def test_the_report_has_its_parts_the_verdict_first_and_the_rows_the_same_figures():
+    found = measured(300, 100, gpu=True, busy=0.9)
+    yes, no = trial("yes", 2.0, 1.5), trial("no", 1.0)
+    advice = advice_of([yes, no, Trial(Change("compute", "c", ("--c",)), failure="out of memory")], [yes])
+    memory = Memory(10**6, "as measured", Largest(512), "10 GB")
+    text = report("Here", found, advice, memory, batch_size=64, step_images=64)
+    assert text.startswith("Limit: compute; the loader could feed 3.0 times as much\nnow 100 images/s, with --yes 150")
+    for line in ("Here", "loader alone, 2 worker(s)", "  backward", "both together", "  data wait", "out of memory"):
+        assert any(row.startswith(line) or row.endswith(line) for row in text.splitlines()), line
+    gpu_line = next(line for line in text.splitlines() if line.startswith("  the GPU computes"))
+    assert gpu_line.split()[-3:] == ["576.00", "90", "%"]
+    rows = list(csv_rows(found, advice, memory))
+    assert len({tuple(row) for row in rows}) == 1, "the same columns in all"
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["compute"]["median"] == 100 and by_name["--yes"]["loop_ratio"] == 1.5
+    assert by_name["--c"]["value"] == "out of memory" and by_name["largest batch"]["value"] == 512
+
+
+def test_each_limit_has_a_verdict():
+    def said(*speeds, **more):
+        return verdict(measured(*speeds, **more), Advice([]))
+
+    assert said(100, 100) == ["Limit: loader and network about equally (100 and 100 images/s)"]
+    assert "computes for 30 %" in said(400, 100, gpu=True, busy=0.3)[0]
+    assert "4.0 times as much" in said(100, 400)[0]
+    assert "varied" in said(400, 100, together=Spread(100, 80, 110))[1]
+    assert said(100, 400, together=exactly(50)) == [
+        "Limit: the cores, which loader and network share (100 and 400 images/s alone, 50 together)"
+    ]
+    assert said(400, 100, together=exactly(75), workers=0)[0].startswith("Limit: loader and network, which take turns")
+
+
+def test_a_trial_that_another_beats_is_told_from_one_without_gain():
+    text = trials_table(
+        [trial("a", 2.0), trial("b", 1.0), trial("c", 2.0, 1.0), trial("d", 2.0, 2.0), trial("e", 2.0, 1.2, varied=1.3)]
+    )
+    assert [line.rpartition("  ")[2] for line in text.splitlines()[2:]] == [
+        "another is better", "no gain", "no gain in the loop", "yes", "uncertain: speeds varied by 1.30x",
+    ]  # fmt: skip
+
+
+def test_the_largest_batch_is_told_with_what_ended_the_search():
+    memory = Memory(10**8, "growth", Largest(0), "8 GB")
+    assert memory_lines(memory, 64)[1] == "Largest batch: none fits into 8 GB"
+    stopped = Memory(10**8, "growth", Largest(512, "why"), "8 GB")
+    assert memory_lines(stopped, 64)[1] == "Largest batch: 512 images fit into 8 GB; larger ones were not tried: why"
+    assert len(memory_lines(Memory(10**8, "growth", None, ""), 64)) == 1
+
+
+# --------------------------------------------------------------------------------- the whole tool
+
+
+def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_path):
+    flags = ["--arch", "fc", "--seconds", 0.02, "--device", "cpu", "--output", tmp_path / "new" / "folder"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, flags)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Limit: ") and "\nnow " in done.stdout and "fc on digits" in done.stdout
+    for part in ("loader alone, resident", "compute alone", "both together", "--amp bf16", "Memory:", "Largest batch:"):
+        assert part in done.stdout
+    assert [line for line in done.stderr.splitlines() if line.startswith("measuring:")][1:4] == [
+        "measuring: loader alone", "measuring: compute alone", "measuring: both together",
+    ]  # fmt: skip
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["doctor.csv", "doctor.txt"]
+    assert (tmp_path / "new/folder/doctor.txt").read_text(encoding="utf-8") in done.stdout
+    with open(tmp_path / "new/folder/doctor.csv", newline="", encoding="utf-8") as file:
+        assert {"speed", "trial, compute", "memory"} <= {row["kind"] for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--seconds", "nothing"], "--seconds"),
+        (["--seconds", "0"], "--seconds"),
+        (["--no-such-flag"], "'--no-such-flag' is not a flag"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--output", ""], "--output"),
+        (["--arch", "nonesuch"], "--arch 'nonesuch'"),
+    ],
+)
+def test_a_mistake_ends_with_2_and_a_line(tool, monkeypatch, capsys, flags, message):
+    monkeypatch.setattr(sys, "argv", ["doctor.py", *flags])
+    assert tool.run_tool(tool.NAME, tool.main) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("doctor.py: ") and message in last
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import runpy, sys\nsys.argv = ['doctor.py', '--help']\n"
+        f"try:\n    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--no-largest-batch" in done.stdout and "main.py --help" in done.stdout
+
+
+def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end(tool):
+    args = tool.settings(["--resume", "auto", "--output", "/nonexistent", "--max-steps", "3", "--amp", "bf16"])
+    assert (args.run.resume, args.run.max_steps, args.precision.amp) == (None, None, "bf16")
+
+
+def test_a_fresh_network_sees_images_as_large_as_pretrained_weights_would(tool, pictures):
+    flags = ("--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--arch", "test_vit")
+    plain, pretrained = tool.settings(flags), tool.settings([*flags, "--pretrained"])
+    assert plain.data.image_size is None and pretrained.data.image_size == 160 and not pretrained.model.pretrained
+    assert tool.settings([*flags, "--pretrained", "--image-size", "64"]).data.image_size == 64

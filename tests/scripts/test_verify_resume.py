@@ -1,0 +1,312 @@
+"""verify_resume.py's parts: faults, marks, processes, moments and the comparison."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from scripts import verify_resume
+from scripts.verification import processes, records
+from scripts.verification.comparison import Comparison, compare_steps, points, unequal
+from scripts.verification.faults import POINTS, Fault
+from scripts.verification.hooks import _wrap
+from scripts.verification.runs import Run, Timeline, moments
+from utils.config.settings import UserError
+
+# -------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "ACTION POINT"),
+        ("kill", "ACTION POINT"),
+        ("murder forward", "ACTION POINT"),
+        ("kill backward", "ACTION POINT"),
+        ("kill forward step", "step=: must be a whole number"),
+        ("kill forward step=-1", "must be a whole number"),
+        ("kill forward step=1 step=2", "'step=2' cannot stand there"),
+        ("kill forward batch=2", "'batch=2' cannot stand there"),
+        ("kill rename when=while", "before or after"),
+        ("nan update", "at the point forward"),
+        ("enospc forward", "error of a save"),
+    ],
+)
+def test_a_malformed_fault_is_a_mistake_of_one_line_that_quotes_it(text, said):
+    with pytest.raises(UserError, match=said) as caught:
+        Fault.from_text(text)
+    assert len(caught.value.mistakes) == 1
+    assert caught.value.mistakes[0].startswith(f"HOOK_FAULT={text!r}: ")
+
+
+def strikes(fault, steps, **details):
+    """The steps at which a fault that asks for a NaN strikes."""
+    return [step for step in steps if fault.reached("forward", step, details)]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [("", [1]), ("step=3", [3]), ("times=2", [1, 2]), ("step=3 times=2", [3, 4]), ("step=9", [])],
+)
+def test_a_fault_strikes_at_its_step_as_often_as_it_says(conditions, expected):
+    assert strikes(Fault.from_text(f"nan forward {conditions}"), range(1, 7), **{"pass": 1}) == expected
+
+
+def test_a_fault_strikes_only_where_its_other_conditions_hold_too():
+    fault = Fault.from_text("nan forward pass=2 rank=1 times=9")
+    assert strikes(fault, [1, 2], **{"pass": 1}) == []
+    assert strikes(fault, [1, 2], **{"pass": 2}) == [1, 2]
+    assert (fault.concerns(0), fault.concerns(1)) == (False, True)
+
+
+def test_a_step_that_is_repeated_has_the_same_nan_again_and_the_same_signal_only_once():
+    assert strikes(Fault.from_text("nan forward step=2"), [1, 2, 2, 3]) == [2, 2]
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        fault = Fault.from_text("usr1 update step=2")
+        for step in (1, 2, 2, 3):
+            fault.reached("update", step, {})
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_a_fault_of_a_save_is_on_the_rank_that_saves():
+    assert Fault.from_text("enospc write").concerns(0)
+    assert not Fault.from_text("enospc write").concerns(1)
+
+
+def test_a_full_disk_is_the_error_that_the_system_would_raise():
+    with pytest.raises(OSError, match="No space left on device"):
+        Fault.from_text("enospc write step=4").reached("write", 4, {})
+
+
+def test_a_hook_on_a_method_that_is_gone_fails():
+    with pytest.raises(AttributeError, match="has no no_such_method any more"):
+        _wrap(Comparison, "no_such_method", lambda original: original)
+
+
+# --------------------------------------------------------------------------------------------- marks
+
+
+def test_marks_are_read_as_they_were_written(tmp_path):
+    marks = records.Marks(tmp_path / "rank0.now")
+    assert records.place(tmp_path) == records.Place()
+    marks.loop("forward", 12)
+    marks.save("rename", 10)
+    place = records.place(tmp_path)
+    assert str(place) == "in step 12, after a forward pass, saving step 10 (rename)"
+    assert place.kind == "in validation or saving"
+    assert (place.has_done(11), place.has_done(12)) == (True, False)
+    marks.loop("after_step", 12)
+    assert records.place(tmp_path).has_done(12)
+
+
+@pytest.mark.parametrize("point", records.LOOP)
+def test_every_mark_of_the_loop_can_be_told(tmp_path, point):
+    records.Marks(tmp_path / "rank0.now").loop(point, 7)
+    place = records.place(tmp_path)
+    assert (place.loop, place.step, "{" in str(place)) == (point, 7, False)
+
+
+def test_every_point_of_a_fault_can_be_marked():
+    assert set(POINTS) <= {*records.LOOP, *records.SAVE}
+
+
+def test_a_line_that_a_kill_cut_is_left_out_and_the_next_start_goes_on_below_it(tmp_path):
+    path = tmp_path / "rank1.txt"
+    path.write_text("\n1 10.5 00c0ffee 3,4;5 end\n2 11.5 00c0ffee 6,\n3 12.5 0badcafe 7 end\n")
+    expected = [(1, 10.5, "00c0ffee 3,4;5"), (3, 12.5, "0badcafe 7")]
+    assert [tuple(line) for line in records.lines(tmp_path, 1)] == expected
+    assert records.lines(tmp_path, 0) == []
+
+
+# ----------------------------------------------------------------------------------------- processes
+
+
+@pytest.fixture
+def tree():
+    """A process with a child in a session of its own, which has a child too."""
+    inner = "import subprocess; subprocess.run(['sleep', '300'])"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], start_new_session=True)"
+    process = subprocess.Popen([sys.executable, "-c", outer])
+    deadline = time.monotonic() + 30
+    while len(processes.descendants(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    yield process
+    processes.kill_tree(process.pid)
+    process.wait()
+
+
+def test_a_tree_is_found_through_sessions_and_killed_at_once(tree):
+    found = processes.descendants(tree.pid)
+    assert len(found) == 2
+    processes.kill_tree(tree.pid)
+    assert tree.wait(10) == -signal.SIGKILL
+    left = processes.processes()
+    assert all(pid not in left or left[pid].ended for pid in found)
+
+
+def test_a_tree_can_be_killed_but_for_one(tree):
+    spared = min(processes.descendants(tree.pid), key=lambda pid: len(processes.descendants(pid)))
+    processes.kill_tree(tree.pid, sparing=[spared])
+    assert tree.wait(10) == -signal.SIGKILL
+    assert not processes.processes()[spared].ended
+    processes.kill_tree(spared)
+
+
+def test_ps_tells_the_same_as_proc(tree):
+    expected, found = processes._from_proc(), processes._from_ps()
+    for pid in (os.getpid(), tree.pid, *processes.descendants(tree.pid)):
+        assert found[pid] == expected[pid]
+
+
+# ------------------------------------------------------------------------------------------- moments
+
+EVEN = Timeline(4.0, [0.5 * step for step in range(200)], 101.0)
+
+
+@pytest.mark.parametrize("kills", [1, 3, 20, 500])
+def test_moments_are_spread_over_the_run_in_its_order_and_within_its_time(kills):
+    drawn = list(moments(EVEN, kills, random.Random(1)))
+    assert len(drawn) == kills
+    steps = [step for step, _ in drawn if step is not None]
+    assert steps == sorted(steps)
+    assert all(1 <= step <= 200 for step in steps)
+    assert all(0 <= delay <= (EVEN.start_up if step is None else EVEN.longest_gap) for step, delay in drawn)
+    if kills >= 20:
+        assert min(steps) < 30
+        assert max(steps) > 170
+        assert None in [step for step, _ in drawn]
+
+
+def test_moments_are_those_of_their_seed():
+    first, again, other = (list(moments(EVEN, 9, random.Random(seed))) for seed in (5, 5, 6))
+    assert first == again != other
+
+
+def test_moments_reach_the_long_gaps_where_validation_is():
+    steps = [float(step + 9 * (step // 10)) for step in range(100)]  # after every tenth step ten seconds
+    drawn = list(moments(Timeline(4.0, steps, 200.0), 40, random.Random(1)))
+    assert sum(step is not None and step % 10 == 0 for step, _ in drawn) >= 5
+
+
+# ---------------------------------------------------------------------------------------- comparison
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (1, 1.0), (0.0, -0.0), (True, 1), ("a", "b"), (None, 0),
+        (torch.zeros(2), -torch.zeros(2)), (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2).double()), (torch.ones(2), torch.ones(2) + 2**-23),
+        (torch.tensor(1.0), torch.tensor(2.0)), (np.array([1.0, np.nan]), np.array([1.0, 2.0])),
+        (torch.tensor([True]), torch.tensor([False])), (torch.ones(1).bfloat16(), torch.zeros(1).bfloat16()),
+    ],
+)  # fmt: skip
+def test_entries_that_differ_in_one_bit_are_not_equal(value, other):
+    assert unequal(value, other)
+    assert not unequal(value, value)
+
+
+def test_a_nan_equals_the_same_nan():
+    assert not unequal(float("nan"), float("nan"))
+    assert not unequal(np.array([np.nan]), np.array([np.nan]))
+
+
+def test_a_difference_tells_how_many_numbers_and_by_how_much():
+    assert unequal(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 2.5, 3])) == "1 of 3 numbers, by up to 0.5"
+
+
+def test_entries_that_only_one_run_has_are_differences():
+    made = Comparison("x")
+    made.compare({"a": 1, "b": 2}, {"b": 2, "c": 3})
+    assert (made.count, made.differences) == (3, ["a is missing in the killed run", "c is only in the killed run"])
+
+
+def test_a_point_that_tensorboard_shows_twice_is_seen(tmp_path):
+    for _ in range(2):
+        board = SummaryWriter(str(tmp_path))
+        for step in (1, 2):
+            board.add_scalar("Loss/Test", 0.5 * step, step)
+            board.add_scalar("Speed/images_per_second", time.time(), step)
+        board.close()
+    assert points(tmp_path) == {"Loss/Test at step 1": [0.5, 0.5], "Loss/Test at step 2": [1.0, 1.0]}
+
+
+def write_steps(folder, rank, *lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank{rank}.txt").write_text("".join(f"{step} 1.0 {crc:08x} {ids} end\n" for step, crc, ids in lines))
+
+
+def test_every_execution_of_a_step_on_every_rank_must_have_the_same_samples_and_images(tmp_path):
+    straight, killed = Run(tmp_path / "a", [], 2), Run(tmp_path / "b", [], 2)
+    for rank in (0, 1):
+        write_steps(straight.records, rank, (1, 7, "1,2"), (2, 8, "3;4"), (3, 9, "5"))
+    write_steps(killed.records, 0, (1, 7, "1,2"), (2, 8, "3;4"), (2, 8, "3;4"), (3, 9, "5"))
+    write_steps(killed.records, 1, (1, 7, "1,2"), (2, 8, "4;3"), (2, 8, "3;4"))
+    made = compare_steps(straight, killed)
+    assert made.count == 7
+    assert made.differences == ["step 2 on rank 1: other samples or images", "step 3 on rank 1: was not trained"]
+    write_steps(killed.records, 1, (1, 7, "1,2"), (2, 8, "3;4"), (3, 10, "5"))
+    assert compare_steps(straight, killed).differences == ["step 3 on rank 1: other samples or images"]
+
+
+# --------------------------------------------------------------------------------------------- flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--kills 0", "--kills: '0': must be at least 1"),
+        ("--ranks many", "--ranks: 'many': must be a whole number"),
+        ("--workers-cycle 0 -1", "--workers-cycle"),
+        ("--archh fc", "'--archh' is not a flag"),
+        ("--resume auto", "--resume: the tool starts and continues the runs itself"),
+        ("--evaluate --pretrained --arch resnet18 --image-size 224", "--evaluate: the tool starts"),
+        ("--output x", "--output: both runs go to a folder of their own"),
+    ],
+)
+def test_mistakes_in_flags_are_told_before_anything_runs(flags, said):
+    with pytest.raises(UserError, match=said.replace("'", ".")):
+        verify_resume.read_flags(flags.split())
+
+
+def test_flags_get_what_the_comparison_needs_and_keep_what_they_say():
+    own, flags = verify_resume.read_flags(["--arch", "fc"])
+    assert flags == ["--arch", "fc", "--deterministic", "--save-every-steps", "10", "--no-progress"]
+    assert (own.kills, own.ranks) == (20, 1)
+    own, flags = verify_resume.read_flags(["--deterministic", "--save-every-steps", "3", "--no-progress"])
+    assert flags == ["--deterministic", "--save-every-steps", "3", "--no-progress"]
+
+
+def test_a_folder_to_keep_must_be_empty(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--keep .*: is not empty"), verify_resume.folder_of(str(tmp_path)):
+        pass
+
+
+def test_a_straight_run_to_take_must_be_there_and_of_the_same_flags(tmp_path):
+    flags = ["--straight-from", str(tmp_path), "--arch", "fc"]
+    own, training = verify_resume.read_flags(flags)
+    with pytest.raises(UserError, match="holds no finished straight run"):
+        verify_resume.run_straight(own, training, tmp_path)
+    (tmp_path / "straight").mkdir()
+    (tmp_path / "straight/straight.json").write_text('{"flags": ["--arch", "conv2"], "ranks": 1, "timeline": {}}')
+    with pytest.raises(UserError, match="was made with --ranks 1 --arch conv2"):
+        verify_resume.run_straight(own, training, tmp_path)
+
+
+def test_a_training_that_fails_by_itself_is_a_mistake_that_shows_its_last_lines(tmp_path):
+    flags = ["--dataname", "folder", "--datapath", str(tmp_path / "nothing"), "--device", "cpu"]
+    with pytest.raises(UserError, match="ended by itself with exit code 2") as caught:
+        verify_resume.main(flags)
+    assert "--datapath" in caught.value.mistakes[-1]

@@ -1,0 +1,233 @@
+"""Who may import whom, how large things may grow, and what no source file may hold. Read from the source text alone."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# From the bottom up: a package imports only from packages further down this list, never from one in its own row.
+LAYERS = (
+    ("utils.config",),
+    ("utils.runtime",),
+    ("utils.checkpoint", "utils.optim", "utils.precision"),
+    ("utils.data", "utils.record"),
+    ("models", "utils.loop"),  # models.load_model reads checkpoints and makes their preprocessing
+    ("utils.train_validation",),
+    ("main",),
+    ("scripts.common",),
+    ("scripts",),  # a command, or the folder of its parts
+)
+ACROSS = {("utils.record.summary", "utils.data")}  # within a row: what the log tells of the data
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
+MOST_PARAMETERS, MOST_FILES = 8, 15
+# TraVal's signature is what users' programs call; a setting's declaration is a table of keywords.
+MANY_PARAMETERS = {
+    ("utils.train_validation", "__init__"),
+    ("utils.config.field", "setting"),
+    ("utils.data.loaders", "loaders"),
+    ("utils.data.sources", "__init__"),
+    ("utils.data.sets.cache", "decoded"),
+}
+
+
+def source_files():
+    """All Python files of the program: main.py, models/, utils/ and scripts/."""
+    folders = [path for name in ("models", "utils", "scripts") for path in (ROOT / name).rglob("*.py")]
+    return sorted([ROOT / "main.py", *folders])
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_of(path): path for path in source_files()}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+
+
+def imports_of(tree, modules):
+    """The modules of ours that a file imports, wherever in it, also for type checkers only."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else node.module for name in inner}
+    return {name for name in found if name.split(".")[0] in ("main", "models", "utils", "scripts")}
+
+
+IMPORTS = {module: imports_of(tree, FILES) for module, tree in TREES.items()}
+
+
+def layer_of(module):
+    """The layer (0 is the lowest) and the package in it that ``module`` belongs to; None for an empty package."""
+    rows = [
+        (level, package)
+        for level, row in enumerate(LAYERS)
+        for package in row
+        if module == package or module.startswith(f"{package}.")
+    ]
+    return max(rows, key=lambda row: len(row[1]), default=None)
+
+
+def may_import(importer, imported):
+    """Whether the layers allow ``importer`` to import ``imported``."""
+    upper, lower = layer_of(importer), layer_of(imported)
+    if upper == lower and upper[1] == "scripts":  # a command knows the parts in its folder and in others'; parts do not
+        return importer.count(".") == 1 or importer.split(".")[1] == imported.split(".")[1]
+    return upper == lower or lower[0] < upper[0] or (importer, lower[1]) in ACROSS
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_run_downwards(module):
+    assert layer_of(module) is not None or not IMPORTS[module]
+    assert {name for name in IMPORTS[module] if not may_import(module, name)} == set()
+
+
+def test_every_package_of_utils_has_a_layer():
+    packages = {".".join(module.split(".")[:2]) for module in FILES if module.startswith("utils.")}
+    assert packages == {package for row in LAYERS for package in row if package.startswith("utils.")}
+
+
+def test_the_loop_knows_what_builders_make_and_not_the_builders():
+    names = {
+        alias.name
+        for node in ast.walk(TREES["utils.train_validation"])
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {"TrainLoader", "Checkpointer"} <= names
+    assert [name for name in names if name.startswith("build_") or name in ("loaders", "get_data", "parse")] == []
+
+
+def test_there_is_no_import_cycle():
+    order = TopologicalSorter({module: names & set(FILES) - {module} for module, names in IMPORTS.items()})
+    assert len(list(order.static_order())) == len(FILES)  # raises CycleError on a cycle
+
+
+def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
+    light = [module for module in FILES if module.startswith("utils.config.")]
+    for module in (*light, "utils.runtime.distributed", "utils.runtime.cpu", "utils.record.run_folder"):
+        at_once = [node for node in TREES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
+        roots = {alias.name.split(".")[0] for node in at_once if isinstance(node, ast.Import) for alias in node.names}
+        roots |= {node.module.split(".")[0] for node in at_once if isinstance(node, ast.ImportFrom)}
+        assert not roots & {"torch", "torchvision", "timm", "numpy", "sklearn", "yaml", "tqdm", "PIL"}, module
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_file_imports_a_star(module):
+    names = [alias.name for n in ast.walk(TREES[module]) if isinstance(n, ast.ImportFrom) for alias in n.names]
+    assert "*" not in names
+
+
+# -------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_file_is_too_long(module):
+    assert len(FILES[module].read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+
+
+def functions_of(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def parameters_of(function):
+    arguments = function.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return [name for name in names if name not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_function_is_too_long(module):
+    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions_of(TREES[module])}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_function_takes_too_many_parameters(module):
+    counts = {node.name: len(parameters_of(node)) for node in functions_of(TREES[module])}
+    many = {name for name, count in counts.items() if count > MOST_PARAMETERS}
+    assert {name for name in many if (module, name) not in MANY_PARAMETERS} == set()
+
+
+def test_no_folder_holds_too_many_files():
+    folders = {path.parent for path in FILES.values() if path.parent not in (ROOT, ROOT / "scripts")}
+    counts = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
+    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+# ------------------------------------------------------------------------------------------- safety
+
+
+def unsafe_calls(tree):
+    """Every way to load a pickle that runs code."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if called in (
+            "pickle.load",
+            "pickle.loads",
+            "pickle.Unpickler",
+            "yaml.load",
+            "yaml.unsafe_load",
+            "eval",
+            "exec",
+        ):
+            yield called
+        if called == "torch.load" and options.get("weights_only") != "True":
+            yield called
+        if called in ("np.load", "numpy.load") and options.get("allow_pickle", "False") != "False":
+            yield called
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_file_loads_what_can_run_code(module):
+    assert list(unsafe_calls(TREES[module])) == []
+    assert "weights_only=False" not in FILES[module].read_text(encoding="utf-8").replace(" ", "")
+
+
+# ------------------------------------------------------------------------- the checks themselves
+
+
+def test_checks_see_an_import_wherever_it_hides():
+    text = """
+from typing import TYPE_CHECKING
+import torch, utils.record.run_folder
+if TYPE_CHECKING:
+    from utils.checkpoint import checkpoint
+def later():
+    from utils.data.loaders import loaders
+    import main
+"""
+    modules = {"utils.record.run_folder", "utils.checkpoint.checkpoint", "utils.data.loaders"}
+    assert imports_of(ast.parse(text), modules) == modules | {"main"}
+
+
+@pytest.mark.parametrize(
+    "call", ["pickle.loads(x)", "torch.load(p)", "torch.load(p, weights_only=False)", "yaml.load(f)"]
+)
+def test_checks_see_an_unsafe_call(call):
+    assert list(unsafe_calls(ast.parse(call))) == [call.partition("(")[0]]
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "allowed"),
+    [
+        ("utils.loop.validation", "utils.record.metrics", True),
+        ("utils.record.metrics", "utils.loop.validation", False),
+        ("utils.data.loaders", "utils.record.metrics", False),  # rooms of one layer do not know each other
+        ("utils.data.loaders", "scripts.common.command_line", False),
+        ("scripts.audit.report", "scripts.tuning.report", False),  # nor do folders of scripts
+        ("scripts.audit.report", "scripts.common.figures", True),
+        ("scripts.doctor", "scripts.tuning.report", True),
+    ],
+)
+def test_checks_know_up_from_down(importer, imported, allowed):
+    assert may_import(importer, imported) == allowed

@@ -1,0 +1,312 @@
+"""Every wrong input is a UserError with a line a mistake that names the flag or key."""
+
+import pytest
+
+from utils.config import arguments, synonyms
+from utils.config.settings import UserError, all_settings
+from utils.config.synonyms import FLAG_OF, meant, meant_value
+
+
+def mistakes_of(argv, world_size=1):
+    """The lines that a wrong command line answers with."""
+    with pytest.raises(UserError) as caught:
+        arguments.parse(argv, world_size)
+    lines = caught.value.mistakes
+    assert all(line.strip() and "\n" not in line for line in lines)
+    return lines
+
+
+# Each: the command line, then one tuple a line, of words that the line must hold.
+WRONG_COMMAND_LINES = [
+    # unknown flags, with the nearest name
+    ("--epochz 3", ("'--epochz'", "--epochs?")),
+    ("--epochz=3", ("'--epochz'", "--epochs?")),
+    ("--batch_size 3", ("'--batch_size'", "--batch-size?")),
+    ("--learning-rate 3", ("'--learning-rate'", "did you mean --lr?")),
+    ("--data-dir D", ("'--data-dir'", "did you mean --datapath?")),
+    ("--model fc", ("'--model'", "did you mean --arch?")),
+    ("--batch 3", ("'--batch'", "did you mean --batch-size?")),
+    ("--batchsize 3", ("'--batchsize'", "did you mean --batch-size?")),
+    ("--opt adam", ("'--opt'", "did you mean --optimizer?")),
+    ("--max_epochs 3", ("'--max_epochs'", "did you mean --epochs?")),
+    ("--test-only", ("'--test-only'", "did you mean --evaluate?")),
+    ("--hflip 0.5", ("'--hflip'", "did you mean --augment flip?")),
+    ("--no-aug", ("'--no-aug'", "did you mean --augment none?")),
+    ("--norm-weight-decay 0", ("'--norm-weight-decay'", "did you mean --no-decay-norm-bias?")),
+    ("-j 4", ("'-j'", "did you mean --workers?")),
+    ("-lr 1", ("'-lr'", "did you mean --lr?")),
+    ("--clip-grad-n 1", ("'--clip-grad-n'", "did you mean --clip-grad-norm?")),
+    ("--save 3", ("'--save'", "did you mean --save-every-epochs or --save-every-steps?")),
+    (".", ("'.'", "--datapath")),
+    ("--Epochs 3", ("'--Epochs'", "--epochs?")),
+    ("--epoch 3", ("'--epoch'", "--epochs?")),
+    ("--no-progres", ("'--no-progres'", "--no-progress?")),
+    ("--no-epochs 3", ("'--no-epochs'", "--epochs?")),
+    ("-x 3", ("'-x'",)),
+    ("-epochs 3", ("-epochs", "--epochs")),
+    # values that belong nowhere, or are missing
+    ("digits", ("'digits'",)),
+    ("--epochs 3 4", ("'4'",)),
+    ("--nesterov yes", ("'yes'",)),
+    ("--epochs", ("--epochs", "needs a value")),
+    ("--resume --dry-run", ("--resume", "needs a value")),
+    ("--augment", ("--augment", "needs a value")),
+    ("--gpu-ids --dry-run", ("--gpu-ids", "needs a value")),
+    ("--nesterov=1", ("--nesterov", "no value")),
+    ("--no-compile=1", ("--no-compile", "no value")),
+    ("-e5", ("-e",)),
+    # numbers
+    ("--epochs x", ("--epochs", "'x'", "whole number")),
+    ("--epochs 1.5", ("--epochs", "'1.5'", "whole number")),
+    ("--epochs 0", ("--epochs", "'0'", "at least 1")),
+    ("--epochs -3", ("--epochs", "'-3'", "at least 1")),
+    ("--epochs 99999999999", ("--epochs", "at most")),
+    ("--seed -1", ("--seed", "at least 0")),
+    ("--seed 1e3", ("--seed", "whole number")),
+    ("--lr 0", ("--lr", "'0'", "more than 0")),
+    ("--lr -1e-3", ("--lr", "'-1e-3'", "more than 0")),
+    ("--lr=-0.1", ("--lr", "'-0.1'", "more than 0")),
+    ("--lr nan", ("--lr", "'nan'", "finite")),
+    ("--lr inf", ("--lr", "'inf'", "finite")),
+    ("--lr 0,1", ("--lr", "'0,1'", "number")),
+    ("--momentum 1", ("--momentum", "less than 1")),
+    ("--label-smoothing 1", ("--label-smoothing", "less than 1")),
+    ("--ema-decay 1", ("--ema-decay", "less than 1")),
+    ("--weight-decay -1", ("--weight-decay", "at least 0")),
+    ("--batch-size 0", ("--batch-size", "at least 1")),
+    ("--accumulate 0", ("--accumulate", "at least 1")),
+    ("--workers -1", ("--workers", "at least 0")),
+    ("--image-size 0", ("--image-size", "at least 1")),
+    ("--val-batch-size 0", ("--val-batch-size", "at least 1")),
+    ("--clip-grad-norm 0", ("--clip-grad-norm", "more than 0")),
+    ("--max-steps 0", ("--max-steps", "at least 1")),
+    ("--print-freq 0", ("--print-freq", "at least 1")),
+    ("--save-every-steps 0", ("--save-every-steps", "at least 1")),
+    ("--init-scale 0", ("--init-scale", "at least")),
+    ("--gpu-ids 0 x", ("--gpu-ids", "'x'", "whole number")),
+    ("--lr-policy multistep --lr-milestones 3 x", ("--lr-milestones", "'x'", "number")),
+    # choices, with the nearest name
+    ("--dataname digit", ("--dataname", "'digit'", "digits?")),
+    ("--dataname cifar", ("--dataname", "cifar10")),
+    ("--device gpu", ("--device", "'gpu'", "did you mean cuda?")),
+    ("--amp", ("--amp", "needs a value: off, fp16, bf16")),
+    ("--amp float16", ("--amp", "did you mean fp16?")),
+    ("--lr-policy step", ("--lr-policy", "did you mean multistep?")),
+    ("--augment shift,flip", ("--augment", "'shift,flip': write shift flip")),
+    ("--lr-policy multistep --lr-milestones 3,4", ("--lr-milestones", "'3,4': write 3 4")),
+    ("--init kaiming", ("--init", "'kaiming'", "kaiming_normal")),
+    ("--lr-policy cosin", ("--lr-policy", "cosine?")),
+    ("--amp fp32", ("--amp", "'fp32'", "off, fp16, bf16")),
+    ("--loader memory", ("--loader", "'memory'", "resident")),
+    ("--augment flip shft", ("--augment", "'shft'", "shift?")),
+    # text
+    ("--name ../up", ("--name", "'../up'")),
+    ("--name .hidden", ("--name", "'.hidden'")),
+    ("--config nowhere/none", ("--config", "'nowhere/none'")),
+    ("--config /", ("--config", "'/'")),
+    # contradictions
+    ("--batch-size 10 --global-batch-size 64", ("--batch-size 10", "--global-batch-size 64")),
+    ("--nesterov --optimizer adam", ("--nesterov", "--optimizer", "adam")),
+    ("--nesterov --momentum 0", ("--nesterov", "--momentum")),
+    ("--pretrained --weights x.pt", ("--pretrained", "--weights")),
+    ("--init xavier_normal --pretrained", ("--init xavier_normal", "pretrained")),
+    ("--init xavier_normal --weights x.pt", ("--init xavier_normal", "--weights")),
+    ("--lr-milestones 3", ("--lr-milestones", "--lr-policy")),
+    ("--lr-policy multistep --lr-milestones 5 3", ("--lr-milestones", "rise")),
+    ("--warmup-epochs 21", ("--warmup-epochs 21", "--epochs 20")),
+    ("--clip-grad-norm 1 --clip-grad-agc 0.01", ("--clip-grad-norm", "--clip-grad-agc", "give one")),
+    ("--clip-grad-norm 1 --clip-grad-value 2", ("--clip-grad-norm", "--clip-grad-value", "give one")),
+    ("--clip-grad-value 0", ("--clip-grad-value", "more than 0")),
+    ("--grad-penalty 0.1 --compile", ("--grad-penalty", "--compile")),
+    ("--grad-penalty -1", ("--grad-penalty", "at least 0")),
+    ("--workers many", ("--workers", "whole number or auto")),
+    ("--channels-last maybe", ("--channels-last", "choose from auto, on, off")),
+    ("--augment flip alternating-flip", ("flip", "alternating-flip")),
+    ("--decode gpu --device cpu", ("--decode gpu", "--device cpu")),
+    ("--fp32-layers", ("--fp32-layers", "needs a value")),
+    ("--max-skipped-steps -1", ("--max-skipped-steps", "at least 0")),
+    ("--gpu-ids 0 --device cpu", ("--gpu-ids", "--device cpu")),
+    ("--gpu-ids 0 0", ("--gpu-ids", "twice")),
+    ("--augment none flip", ("--augment none",)),
+    ("--val-split 0.1", ("--val-split", "folder")),
+    ("--dataname mnist", ("--dataname mnist", "--datapath", "--download")),
+    ("--dataname folder", ("--dataname folder", "--datapath")),
+    ("--download", ("--download", "digits")),
+    ("--evaluate", ("--evaluate", "--resume", "--weights", "--pretrained")),
+    ("--evaluate --resume auto", ("--evaluate", "--resume auto")),
+    ("--resume auto --weights x.pt", ("--resume", "--weights")),
+    ("--resume auto --resume-override", ("--resume-override", "--resume auto")),
+    ("--resume-override", ("--resume-override", "needs --resume PATH")),
+    ("--evaluate --resume x.pt --resume-override", ("--resume-override", "--evaluate")),
+    # several at once
+    ("--epochz 3 --lr x --amp fp8", ("--epochz",), ("--lr", "'x'"), ("--amp", "'fp8'")),
+    ("-e5 --epochs x", ("-e",), ("--epochs", "'x'")),
+    ("-hx --epochs x", ("-h",), ("--epochs", "'x'")),
+    ("--lr x --lr-milestones 3", ("--lr ", "'x'"), ("--lr-milestones", "--lr-policy")),
+    ("--init x --init-scale -1", ("--init ", "'x'"), ("--init-scale", "'-1'")),
+    ("--val-split 0.1 --gpu-ids 1 1 --download", ("--val-split",), ("--gpu-ids",), ("--download",)),
+    ("--nesterov=1 one two", ("--nesterov",), ("'one'",), ("'two'",)),
+    ("--config nowhere --epochs 0", ("--config",), ("--epochs",)),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), [(line, words) for line, *words in WRONG_COMMAND_LINES])
+def test_wrong_command_line_gives_a_line_a_mistake(line, expected):
+    lines = mistakes_of(line.split())
+    assert len(lines) == len(expected), lines
+    for words in expected:
+        assert any(all(word in found for word in words) for found in lines), (words, lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        ([""], "''"),
+        (["--lr", ""], "--lr"),
+        (["--arch", " "], "--arch"),
+        (["--name", ""], "--name"),
+        (["--output", "a\0b"], "--output"),
+        (["--output", "runs\udcff"], "--output"),  # bytes that are no text: they could not be logged
+        (["--config", "a\0b"], "--config"),
+        (["--config", "x" * 5000], "--config"),
+        (["--name", "a\nb"], "--name"),
+        (["--epochs", "9" * 5000], "--epochs"),
+        (["--", "--lr", "1"], "'--'"),
+    ],
+)
+def test_text_that_cannot_be_meant_gives_one_short_line(argv, word):
+    (line,) = mistakes_of(argv)
+    assert word in line and len(line) < 400
+
+
+# Each: the recipe, then one tuple a line, of words that the line must hold besides the recipe's path.
+WRONG_RECIPES = [
+    ("epoch: 3", ("'epoch'", "epochs?")),
+    ("weight_deca: 3", ("'weight_deca'", "weight_decay?")),
+    ("1: 2", ("1 is not a setting",)),
+    ("lr: 1\nlr: 2", ("'lr'", "twice")),
+    ("batch-size: 1\nbatch_size: 1", ("batch_size", "twice")),
+    ("lr: x", ("lr", "'x'", "number")),
+    ("lr: [0.1]", ("lr", "number")),
+    ("lr: {a: 1}", ("lr", "number")),
+    ("lr: true", ("lr", "True", "number")),
+    ("lr: .nan", ("lr", "finite")),
+    ("lr: .inf", ("lr", "finite")),
+    ("epochs: 3.5", ("epochs", "3.5", "whole number")),
+    ("epochs: true", ("epochs", "True", "whole number")),
+    ("epochs: null", ("epochs", "value")),
+    ("epochs:", ("epochs", "value")),
+    ("epochs: 0", ("epochs", "at least 1")),
+    ("nesterov: 1", ("nesterov", "true or false")),
+    ("nesterov: 'yes'", ("nesterov", "true or false")),
+    ("amp: on", ("amp", "off, fp16, bf16")),
+    ("name: 2024-01-01", ("name", "text")),
+    ("augment: [flip, rotate]", ("augment", "'rotate'")),
+    ("augment: []", ("augment", "value")),
+    ("augment: shift flip", ("augment", "'shift flip': write [shift, flip]")),
+    ("augment: shift, flip", ("augment", "'shift, flip': write [shift, flip]")),
+    ("lr-milestones: 30 60", ("lr-milestones", "'30 60': write [30, 60]")),
+    ("augment: '[shift, flip]'", ("augment", "write [shift, flip]")),
+    ("batchsize: 3", ("'batchsize'", "did you mean batch-size?")),
+    ("learning_rate: 3", ("'learning_rate'", "did you mean lr?")),
+    ("max_epochs: 3", ("'max_epochs'", "did you mean epochs?")),
+    ("no-aug: true", ("'no-aug'", "did you mean augment?")),
+    ("norm_weight_decay: 0", ("'norm_weight_decay'", "did you mean decay_norm_bias?")),
+    ("lr-policy: linear", ("lr-policy", "'linear'", "cosine")),
+    ("resume: auto", ("'resume'", "command line")),
+    ("dry-run: true", ("'dry-run'", "command line")),
+    ("output: x", ("'output'", "command line")),
+    ("config: x", ("'config'", "command line")),
+    ("max_steps: 3", ("'max_steps'", "command line")),
+    ("- epochs", ("setting: value",)),
+    ("just text", ("setting: value",)),
+    ("epochs: [3", ("cannot be read",)),
+    ("\tepochs: 3", ("cannot be read",)),
+    ("a: 1\n---\nb: 2", ("cannot be read",)),
+    ("lr: !!python/name:os.system", ("cannot be read",)),
+    ("? [a]\n: 3", ("cannot be read",)),
+    ("lr: &a [*a]", ("lr", "number")),
+    ("[" * 3000, ("cannot be read",)),
+    ("lr: \x01", ("cannot be read",)),
+    ("epoch: 3\nlr: x\nlr-polic: cosine", ("'epoch'",), ("lr 'x'",), ("'lr-polic'", "lr-policy")),
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(content, words) for content, *words in WRONG_RECIPES], ids=lambda value: str(value)[:30]
+)
+def test_wrong_recipe_gives_a_line_a_mistake_that_names_the_file(content, expected, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content, encoding="utf-8")
+    lines = mistakes_of(["--config", str(path)])
+    assert len(lines) == len(expected), lines
+    assert all(str(path) in line for line in lines)
+    for words in expected:
+        assert any(all(word in found for word in words) for found in lines), (words, lines)
+
+
+def test_recipe_that_is_not_text_is_one_line(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"\xff\xfe\xfa\0\1")
+    (line,) = mistakes_of(["--config", str(path)])
+    assert str(path) in line and "cannot be read" in line
+
+
+def test_unknown_recipe_is_answered_with_the_nearest_and_all_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(arguments, "CONFIGS", tmp_path)
+    for name in ("mnist/fc", "cifar10/resnet18"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / f"{name}.yaml").write_text("")
+    (line,) = mistakes_of(["--config", "mnist/fd"])
+    assert "did you mean mnist/fc?" in line and "cifar10/resnet18" in line
+
+
+def test_mistakes_of_recipe_flags_and_contradictions_come_together(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("epoch: 3\nwarmup-epochs: 50\n")
+    lines = mistakes_of(["--config", str(path), "--amp", "fp8", "--evalute"])
+    assert len(lines) == 4
+    for word in ("'epoch'", "--warmup-epochs", "--amp", "--evaluate?"):
+        assert sum(word in line for line in lines) == 1
+
+
+def test_contradiction_with_an_unreadable_value_has_no_line_of_its_own():
+    (line,) = mistakes_of(["--warmup-epochs", "30", "--epochs", "many"])
+    assert "--epochs" in line and "'many'" in line
+
+
+def test_batch_size_that_contradicts_the_number_of_processes_names_that_number():
+    (line,) = mistakes_of(["--batch-size", "32", "--global-batch-size", "64"], world_size=3)
+    assert "3 processes" in line
+
+
+def test_mistakes_of_the_command_line_are_alike_on_all_ranks():
+    with pytest.raises(UserError) as caught:
+        arguments.parse(["--epochs", "0"], 2)
+    assert caught.value.on_all_ranks
+
+
+# ------------------------------------------------------------------------------------ what others call it
+
+
+@pytest.mark.parametrize("other", FLAG_OF)
+def test_another_name_of_a_setting_is_answered_with_that_settings_flag(other):
+    options = {option.name: option for _, option in all_settings()}
+    assert other.replace("-", "_") not in options, "then it is a name of ours"
+    name, _, value = FLAG_OF[other].partition(" ")
+    option = options[name.removeprefix("no-").replace("-", "_")]
+    if value:
+        assert value in option.metadata["choices"]
+    for spelling in (f"-{other}",) if len(other) == 1 else (f"--{other}", f"--{other.replace('-', '_')}"):
+        assert f"did you mean --{FLAG_OF[other]}?" in mistakes_of([spelling, "x"])[0]
+
+
+def test_a_name_has_one_meaning():
+    names = [name for names in synonyms._ELSEWHERE.values() for name in names.split()]
+    assert len(names) == len(set(names)) == len(FLAG_OF)
+
+
+def test_the_nearest_spelling_is_asked_for_where_no_other_name_is_known():
+    assert meant("--epochz", ["--epochs", "--lr"]) == " (did you mean --epochs?)"
+    assert meant("--something", ["--epochs", "--lr"]) == ""
+    assert meant_value("mnist/fd", ["mnist/fc", "cifar10/resnet18"]) == " (did you mean mnist/fc?)"

@@ -1,0 +1,272 @@
+"""Command line and recipe into checked, read-only settings."""
+
+import dataclasses
+import inspect
+
+import pytest
+import yaml
+
+from utils.config import arguments
+from utils.config.settings import Settings, UserError, all_settings, flag_of
+
+# The flags that users, scripts and recipes rely on, written out: a renamed field must not rename a flag unnoticed.
+FLAGS = """
+--config --output --name --seed --deterministic --device --gpu-ids --resume --evaluate --dry-run --max-steps
+--dataname --datapath --download --image-size --workers --batch-size --global-batch-size --val-batch-size --loader
+--augment --arch --pretrained --weights --channels-last --compile --init --epochs --optimizer --lr --momentum
+--nesterov --weight-decay --label-smoothing --lr-policy --warmup-epochs --accumulate --clip-grad-norm --ema-decay
+--amp --init-scale --print-freq --no-progress --save-every-epochs --save-every-steps -e -w -b -a -o
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe and gives its path as text."""
+
+    def write(content, name="recipe.yaml"):
+        path = tmp_path / name
+        path.write_text(content, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def configs(tmp_path, monkeypatch):
+    """An empty folder that stands in for configs/."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    monkeypatch.setattr(arguments, "CONFIGS", folder)
+    return folder
+
+
+# ------------------------------------------------------------------------------------ precedence
+
+
+def test_flag_wins_over_recipe_over_checkpoint_over_default(recipe):
+    path = recipe("lr: 0.2\nepochs: 12\n")
+    stored = {"lr": 0.3, "epochs": 13, "weight_decay": 0.03}
+    args = arguments.parse(["--config", path, "--lr", "0.1"], 1, stored)
+    settings = args.optimisation
+    assert (settings.lr, settings.epochs, settings.weight_decay, settings.momentum) == (0.1, 12, 0.03, 0.9)
+    assert [args.origins[name] for name in ("lr", "epochs", "weight_decay", "momentum")] == [
+        "flag", "recipe", "checkpoint", "default"
+    ]  # fmt: skip
+
+
+def test_the_last_of_a_repeated_flag_wins():
+    assert arguments.parse(["--epochs", "3", "--epochs", "4"]).optimisation.epochs == 4
+
+
+def test_no_flag_switches_off_what_the_recipe_switched_on(recipe):
+    path = recipe("nesterov: true\nchannels-last: true")
+    args = arguments.parse(["--config", path, "--no-nesterov"])
+    assert (args.optimisation.nesterov, args.model.channels_last) == (False, "on")
+
+
+def test_without_arguments_every_setting_has_its_default_or_follows_from_one():
+    args = arguments.parse([])
+    derived = {"lr": 0.1, "global_batch_size": 64, "arch": "conv2"}
+    expected = {option.name: derived.get(option.name, option.default) for _, option in all_settings()}
+    assert args.values() == expected
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adam", 0.001), ("adamw", 0.001), ("lamb", 0.001)])
+def test_learning_rate_left_out_depends_on_the_optimizer(optimizer, lr):
+    assert arguments.parse(["--optimizer", optimizer]).optimisation.lr == lr
+
+
+def test_milestones_left_out_are_half_and_three_quarters_of_the_epochs():
+    args = arguments.parse(["--lr-policy", "multistep", "--epochs", "30"])
+    assert args.optimisation.lr_milestones == (15.0, 22.5)
+
+
+# -------------------------------------------------------------------------------------- recipes
+
+
+def test_recipe_is_found_by_its_name_under_configs(configs):
+    (configs / "mnist").mkdir()
+    (configs / "mnist" / "fc.yaml").write_text("arch: fc\n")
+    assert arguments.parse(["--config", "mnist/fc"]).model.arch == "fc"
+
+
+def test_recipe_keys_may_be_written_with_underscores(recipe):
+    args = arguments.parse(["--config", recipe("weight_decay: 0.25\nlabel-smoothing: 0.125\n")])
+    assert (args.optimisation.weight_decay, args.optimisation.label_smoothing) == (0.25, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("amp: off", "amp", "off"),
+        ("amp: 'off'", "amp", "off"),
+        ("amp: bf16", "amp", "bf16"),
+        ("lr: 1e-3", "lr", 0.001),
+        ("lr: 1.0e-3", "lr", 0.001),
+        ("lr: 1", "lr", 1.0),
+        ("epochs: 7.0", "epochs", 7),
+        ("name: 123", "name", "123"),
+        ("augment: flip", "augment", ["flip"]),
+        ("augment: [shift, flip]", "augment", ["shift", "flip"]),
+        ("augment: none", "augment", ["none"]),
+        ("progress: false", "progress", False),
+        ("image-size: null", "image_size", None),
+    ],
+)
+def test_yaml_value_is_read_as_its_setting_means_it(recipe, line, name, value):
+    found = arguments.parse(["--config", recipe(line)]).values()[name]
+    assert (type(found), found) == (type(value), value)
+
+
+def test_empty_recipe_changes_nothing(recipe):
+    values = arguments.parse(["--config", recipe("# nothing\n")]).values()
+    assert values | {"config": None} == arguments.parse([]).values()
+
+
+# ----------------------------------------------------------------------------------- batch sizes
+
+
+@pytest.mark.parametrize(
+    ("argv", "world_size", "batch_size", "global_batch_size"),
+    [
+        ([], 1, 64, 64),
+        ([], 4, 64, 256),
+        (["-b", "10", "--accumulate", "3"], 2, 10, 60),
+        (["--global-batch-size", "256"], 1, 256, 256),
+        (["--global-batch-size", "256"], 4, 64, 256),
+        (["--global-batch-size", "256", "--accumulate", "2"], 4, 32, 256),
+        (["--global-batch-size", "100"], 3, 34, 100),  # a part of 100 / 3 rounded up fits into one pass
+        (["--global-batch-size", "2"], 4, 1, 2),
+        (["--global-batch-size", "60", "-b", "10", "--accumulate", "3"], 2, 10, 60),
+    ],
+)
+def test_batch_sizes_follow_from_each_other(argv, world_size, batch_size, global_batch_size):
+    data = arguments.parse(argv, world_size).data
+    assert (data.batch_size, data.global_batch_size) == (batch_size, global_batch_size)
+
+
+def test_batch_size_flag_wins_over_global_batch_size_of_the_recipe(recipe):
+    data = arguments.parse(["--config", recipe("global-batch-size: 256"), "-b", "16"], 2).data
+    assert (data.batch_size, data.global_batch_size) == (16, 32)
+
+
+def test_global_batch_size_of_a_checkpoint_is_kept_on_another_number_of_processes():
+    data = arguments.parse([], 4, {"global_batch_size": 64}).data
+    assert (data.batch_size, data.global_batch_size) == (16, 64)
+
+
+# ------------------------------------------------------------------------- read-only, saved, help
+
+
+def test_settings_are_read_only():
+    args = arguments.parse([])
+    for group, option in all_settings():
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(getattr(args, group), option.name, None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        args.data = None
+
+
+def test_parsing_leaves_the_defaults_of_the_next_parse_alone():
+    before = Settings().values()
+    arguments.parse(["--lr", "3", "--augment", "flip", "--lr-policy", "multistep"])
+    assert Settings().values() == before
+
+
+ROUND_TRIPS = [
+    [],
+    ["--lr", "1e-30", "--weight-decay", "0", "--label-smoothing", "0.30000000000000004"],
+    ["--amp", "off", "--augment", "none", "--name", "123", "--no-progress"],
+    ["--augment", "shift", "flip", "--lr-policy", "multistep", "--lr-milestones", "1.5", "3"],
+    ["--dataname", "folder", "--datapath", "a: # 'b' \"c\" \t é, [d] {e} - !x", "--val-split", "0.1"],
+    ["--dataname", "mnist", "--datapath", "off"],
+    ["--global-batch-size", "250", "--accumulate", "2", "--ema-decay", "0.999", "--clip-grad-norm", "1"],
+    ["--seed", "2147483647", "--init-scale", "1.2676506002282294e+30", "--compile", "--channels-last"],
+]
+
+
+@pytest.mark.parametrize("argv", ROUND_TRIPS, ids=lambda argv: " ".join(argv[:2]) or "default")
+def test_saved_configuration_read_back_gives_the_same_settings(argv, recipe):
+    args = arguments.parse(argv, 2)
+    again = arguments.parse(["--config", recipe(arguments.as_recipe(args, "main.py x\nversions"))], 2)
+    in_recipe = [option.name for _, option in all_settings() if option.metadata["in_recipe"]]
+    assert {name: again.values()[name] for name in in_recipe} == {name: args.values()[name] for name in in_recipe}
+
+
+def test_saved_configuration_keeps_the_global_batch_on_another_number_of_processes(recipe):
+    saved = arguments.as_recipe(arguments.parse(["-b", "24", "--accumulate", "2"], 2), "main.py")
+    data = arguments.parse(["--config", recipe(saved)], 3).data
+    assert (data.global_batch_size, data.batch_size) == (96, 16)
+
+
+def test_saved_configuration_says_where_each_value_came_from(recipe):
+    args = arguments.parse(["--config", recipe("epochs: 9"), "--lr", "0.5"])
+    lines = arguments.as_recipe(args, "main.py").splitlines()
+    assert {"epochs: 9  # recipe", "lr: 0.5  # flag", "momentum: 0.9  # default"} <= set(lines)
+
+
+@pytest.mark.parametrize("header", ["main.py \x1b[1m", "main.py a\nlr: 7", "main.py \x85lr: 7", "main.py \u2028lr: 7"])
+def test_saved_configuration_is_readable_whatever_the_command_line_held(header):
+    saved = arguments.as_recipe(arguments.parse([]), header)
+    assert yaml.safe_load(saved)["lr"] == 0.1
+
+
+def test_help_lists_every_flag_of_the_interface():
+    words = arguments.build_parser().format_help().replace(",", " ").split()
+    assert set(FLAGS.split()) <= set(words)
+
+
+def test_every_flag_is_listed_above_or_in_the_settings():
+    extra = {
+        "--val-split",
+        "--decay-norm-bias",
+        "--lr-milestones",
+        "--lr-gamma",
+        "--clip-grad-value",
+        "--clip-grad-agc",
+    }
+    extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
+    extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
+    extra |= {"--skip-bad-images", "--ema-bn-batches"}
+    extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
+    extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
+    named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
+    named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
+    assert named - {"--progress"} == set(FLAGS.split()) | extra
+
+
+def test_help_shows_every_help_text_and_default():
+    text = " ".join(arguments.build_parser().format_help().split())
+    for _, option in all_settings():
+        assert option.metadata["help"].replace("%%", "%")[:20] in text
+    assert "[digits]" in text and "[conv2, or resnet18 for" in text and "[20]" in text
+
+
+def test_values_that_resemble_a_flag_are_values():
+    assert arguments.parse(["--output", "compile=1"]).run.output == "compile=1"
+    assert arguments.parse(["--output=--lr"]).run.output == "--lr"
+
+
+def test_user_error_is_a_value_error_that_holds_every_line():
+    with pytest.raises(ValueError) as caught:
+        arguments.parse(["--epochs", "0", "--lr", "0"])
+    assert isinstance(caught.value, UserError)
+    assert str(caught.value) == "\n".join(caught.value.mistakes)
+    assert inspect.getmro(UserError)[1] is ValueError
+
+
+@pytest.mark.parametrize(
+    ("dataname", "arch"),
+    [
+        ("digits", "conv2"),
+        ("cifar10", "conv2"),
+        ("folder", "resnet18"),
+        ("imagenet", "resnet18"),
+        ("synthetic", "resnet18"),
+    ],
+)
+def test_the_default_network_fits_the_data_sets_images_and_stands_in_the_settings(dataname, arch):
+    args = arguments.parse(["--dataname", dataname, "--datapath", "."])
+    assert args.model.arch == arch and args.origins["arch"] == "default"
+    assert f"arch: {arch}  # default" in arguments.as_recipe(args, "")
+    assert arguments.parse(["--dataname", dataname, "--datapath", ".", "--arch", "fc"]).model.arch == "fc"

@@ -1,0 +1,572 @@
+"""Decoded images come from one whole file that one process wrote, or are decoded; never from anything else."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.images.view import View
+from utils.data.sets import cache, claims, class_folders
+from utils.data.sets.readers import ImageFiles, MemoryImages
+
+ROOT = Path(__file__).resolve().parents[3]
+SIZE = 8
+COUNT = 12
+PATIENCE = 60  # seconds, for processes that import torch on busy cores
+
+
+def write_tree(root, count=COUNT, seed=0):
+    """Two class folders of 8x8 RGB PNG files; their pixels (count, 3, 8, 8) in the order of the reader."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        folder = root / ("cat" if number < count // 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number:05}.png")
+    return torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+
+
+def files_of(root, colour="RGB"):
+    return ImageFiles(sorted(map(str, root.rglob("*.png"))), torch.zeros(len(list(root.rglob("*.png")))), colour)
+
+
+def decoded(images, folder, size=SIZE, fixed_size=True, workers=0, lines=None, is_main=True):
+    log = (lambda line: None) if lines is None else lines.append
+    return cache.decoded(
+        images, View(size), fixed_size, folder, workers=workers, progress=False, log=log, is_main=is_main
+    ).pixels
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def tree(tmp_path):
+    write_tree(tmp_path / "data" / "train")
+    return tmp_path / "data" / "train"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "data" / ".decoded"
+
+
+@pytest.fixture
+def no_decoding(monkeypatch):
+    """From its call on, whatever is decoded fails the test."""
+
+    def forbid():
+        monkeypatch.setattr(cache, "decode", lambda *_, **__: pytest.fail("decoded what the cache holds"))
+
+    return forbid
+
+
+# ------------------------------------------------------------------------------------------ pixels
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pixels_are_those_of_the_files_decoded_now_or_read_from_the_cache(tmp_path, folder, workers):
+    expected = write_tree(tmp_path / "data" / "train")
+    images = files_of(tmp_path / "data" / "train")
+    in_memory = decoded(images, None, workers=workers)
+    first = decoded(images, folder, workers=workers)
+    second = decoded(images, folder, workers=workers)
+    for pixels in (in_memory, first, second):
+        assert pixels.dtype == torch.uint8 and pixels.is_contiguous()
+        assert torch.equal(pixels, expected)
+
+
+def test_chunks_keep_the_order_of_the_files(tree, monkeypatch):
+    expected = decoded(files_of(tree), None)
+    monkeypatch.setattr(cache, "CHUNK_BYTES", 5 * 3 * SIZE * SIZE)
+    assert torch.equal(decoded(files_of(tree), None, workers=2), expected)
+
+
+@pytest.mark.parametrize("fixed_size", [True, False])
+def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_size):
+    images = files_of(tree, "L")
+    whole, middle = cache.decode_whole, cache.decode_crop
+    expected = torch.stack([whole(path, 5, "L") if fixed_size else middle(path, View(5), "L") for path in images.paths])
+    assert torch.equal(decoded(images, None, size=5, fixed_size=fixed_size), expected)
+
+
+def test_the_file_is_a_npy_array_that_numpy_reads(tree, folder):
+    pixels = decoded(files_of(tree), folder)
+    (path,) = folder.iterdir()
+    assert path.suffix == ".npy"
+    read = np.load(path)
+    assert read.dtype == np.uint8 and np.array_equal(read, pixels.numpy())
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (10, 3, 32, 32), (1_281_167, 3, 224, 224), (10**12, 3, 8192, 8192)])
+def test_the_header_is_what_numpy_reads_of_any_shape(shape):
+    import io
+
+    header = cache._header(shape)
+    stream = io.BytesIO(header)
+    assert np.lib.format.read_magic(stream) == (1, 0)
+    assert np.lib.format.read_array_header_1_0(stream) == (shape, False, np.dtype("uint8"))
+    assert stream.tell() == len(header) == cache.HEADER_BYTES and cache.HEADER_BYTES % 64 == 0
+
+
+def test_what_is_written_to_the_pixels_reaches_neither_the_file_nor_other_maps(tree, folder):
+    decoded(files_of(tree), folder)
+    changed, other = decoded(files_of(tree), folder), decoded(files_of(tree), folder)
+    expected = other.clone()
+    changed.fill_(7)
+    assert torch.equal(other, expected)
+    assert torch.equal(decoded(files_of(tree), folder), expected)
+    assert (changed == 7).all()
+
+
+def test_decoding_draws_no_random_number_that_a_cached_set_would_not_draw(tree, folder):
+    before = torch.get_rng_state()
+    decoded(files_of(tree), folder, workers=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_progress_is_told_in_lines_where_no_bar_is_shown(tree, monkeypatch):
+    monkeypatch.setattr(cache, "CHUNK_BYTES", 5 * 3 * SIZE * SIZE)
+    lines = []
+    decoded(files_of(tree), None, lines=lines)
+    assert lines == []  # faster than a line is due
+    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
+    decoded(files_of(tree), None, lines=lines)
+    assert lines == [f"Decoding: {done} of 12 images" for done in (5, 10, 12)]
+
+
+# ------------------------------------------------------------------------------------------ hit or miss
+
+
+def test_a_second_call_decodes_nothing_and_says_where_the_file_is(tree, folder, no_decoding):
+    expected = decoded(files_of(tree), folder).clone()
+    no_decoding()
+    lines = []
+    assert torch.equal(decoded(files_of(tree), folder, lines=lines), expected)
+    assert len(lines) == 1 and str(folder / names(folder)[0]) in lines[0] and "MB" in lines[0]
+    assert torch.equal(decoded(files_of(tree), folder, lines=lines, is_main=False), expected)
+    assert len(lines) == 1
+
+
+def test_contents_are_known_by_size_and_time_alone(tree, folder):
+    expected = decoded(files_of(tree), folder).clone()
+    for path in map(Path, files_of(tree).paths):
+        status = path.stat()
+        path.write_bytes(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert torch.equal(decoded(files_of(tree), folder), expected)
+
+
+def touch(tree):
+    path = files_of(tree).paths[3]
+    status = os.stat(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def replace_by_another_size(tree):
+    path = Path(files_of(tree).paths[3])
+    status = path.stat()
+    path.write_bytes(path.read_bytes() + b"\0")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def rename(tree):
+    path = Path(files_of(tree).paths[3])
+    path.rename(path.with_name("other.png"))
+
+
+def add(tree):
+    Image.new("RGB", (SIZE, SIZE), (1, 2, 3)).save(tree / "cat" / "new.png")
+
+
+@pytest.mark.parametrize("change", [touch, replace_by_another_size, rename, add])
+def test_any_change_of_the_files_is_decoded_anew(tree, folder, change):
+    decoded(files_of(tree), folder)
+    before = names(folder)
+    change(tree)
+    images = files_of(tree)
+    assert torch.equal(decoded(images, folder), decoded(images, None))
+    assert len(set(names(folder)) - set(before)) == 1
+
+
+def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tree, folder, monkeypatch):
+    images = files_of(tree)
+    views = [
+        View(8), View(8, 0.9), View(8, crop_mode="squash"), View(8, crop_mode="border"),
+        View(8, crop_mode="border", border=(9, 9, 9)), View(8, interpolation="bicubic"),
+    ]  # fmt: skip
+    backwards = ImageFiles(images.paths[::-1], images.labels, "RGB")
+    found = [
+        cache.fingerprint(images, View(8), True, folder),
+        cache.fingerprint(images, View(9), True, folder),
+        *(cache.fingerprint(images, view, False, folder) for view in views),
+        cache.fingerprint(files_of(tree, "L"), View(8), True, folder),
+        cache.fingerprint(backwards, View(8), True, folder),
+    ]
+    monkeypatch.setattr(cache, "DECODING_VERSION", cache.DECODING_VERSION + 1)
+    found.append(cache.fingerprint(images, View(8), True, folder))
+    assert len(set(found)) == len(found)
+
+
+def test_a_tree_moved_with_its_cache_is_not_decoded_again(tree, folder, tmp_path, no_decoding, monkeypatch):
+    expected = decoded(files_of(tree), folder).clone()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    no_decoding()
+    assert torch.equal(decoded(files_of(tmp_path / "moved" / "train"), tmp_path / "moved" / ".decoded"), expected)
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(decoded(files_of(Path("moved/train")), Path("moved/.decoded")), expected)
+
+
+@pytest.mark.parametrize("other", ["data/val", "data2/train"])
+def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, other):
+    write_tree(tmp_path / other)
+    for first, second in zip(files_of(tree).paths, files_of(tmp_path / other).paths, strict=True):
+        os.utime(first, ns=(0, 0))
+        os.utime(second, ns=(0, 0))
+    assert cache.fingerprint(files_of(tree), View(8), True, folder) != cache.fingerprint(
+        files_of(tmp_path / other), View(8), True, folder
+    )
+
+
+def test_readers_do_not_see_the_cache_in_the_data_folder(tmp_path):
+    write_tree(tmp_path)
+    before = class_folders.split_class_folders(tmp_path, 0.5, "RGB")
+    folder = cache.folder_for(parse(["--dataname", "folder", "--datapath", str(tmp_path)]).data)
+    decoded(before[0], folder)
+    assert folder.parent == tmp_path and len(names(folder)) == 1
+    after = class_folders.split_class_folders(tmp_path, 0.5, "RGB")
+    assert [list(part.paths) for part in before[:2]] == [list(part.paths) for part in after[:2]]
+    assert before[2] == after[2]
+
+
+def test_the_folder_is_that_of_the_flag_else_in_the_data_else_none():
+    assert cache.folder_for(parse([]).data) is None
+    settings = parse(["--dataname", "folder", "--datapath", "d", "--cache-dir", "c"]).data
+    assert cache.folder_for(settings) == Path("c")
+
+
+# ------------------------------------------------------------------------------------------ damage
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def lengthen(path):
+    with open(path, "ab") as file:
+        file.write(b"\0")
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def name_an_image_that_is_not_there(path):
+    with open(path, "ab") as file:
+        file.write(b"[12]")
+
+
+def other_shape(path):
+    np.save(path, np.zeros((COUNT, 3, SIZE * SIZE), dtype=np.uint8))
+
+
+def other_type(path):
+    np.save(path, np.zeros((COUNT, 3, SIZE, SIZE), dtype=np.int8))
+
+
+@pytest.mark.parametrize("damage", [cut, lengthen, empty, name_an_image_that_is_not_there, other_shape, other_type])
+def test_a_file_that_is_not_what_it_should_be_is_made_anew_and_that_is_said(tree, folder, damage):
+    expected = decoded(files_of(tree), folder).clone()
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # the pixels above still map the old one
+    path.write_bytes(whole)
+    damage(path)
+    lines = []
+    assert torch.equal(decoded(files_of(tree), folder, lines=lines), expected)
+    assert path.read_bytes() == whole and len(names(folder)) == 1
+    assert str(path) in lines[0] and "anew" in lines[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_damaged_image_is_named_and_nothing_is_left(tree, folder, workers, monkeypatch):
+    monkeypatch.setattr(cache, "CHUNK_BYTES", 1)  # an image a chunk, so that workers meet both
+    paths = files_of(tree).paths
+    for number in (4, 7):
+        Path(paths[number]).write_bytes(b"no image")
+    with pytest.raises(UserError, match="00004.png: cannot be read") as caught:
+        decoded(files_of(tree), folder, workers=workers)
+    assert str(caught.value).startswith(paths[4]) and "Traceback" not in str(caught.value)
+    assert names(folder) == []
+
+
+def test_a_leftover_of_the_same_name_is_written_over_whatever_it_holds(tree, folder):
+    leftover = folder / f"{cache.fingerprint(files_of(tree), View(SIZE), True, folder)}.partial"
+    folder.mkdir()
+    leftover.write_bytes(claims.MISTAKE + bytes(10 * COUNT * 3 * SIZE * SIZE))
+    assert torch.equal(decoded(files_of(tree), folder), decoded(files_of(tree), None))
+    assert names(folder) == [leftover.with_suffix(".npy").name]
+    assert (folder / names(folder)[0]).stat().st_size == cache.HEADER_BYTES + COUNT * 3 * SIZE * SIZE
+
+
+def test_a_file_that_appears_between_the_look_and_the_lock_is_used(tree, folder, monkeypatch, no_decoding):
+    expected = decoded(files_of(tree), folder).clone()
+    (path,) = folder.iterdir()
+    path.rename(folder / "aside")
+    claim = cache.claim
+
+    def claim_late(*args):
+        file = claim(*args)
+        (folder / "aside").rename(path)
+        return file
+
+    monkeypatch.setattr(cache, "claim", claim_late)
+    no_decoding()
+    assert torch.equal(decoded(files_of(tree), folder), expected)
+    assert names(folder) == [path.name]
+
+
+def test_a_file_that_vanished_is_named(tree, folder):
+    images = files_of(tree)
+    os.unlink(images.paths[2])
+    with pytest.raises(UserError, match="00002.png: cannot be read"):
+        decoded(images, folder)
+
+
+# ------------------------------------------------------------------------------------------ no place
+
+
+def assert_decoded_in_memory(tree, folder):
+    lines = []
+    assert torch.equal(decoded(files_of(tree), folder, lines=lines), decoded(files_of(tree), None))
+    assert len(lines) == 1 and "--cache-dir" in lines[0] and str(folder) in lines[0]
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning_and_the_images_stay_in_memory(tree, folder):
+    folder.write_text("a file in its place")
+    assert_decoded_in_memory(tree, folder)
+    assert folder.read_text() == "a file in its place"
+
+
+@pytest.mark.parametrize("place", ["posix_fallocate", "fsync", "replace"])
+def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder, monkeypatch, place):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, place, full, raising=False)
+    assert_decoded_in_memory(tree, folder)
+    assert names(folder) == []
+
+
+def test_a_file_system_that_cannot_reserve_space_still_keeps_the_images(tree, folder, monkeypatch):
+    def cannot(*_):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", cannot, raising=False)
+    expected = decoded(files_of(tree), None)
+    assert torch.equal(decoded(files_of(tree), folder), expected) and len(names(folder)) == 1
+
+
+def test_a_file_system_without_locks_keeps_the_images_and_removes_only_old_leftovers(tree, folder, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    folder.mkdir()
+    (folder / "old.partial").write_bytes(b"x")
+    os.utime(folder / "old.partial", (0, 0))
+    (folder / "fresh.partial").write_bytes(b"x")
+    expected = decoded(files_of(tree), None)
+    assert torch.equal(decoded(files_of(tree), folder), expected)
+    kept = names(folder)
+    assert "fresh.partial" in kept and "old.partial" not in kept
+    assert len([name for name in kept if name.endswith(".npy")]) == 1
+
+
+# ------------------------------------------------------------------------------------------ processes
+
+CHILD = """
+import hashlib, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+import torch
+from utils.data import cache
+from utils.data.sets.readers import ImageFiles
+from utils.data.images.view import View
+from utils.config.settings import UserError
+tree, folder, gate = Path({tree!r}), Path({folder!r}), Path({gate!r})
+paths = sorted(map(str, tree.rglob("*.png")))
+real = cache.decode_whole
+def wait_and_decode(path, size, colour):
+    print("DECODING", path, flush=True)
+    while not gate.exists():
+        time.sleep(0.02)
+    return real(path, size, colour)
+cache.decode_whole = wait_and_decode
+try:
+    pixels = cache.decoded(
+        ImageFiles(paths, torch.zeros(len(paths)), "RGB"), View(8), True, folder, workers={workers}, progress=False,
+        skip_bad={skip_bad},
+        log=lambda line: print("LOG", line, flush=True),
+    ).pixels
+    print("PIXELS", hashlib.sha256(pixels.numpy()).hexdigest())
+except UserError as error:
+    print("MISTAKE", error)
+"""
+
+
+class Child:
+    """A process that decodes ``tree`` as soon as ``gate`` exists."""
+
+    def __init__(self, tree, folder, gate, **options):
+        code = CHILD.format(root=str(ROOT), tree=str(tree), folder=str(folder), gate=str(gate), **options)
+        self.output = gate.with_name(f"output{len(list(gate.parent.glob('output*')))}")
+        with open(self.output, "w") as file:
+            self.process = subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=subprocess.STDOUT)
+
+    def lines(self, begin):
+        return [line for line in self.output.read_text().splitlines() if line.startswith(begin)]
+
+    def wait_for(self, begin):
+        wait_until(lambda: self.lines(begin) or self.process.poll() is not None)
+        assert self.lines(begin), self.output.read_text()
+
+    def end(self):
+        self.process.wait(timeout=PATIENCE)
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(folder, tmp_path):
+    children = []
+
+    def start_one(tree, workers=0, skip_bad=False):
+        children.append(Child(tree, folder, tmp_path / "gate", workers=workers, skip_bad=skip_bad))
+        return children[-1]
+
+    yield start_one
+    (tmp_path / "gate").touch()
+    for child in children:
+        child.process.kill()
+        child.process.wait()
+
+
+def test_of_two_processes_one_decodes_and_the_other_waits_for_its_file(tree, folder, tmp_path, start):
+    first = start(tree)
+    first.wait_for("DECODING")
+    second = start(tree)
+    second.wait_for("LOG Waiting until these images are decoded into")
+    (tmp_path / "gate").touch()
+    for child in (first, second):
+        child.end()
+    assert first.lines("PIXELS") == second.lines("PIXELS") != []
+    assert len(names(folder)) == 1 and names(folder)[0].endswith(".npy")
+    assert len(first.lines("DECODING")) == COUNT and second.lines("DECODING") == []
+    assert len(second.lines("LOG")) == 2  # that it waits, and where the file is
+
+
+def test_who_waits_for_a_process_that_meets_a_damaged_image_need_not_find_it_again(tree, folder, tmp_path, start):
+    Path(files_of(tree).paths[-1]).write_bytes(b"no image")
+    first = start(tree)
+    first.wait_for("DECODING")
+    second = start(tree)
+    second.wait_for("LOG Waiting until these images are decoded into")
+    (tmp_path / "gate").touch()
+    for child in (first, second):
+        child.end()
+    assert first.lines("MISTAKE") == second.lines("MISTAKE")
+    assert "00011.png: cannot be read" in first.lines("MISTAKE")[0] and second.lines("DECODING") == []
+    assert names(folder) == []
+
+
+def test_who_skips_damaged_images_need_not_heed_a_process_that_does_not(tree, folder, tmp_path, start):
+    expected = decoded(files_of(tree), None).clone()
+    Path(files_of(tree).paths[-1]).write_bytes(b"no image")
+    expected[-1] = 0
+    first = start(tree)
+    first.wait_for("DECODING")
+    second = start(tree, skip_bad=True)
+    second.wait_for("LOG Waiting until these images are decoded into")
+    (tmp_path / "gate").touch()
+    for child in (first, second):
+        child.end()
+    assert first.lines("MISTAKE") and second.lines("PIXELS") == [f"PIXELS {sha256(expected.numpy()).hexdigest()}"]
+
+
+def children_of(pid):
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_killed_process_leaves_no_valid_file_no_process_and_no_trouble(tree, folder, tmp_path, start):
+    child = start(tree, workers=2)
+    child.wait_for("DECODING")
+    workers = children_of(child.process.pid)
+    assert workers
+    child.process.send_signal(signal.SIGKILL)
+    child.end()
+    assert len(names(folder)) == 1 and names(folder)[0].endswith(".partial")
+    (folder / "another_set.partial").write_bytes(b"left by another one")
+    lines = []
+    assert torch.equal(decoded(files_of(tree), folder, lines=lines), decoded(files_of(tree), None))
+    assert len(names(folder)) == 1 and names(folder)[0].endswith(".npy")
+    assert len(lines) == 1 and "made in" in lines[0]
+    (tmp_path / "gate").touch()
+    wait_until(lambda: not any(Path(f"/proc/{worker}/cwd").exists() for worker in workers))
+
+
+def test_a_temporary_file_that_a_living_process_writes_is_left_alone(tree, folder, tmp_path, start):
+    write_tree(tmp_path / "data" / "val")
+    start(tmp_path / "data" / "val").wait_for("DECODING")
+    decoded(files_of(tree), folder)
+    assert len([name for name in names(folder) if name.endswith(".partial")]) == 1
+
+
+# ------------------------------------------------------------------------------------------ sharing
+
+
+def some_images():
+    pixels = torch.randint(0, 256, (6, 1, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return MemoryImages(pixels, torch.arange(6))
+
+
+def test_images_of_several_processes_are_mapped_from_one_file_and_keep_pixels_and_labels(folder):
+    images = some_images()
+    parts = [cache.shared(images, folder, local_world_size=2, log=lambda line: None) for _ in range(2)]
+    for part in parts:
+        assert torch.equal(part.pixels, images.pixels) and part.labels is images.labels
+        assert part.pixels.data_ptr() != images.pixels.data_ptr()
+    assert len(names(folder)) == 1
+
+
+def test_other_pixels_are_shared_through_another_file(folder):
+    images = some_images()
+    other = MemoryImages(images.pixels.clone(), images.labels)
+    other.pixels[5, 0, 4, 4] ^= 1
+    for part in (images, other):
+        assert torch.equal(cache.shared(part, folder, local_world_size=2, log=print).pixels, part.pixels)
+    assert len(names(folder)) == 2
+
+
+def test_one_process_or_no_folder_shares_nothing_and_makes_no_file(folder):
+    images = some_images()
+    assert cache.shared(images, folder, local_world_size=1, log=print) is images
+    assert cache.shared(images, None, local_world_size=2, log=print) is images
+    assert not folder.exists()

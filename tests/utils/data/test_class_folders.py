@@ -1,0 +1,197 @@
+"""Class folders under the names that people give them: what is left out is told, and a wrong tree gets a hint."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.sets import class_folders
+from utils.data.sets.datasets import get_data
+
+CPU = torch.device("cpu")
+
+
+def plant(folder, count=4, ending="png"):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.fromarray(np.full((8, 8, 3), number, dtype=np.uint8)).save(folder / f"{number}.{ending}")
+
+
+def plant_splits(root, train="train", validation="val", names=("ants", "bees", "cats")):
+    for name in names:
+        plant(root / train / name)
+        plant(root / validation / name, 2)
+
+
+def read(root, *flags):
+    return get_data(parse(["--dataname", "folder", "--datapath", str(root), *flags]).data, CPU)
+
+
+@pytest.fixture
+def root(tmp_path):
+    plant_splits(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_a_tree_with_nothing_left_out_has_no_warnings(root, tmp_path):
+    assert read(root).warnings == ()
+    (root / "train" / "ants" / "notes.txt").write_text("")
+    (root / "train" / ".DS_Store").write_text("")
+    (root / "train" / "ants" / ".hidden.gif").write_text("")
+    assert read(root).warnings == ()
+    plant(tmp_path / "one" / "a")
+    plant(tmp_path / "one" / "b")
+    assert read(tmp_path / "one", "--val-split", "0.25").warnings == ()
+
+
+@pytest.mark.parametrize(
+    "train, validation",
+    [("train", "valid"), ("training", "validation"), ("Train", "VAL"), ("training", "test"), ("train", "Validation")],
+)
+def test_splits_are_found_under_all_their_usual_names(root, tmp_path, train, validation):
+    plant_splits(tmp_path / "other", train, validation)
+    assert read(tmp_path / "other").fingerprint == read(root).fingerprint
+
+
+def test_validation_images_come_before_test_images_and_train_before_training(root):
+    for name in ("test", "validation", "training"):
+        plant(root / name / "ants", 1)
+    data = read(root)
+    assert (len(data.train), len(data.validation)) == (12, 6)
+
+
+def test_classes_without_a_validation_image_are_named(root):
+    for path in (root / "val" / "bees").iterdir():
+        path.unlink()
+    (root / "val" / "cats" / "0.png").rename(root / "val" / "ants" / "9.png")
+    (root / "val" / "cats" / "1.png").unlink()
+    (root / "val" / "cats").rmdir()
+    assert read(root).warnings == (
+        f"--datapath {root}: 2 of 3 classes have no validation image, and the results say nothing of them: bees, cats",
+    )
+
+
+def test_of_many_classes_the_first_ten_are_named_in_characters_that_can_be_printed(root):
+    for number in range(12):
+        plant(root / "train" / f"d{number:02}\x1b[31m", 1)
+    (line,) = read(root).warnings
+    assert "12 of 15 classes have" in line and "\x1b" not in line
+    assert line.endswith(", ".join(f"d{number:02}?[31m" for number in range(10)) + " and 2 more")
+
+
+def test_images_of_formats_that_are_not_read_are_counted(root):
+    plant(root / "train" / "ants" / "deeper", 3, "gif")
+    plant(root / "val" / "bees", 1, "GIF")
+    (root / "val" / "cats" / "phone.HEIC").write_bytes(b"")
+    assert read(root).warnings == (
+        f"--datapath: images below {root / 'train'} and {root / 'val'} are left out: 4 .gif, 1 .heic; convert them to "
+        "JPEG or PNG",
+    )
+
+
+def test_images_beside_the_class_folders_are_counted(root):
+    plant(root / "train", 2)
+    assert read(root).warnings == (
+        f"--datapath: {root / 'train'} holds 2 images beside its class folders, which are left out; move each into the "
+        "folder of its class",
+    )
+
+
+def test_classes_that_hold_only_folders_are_told(tmp_path):
+    for name in ("ants", "bees"):
+        plant(tmp_path / "set_a" / name)
+        plant(tmp_path / "set_b" / name)
+    (line,) = read(tmp_path, "--val-split", "0.25").warnings
+    assert re.search(r"no class folder in .* holds images itself.*the classes are set_a, set_b", line)
+
+
+def nested(root):
+    plant_splits(root / "my_data")
+    (root / "__MACOSX").mkdir()
+
+
+def other_set(root):
+    (root / "cifar-10-batches-py").mkdir()
+
+
+def loose(root):
+    plant(root)
+
+
+def packed(root):
+    (root / "my_data.tar.gz").write_bytes(b"")
+
+
+def classes(root):
+    plant(root / "ants")
+    plant(root / "bees")
+
+
+def nested_classes(root):
+    plant(root / "my_data" / "ants")
+    plant(root / "my_data" / "bees")
+
+
+def half(root):
+    plant_splits(root)
+    (root / "train").rename(root / "images")
+
+
+@pytest.mark.parametrize(
+    "make, below, hint",
+    [
+        (nested, "", "it holds my_data/train, my_data/val: use --datapath {root}/my_data"),
+        (classes, "", "it holds ants/, bees/: add --val-split 0.1"),
+        (nested_classes, "", "it holds my_data/ants/, my_data/bees/: use --datapath {root}/my_data --val-split 0.1"),
+        (plant_splits, "train", "it is one of two splits: use --datapath {root}"),
+        (half, "", r"it holds val/ and no train/: add it \(only --evaluate needs none\)"),
+        (other_set, "", "it holds cifar-10-batches-py/: use --dataname cifar10"),
+        (loose, "", "it holds 0.png, 1.png, 2.png, ...: put each class's images into a folder of the class's name"),
+        (packed, "", "it holds my_data.tar.gz: unpack it first"),
+    ],
+)
+def test_a_wrong_tree_gets_a_hint_from_what_lies_there(tmp_path, make, below, hint):
+    root = tmp_path / "there"
+    root.mkdir()
+    make(root)
+    with pytest.raises(UserError, match=hint.format(root=root) + "$") as raised:
+        read(root / below)
+    assert len(raised.value.mistakes) == 1
+
+
+@pytest.mark.parametrize(
+    "make, hint",
+    [
+        (lambda root: plant_splits(root / "my_data"), "holds one class, my_data; .* use --datapath {root}/my_data"),
+        (nested_classes, "holds one class, my_data; .* use --datapath {root}/my_data --val-split 0.1"),
+        (loose, "it holds 0.png.*into a folder of the class's name"),
+    ],
+)
+def test_a_tree_that_cannot_be_split_gets_a_hint_too(tmp_path, make, hint):
+    make(tmp_path)
+    with pytest.raises(UserError, match=hint.format(root=tmp_path) + "$"):
+        read(tmp_path, "--val-split", "0.25")
+
+
+def test_the_hint_for_a_named_set_keeps_to_what_that_set_takes(tmp_path):
+    classes(tmp_path)
+    with pytest.raises(UserError, match="it holds ants/, bees/: put such folders into train/ and val/"):
+        get_data(parse(["--dataname", "mnist", "--datapath", str(tmp_path)]).data, CPU)
+
+
+def test_archives_of_imagenet_that_a_dry_run_leaves_packed_are_said(tmp_path):
+    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(b"")
+    with pytest.raises(UserError, match="a run without --dry-run makes them from the archives"):
+        get_data(parse(["--dataname", "imagenet", "--datapath", str(tmp_path)]).data, CPU)
+
+
+def test_of_a_test_folder_only_its_own_folders_are_read_whatever_the_checkpoint_calls_its_classes(root, tmp_path):
+    plant(tmp_path / "outside")
+    classes = ("../../outside", "bees", str(tmp_path / "outside"), "ants", "cats")
+    images = class_folders.read_test_folder(root / "val", classes, "RGB", "x.pt").validation
+    assert [path.split("/")[-2] for path in images.paths] == ["bees"] * 2 + ["ants"] * 2 + ["cats"] * 2
+    assert images.labels.tolist() == [1, 1, 3, 3, 4, 4]

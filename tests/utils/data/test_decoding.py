@@ -1,0 +1,338 @@
+"""Every way from a file to pixels shows what Pillow and torchvision show, and none of them passes a damaged file."""
+
+import io
+import multiprocessing
+import os
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import v2
+
+from utils.config.settings import UserError
+from utils.data.images import decoding, jpeg
+from utils.data.images.decoding import decode_crop, decode_whole, decoder, open_image, random_box
+from utils.data.images.view import View
+from utils.data.sample_plan import sample_uniforms
+
+ROOT = Path(__file__).resolve().parents[3]
+WAYS = ("nvimgcodec", "torchvision", "pillow")
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+UNIFORMS = sample_uniforms(0, 0, np.arange(40), 3, 22)
+KINDS = [  # size in pixels, options of Pillow's JPEG writer
+    ((640, 427), {"quality": 90, "subsampling": "4:2:0"}),
+    ((333, 251), {"quality": 60, "subsampling": "4:2:0"}),
+    ((427, 640), {"quality": 95, "subsampling": "4:4:4"}),
+    ((251, 333), {"quality": 75, "subsampling": "4:2:2", "progressive": True}),
+    ((1280, 854), {"quality": 85, "subsampling": "4:2:0", "optimize": True}),
+]
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """One way to decode a plain JPEG, with the faster ones switched off."""
+    if request.param == "nvimgcodec" and jpeg.nvimgcodec is None:
+        pytest.skip("nvImageCodec is not installed")
+    if request.param == "torchvision":
+        monkeypatch.setattr(jpeg, "nvimgcodec", None)
+    if request.param == "pillow":
+        monkeypatch.setattr(decoding, "read_plain_jpeg", lambda path, colour: None)
+    return request.param
+
+
+def written(path, image, **options):
+    image.save(path, **options)
+    return str(path)
+
+
+def photographs(folder, size, options):
+    return [
+        written(folder / f"{number}.jpg", image.resize(size), **options) for number, image in enumerate(PHOTOGRAPHS)
+    ]
+
+
+def pillow_pixels(path, colour="RGB"):
+    """Pillow's pixels as a tensor (channels, height, width)."""
+    return v2.functional.pil_to_tensor(open_image(path, colour))
+
+
+def reference_crop(path, box, size, colour="RGB", interpolation=v2.InterpolationMode.BILINEAR):
+    left, top, right, bottom = box
+    return v2.functional.resized_crop(
+        pillow_pixels(path, colour), top, left, bottom - top, right - left, [size, size], interpolation, antialias=True
+    )
+
+
+def reference_middle(path, size, colour="RGB"):
+    """torchvision's evaluation transforms, of an image that Pillow has read and resizes."""
+    theirs = v2.Compose([v2.Resize(int(size / 0.875)), v2.CenterCrop(size), v2.PILToTensor()])
+    return theirs(open_image(path, colour))
+
+
+def reference_of(path, draw, size, upright, colour="RGB"):
+    """What training shows with the random numbers ``draw``, or evaluation without."""
+    if draw is None:
+        return reference_middle(path, size, colour)
+    return reference_crop(path, random_box(*upright, draw), size, colour)
+
+
+def difference(found, expected):
+    """Largest and mean absolute difference in levels of 255."""
+    assert found.shape == expected.shape and found.dtype == expected.dtype == torch.uint8
+    gap = (found.int() - expected.int()).abs().float()
+    return gap.max().item(), gap.mean().item()
+
+
+# --------------------------------------------------------------------------------- the same pixels
+
+
+@pytest.mark.parametrize(("size", "options"), KINDS)
+def test_a_training_crop_is_pillows_decoding_with_torchvisions_crop_and_resize(tmp_path, way, size, options):
+    for path in photographs(tmp_path, size, options):
+        for uniforms in UNIFORMS[:10]:
+            expected = reference_crop(path, random_box(*size, uniforms), 224)
+            # No difference on x86-64. A processor on which torch resizes uint8 in floats may round one level apart.
+            assert difference(decode_crop(path, View(224), "RGB", uniforms), expected)[0] <= 1
+
+
+def test_a_training_crop_is_resized_as_the_view_says(tmp_path, way):
+    for path in photographs(tmp_path, (320, 200), {"quality": 90}):
+        expected = reference_crop(
+            path, random_box(320, 200, UNIFORMS[0]), 96, interpolation=v2.InterpolationMode.BICUBIC
+        )
+        found = decode_crop(path, View(96, interpolation="bicubic"), "RGB", UNIFORMS[0])
+        assert difference(found, expected)[0] <= 1
+        assert difference(found, decode_crop(path, View(96), "RGB", UNIFORMS[0]))[0] > 1
+
+
+@pytest.mark.parametrize(("size", "options"), KINDS)
+def test_any_region_has_the_bits_of_pillows_whole_image_up_to_its_border(tmp_path, size, options):
+    generator = np.random.default_rng(0)
+    for path in photographs(tmp_path, size, options):
+        data, whole = Path(path).read_bytes(), pillow_pixels(path).permute(1, 2, 0)
+        for _ in range(15):
+            left, right = sorted(generator.choice(size[0] + 1, 2, replace=False).tolist())
+            top, bottom = sorted(generator.choice(size[1] + 1, 2, replace=False).tolist())
+            found = jpeg.decode_region(data, (left, top, right, bottom))
+            assert torch.equal(found, whole[top:bottom, left:right])
+
+
+@pytest.mark.parametrize(("size", "options"), KINDS)
+def test_an_evaluation_crop_is_torchvisions_resize_and_centre_crop_through_pillow(tmp_path, way, size, options):
+    for path in photographs(tmp_path, size, options):
+        assert difference(decode_crop(path, View(224), "RGB"), reference_middle(path, 224))[0] <= 1
+
+
+def test_the_pixels_of_a_box_do_not_depend_on_the_format_of_the_file(tmp_path):
+    (path, *_) = photographs(tmp_path, (333, 251), {"quality": 90})
+    same = written(tmp_path / "same.png", Image.open(path))
+    for uniforms in (None, *UNIFORMS[:5]):
+        assert torch.equal(decode_crop(path, View(96), "RGB", uniforms), decode_crop(same, View(96), "RGB", uniforms))
+
+
+def test_crops_lie_in_memory_pixel_by_pixel(tmp_path, way):
+    (path, *_) = photographs(tmp_path, (120, 90), {})
+    crop = decode_crop(path, View(48), "RGB", UNIFORMS[0])
+    assert crop.stride() == decode_whole(path, 48, "RGB").stride() == (1, 3 * 48, 3)
+    assert decode_crop(path, View(48), "RGB").stride()[::2] == (1, 3)  # lines of a wider image
+
+
+def test_a_plain_jpeg_does_not_go_through_pillow(tmp_path, monkeypatch):
+    (path, *_) = photographs(tmp_path, (100, 80), {})
+    monkeypatch.setattr(decoding, "open_image", lambda *_: pytest.fail("Pillow was asked"))
+    assert decode_crop(path, View(32), "RGB").shape == (3, 32, 32)
+
+
+def test_what_the_fast_decoder_refuses_is_decoded_by_pillow(tmp_path, monkeypatch):
+    (path, *_) = photographs(tmp_path, (100, 80), {})
+    monkeypatch.setattr(jpeg, "decode_region", lambda data, box: None)
+    assert difference(decode_crop(path, View(32), "RGB"), reference_middle(path, 32))[0] <= 1
+
+
+@pytest.mark.parametrize("colour", ["RGB", "L"])
+@pytest.mark.parametrize("name", ["grey.jpg", "cmyk.jpg", "rgb.jpg", "plain.jpg", "alpha.png", "lossy.webp", "lzw.tif"])
+def test_unusual_colours_and_formats_are_pillows(tmp_path, way, name, colour):
+    image = PHOTOGRAPHS[0].resize((120, 90))
+    image = image.convert({"grey": "L", "cmyk": "CMYK", "alpha": "RGBA"}.get(name.partition(".")[0], "RGB"))
+    options = {"rgb.jpg": {"keep_rgb": True}, "lzw.tif": {"compression": "tiff_lzw"}}.get(name, {})
+    path = written(tmp_path / name, image, **options)
+    assert (jpeg.plain_size(Path(path).read_bytes()) is not None) == (name in ("rgb.jpg", "plain.jpg"))
+    for uniforms in (None, UNIFORMS[0]):
+        expected = reference_of(path, uniforms, 48, (120, 90), colour)
+        assert difference(decode_crop(path, View(48), colour, uniforms), expected)[0] <= 1
+
+
+def test_files_are_known_by_their_content_not_their_name(tmp_path, way):
+    image = PHOTOGRAPHS[0].resize((120, 90))
+    png, photo = tmp_path / "png.jpg", tmp_path / "photo.png"
+    image.save(png, format="PNG")
+    image.save(photo, format="JPEG")
+    for path in (str(png), str(photo)):
+        assert difference(decode_crop(path, View(48), "RGB"), reference_middle(path, 48))[0] <= 1
+
+
+def test_bytes_after_the_end_of_a_jpeg_change_nothing(tmp_path, way):
+    (path, *_) = photographs(tmp_path, (120, 90), {})
+    before = decode_crop(path, View(48), "RGB")
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data + data + b"\0 more")  # as cameras add a second picture
+    assert jpeg.plain_size(Path(path).read_bytes()) == (120, 90)
+    assert torch.equal(decode_crop(path, View(48), "RGB"), before)
+
+
+# ------------------------------------------------------------------------------------ orientation
+
+
+def exif(orientation, order):
+    """An EXIF segment with two tags, in either byte order."""
+    values = struct.pack(f"{order}HHHIHHHHIHHI", 2, 0x0103, 3, 1, 6, 0, 0x0112, 3, 1, orientation, 0, 0)
+    return b"Exif\0\0" + {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", 8) + values
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_honoured(tmp_path, way, orientation, order):
+    path = written(tmp_path / "a.jpg", PHOTOGRAPHS[0].resize((120, 90)), exif=exif(orientation, order))
+    assert Image.open(path).getexif()[0x0112] == orientation
+    assert (jpeg.plain_size(Path(path).read_bytes()) is not None) == (orientation == 1)
+    upright = (90, 120) if orientation >= 5 else (120, 90)
+    expected = reference_crop(path, random_box(*upright, UNIFORMS[0]), 48)
+    assert difference(decode_crop(path, View(48), "RGB", UNIFORMS[0]), expected)[0] <= 1
+
+
+@pytest.mark.parametrize(("orientation", "upright"), [(1, (120, 90)), (6, (90, 120))])
+def test_xmp_orientation_is_honoured(tmp_path, orientation, upright):
+    xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+    stream = io.BytesIO()
+    PHOTOGRAPHS[0].resize((120, 90)).save(stream, "JPEG")
+    segment = b"http://ns.adobe.com/xap/1.0/\0" + xmp
+    data = stream.getvalue()
+    data = data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
+    (tmp_path / "a.jpg").write_bytes(data)
+    path = str(tmp_path / "a.jpg")
+    assert open_image(path, "RGB").size == upright
+    assert difference(decode_crop(path, View(48), "RGB"), reference_middle(path, 48))[0] <= 1
+
+
+# ------------------------------------------------------------------------------------ damaged files
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("kept", [0, 1, 2, 100, 0.3, 0.7, -100, -1])
+def test_a_truncated_file_is_named_even_where_the_box_is_whole(tmp_path, way, kept, progressive):
+    (path, *_) = photographs(tmp_path, (320, 200), {"progressive": progressive})
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: round(kept * len(data)) if isinstance(kept, float) else kept])
+    assert jpeg.plain_size(Path(path).read_bytes()) is None
+    top = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])  # a small box in the upper left corner
+    for uniforms in (None, top):
+        with pytest.raises(UserError, match=r"0\.jpg: cannot be read as an image"):
+            decode_crop(path, View(32), "RGB", uniforms)
+
+
+def test_foreign_bytes_below_the_box_are_told_as_pillow_tells_them(tmp_path, way):
+    (path, *_) = photographs(tmp_path, (320, 200), {})
+    data = bytearray(Path(path).read_bytes())
+    data[-300:-296] = b"\xff\xc9\x00\x08"  # the beginning of an arithmetic-coded frame
+    Path(path).write_bytes(data)
+    top = np.concatenate([np.full(20, 0.01), [0.0, 0.0]])
+    with pytest.raises(UserError, match=r"0\.jpg"):
+        decode_crop(path, View(32), "RGB", top)
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image", b"\xff\xd8", b"\xff\xd8\xff\xd9", b"\xff\xd8\xff\xda\x00"])
+def test_what_is_no_image_is_named(tmp_path, way, content):
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.jpg: cannot be read as an image"):
+        decode_crop(str(tmp_path / "a.jpg"), View(32), "RGB")
+
+
+def test_a_folder_and_a_missing_file_are_named(tmp_path, way):
+    (tmp_path / "folder.jpg").mkdir()
+    for name in ("folder.jpg", "missing.jpg"):
+        with pytest.raises(UserError, match=name):
+            decode_crop(str(tmp_path / name), View(32), "RGB")
+
+
+def test_enormous_dimensions_are_refused_on_every_way(tmp_path, way, monkeypatch):
+    (path, *_) = photographs(tmp_path, (320, 200), {})
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 320 * 200 // 2 - 1)
+    with pytest.raises(UserError, match=r"0\.jpg"):
+        decode_crop(path, View(32), "RGB")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert decode_crop(path, View(32), "RGB").shape == (3, 32, 32)
+
+
+# ------------------------------------------------------------------------------------ whole images
+
+
+@pytest.mark.parametrize("colour", ["RGB", "L"])
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp"])
+def test_a_stored_image_of_the_wanted_size_keeps_its_bits(tmp_path, name, colour):
+    path = written(tmp_path / name, PHOTOGRAPHS[1].crop((300, 200, 332, 232)).convert(colour))
+    assert torch.equal(decode_whole(path, 32, colour), pillow_pixels(path, colour))
+
+
+@pytest.mark.parametrize("colour", ["RGB", "L"])
+def test_a_stored_image_of_another_size_is_resized_as_by_torchvision(tmp_path, colour):
+    path = written(tmp_path / "a.png", PHOTOGRAPHS[1].crop((300, 200, 340, 250)))
+    expected = v2.functional.resize(pillow_pixels(path, colour), [32, 32], antialias=True)
+    assert difference(decode_whole(path, 32, colour), expected)[0] <= 1
+
+
+# ------------------------------------------------------------------------- threads, processes, noise
+
+
+def crop_of(arguments):
+    return decode_crop(*arguments).clone()
+
+
+def test_threads_and_forked_processes_decode_alike(tmp_path, way):
+    jobs = [(path, View(64), "RGB", draw) for path in photographs(tmp_path, (320, 200), {}) for draw in UNIFORMS[:20]]
+    expected = [crop_of(job) for job in jobs]
+    with ThreadPoolExecutor(4) as pool:
+        threads = list(pool.map(crop_of, jobs))
+    assert all(torch.equal(*pair) for pair in zip(threads, expected, strict=True))
+    if sys.platform == "linux":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            found = pool.map_async(digest_of, jobs).get(timeout=60)
+        assert found == [image.numpy().tobytes() for image in expected]
+
+
+def digest_of(job):
+    torch.set_num_threads(1)
+    return crop_of(job).numpy().tobytes()
+
+
+def test_the_decoder_says_nothing_uses_no_gpu_and_leaves_the_environment_as_it_was(tmp_path):
+    (path, *_) = photographs(tmp_path, (320, 200), {})
+    program = f"""
+import os
+before = dict(os.environ)
+from utils.data.images.decoding import decode_crop, decoder
+from utils.data.images.view import View
+decode_crop({path!r}, View(32), "RGB")
+assert dict(os.environ) == before
+import torch
+assert not torch.cuda.is_initialized()
+print(decoder())
+"""
+    environment = {**os.environ, "NVIMGCODEC_EXTENSIONS_PATH": "elsewhere"}
+    environment.pop("PYNVIMGCODEC_VERBOSITY", None)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", decoder())
+
+
+def test_the_decoder_is_told_by_name_and_version(monkeypatch):
+    if jpeg.nvimgcodec is not None:
+        assert decoder().startswith(f"nvImageCodec {jpeg.nvimgcodec.__version__}")
+    monkeypatch.setattr(jpeg, "nvimgcodec", None)
+    assert decoder().startswith("torchvision ")

@@ -1,0 +1,137 @@
+"""Decoding on a device gives what decode_crop gives, in order; a damaged file found there is named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision.io
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torch.utils.data import DataLoader
+
+from utils.config.settings import UserError
+from utils.data.images.decoding import decode_crop
+from utils.data.images.gpu_decoding import JpegFile, decode_batch, pack, read_for_gpu, require_decoder
+from utils.data.images.view import View
+from utils.data.sample_plan import sample_uniforms
+
+CPU = torch.device("cpu")
+PHOTOGRAPHS = [Image.fromarray(pixels).resize((320, 214)) for pixels in load_sample_images().images]
+UNIFORMS = sample_uniforms(0, 0, range(8), 3, 22)
+NAMES = ["a.jpg", "b.png", "c.jpg", "grey.jpg", "turned.jpg", "d.jpg", "cmyk.jpg"]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Files of several kinds; a, c and d are plain JPEG."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for number, name in enumerate(NAMES):
+        image = PHOTOGRAPHS[number % 2].crop((number, 0, 320, 200))
+        image = image.convert({"grey.jpg": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"))
+        image.save(tmp_path / name, **({"exif": turned} if name == "turned.jpg" else {}))
+    return [str(tmp_path / name) for name in NAMES]
+
+
+def read(paths, colour="RGB", size=64):
+    return [read_for_gpu(path, View(size), colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)]
+
+
+def on_cpu(paths, colour="RGB"):
+    return torch.stack([decode_crop(path, View(64), colour, draw) for path, draw in zip(paths, UNIFORMS, strict=False)])
+
+
+def level_difference(found, expected):
+    assert found.shape == expected.shape and found.dtype == expected.dtype == torch.uint8
+    return (found.cpu().int() - expected.int()).abs()
+
+
+def test_a_mixed_batch_keeps_its_order_and_agrees_with_decode_crop(paths):
+    items = read(paths)
+    assert [isinstance(item, JpegFile) for item in items] == [Path(path).stem in ("a", "c", "d") for path in paths]
+    gap = level_difference(decode_batch(pack(items, View(64), "RGB"), CPU), on_cpu(paths))
+    assert gap.max() <= 1 and gap.float().mean() < 0.05  # resized in floats and in integers
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_agrees_with_decode_crop_within_some_levels(paths):
+    found = decode_batch(pack(read(paths), View(64), "RGB"), torch.device("cuda"))
+    assert found.device.type == "cuda"
+    assert level_difference(found, on_cpu(paths)).float().mean() < 2  # nvJPEG magnifies colour in another way
+
+
+def test_evaluation_reads_the_central_box(paths):
+    items = [read_for_gpu(path, View(64), "RGB") for path in paths]
+    expected = torch.stack([decode_crop(path, View(64), "RGB") for path in paths])
+    assert level_difference(decode_batch(pack(items, View(64), "RGB"), CPU), expected).max() <= 1
+
+
+def test_grey_images_arrive_decoded(paths):
+    items = read(paths, "L")
+    assert not any(isinstance(item, JpegFile) for item in items)
+    assert torch.equal(decode_batch(pack(items, View(64), "L"), CPU), on_cpu(paths, "L"))
+
+
+@pytest.mark.parametrize("chosen", [["a.jpg"], ["b.png"], ["a.jpg", "d.jpg"]])
+def test_batches_of_one_kind(paths, chosen):
+    some = [path for path in paths if Path(path).name in chosen]
+    gap = level_difference(decode_batch(pack(read(some), View(64), "RGB"), CPU), on_cpu(some))
+    assert gap.max() <= 1
+
+
+class Packed(torch.utils.data.Dataset):
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __getitem__(self, number):
+        return pack(read(self.paths), View(64), "RGB")
+
+    def __len__(self):
+        return 1
+
+
+def test_a_batch_passes_through_a_worker_process(paths):
+    (batch,) = DataLoader(Packed(paths), batch_size=None, num_workers=1)
+    assert torch.equal(decode_batch(batch, CPU), decode_batch(pack(read(paths), View(64), "RGB"), CPU))
+
+
+def test_a_file_found_damaged_on_the_device_is_named(paths):
+    data = bytearray(Path(paths[2]).read_bytes())
+    table = data.find(b"\xff\xc4")
+    data[table + 5 : table + 13] = b"\xff" * 8  # more codes than a Huffman table can have
+    Path(paths[2]).write_bytes(data)
+    batch = pack(read(paths), View(64), "RGB")
+    with pytest.raises(UserError, match=r"c\.jpg: cannot be read as an image"):
+        decode_batch(batch, CPU)
+
+
+def test_a_truncated_file_is_named_when_it_is_read(paths):
+    Path(paths[0]).write_bytes(Path(paths[0]).read_bytes()[:-500])
+    with pytest.raises(UserError, match=r"a\.jpg: cannot be read as an image"):
+        read(paths)
+
+
+def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypatch):
+    expected = decode_batch(pack(read(paths), View(64), "RGB"), CPU)
+    calls, decode_jpeg = [], torchvision.io.decode_jpeg
+
+    def picky(files, mode, device):
+        calls.append(len(files))
+        if len(files) > 1 or len(calls) == 3:
+            raise RuntimeError("unsupported")
+        return decode_jpeg(files, mode, device)
+
+    monkeypatch.setattr("torchvision.io.decode_jpeg", picky)
+    assert torch.equal(decode_batch(pack(read(paths), View(64), "RGB"), CPU), expected)
+    assert calls == [3, 1, 1, 1]
+
+
+def test_a_device_that_cannot_decode_at_all_is_a_users_mistake(monkeypatch):
+    require_decoder(CPU)
+
+    def absent(files, mode, device):
+        raise RuntimeError("not compiled with nvJPEG\nmore")
+
+    monkeypatch.setattr("torchvision.io.decode_jpeg", absent)
+    with pytest.raises(UserError, match="--decode gpu: .*not compiled with nvJPEG.*use --decode cpu"):
+        require_decoder(CPU)

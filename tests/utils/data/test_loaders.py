@@ -1,0 +1,195 @@
+"""Resident and streaming loader give the same batches, on any number of workers and ranks."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from utils.config.arguments import parse
+from utils.data.images.view import View
+from utils.data.loaders import choose, loaders
+from utils.data.sample_plan import Share
+from utils.data.sets.datasets import get_data
+from utils.data.sets.readers import ImageFiles
+from utils.data.sources import StreamSource
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A class-folder tree of crops of scikit-learn's two photographs, in several sizes."""
+    root = tmp_path_factory.mktemp("tree")
+    photographs = load_sample_images().images
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 21), ("val", 9)):
+        for number in range(count):
+            label = number % 2
+            height, width = generator.integers(40, 90, 2)
+            top, left = generator.integers(0, 300, 2)
+            folder = root / split / ("china", "flower")[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            crop = photographs[label][top : top + height, left : left + width]
+            Image.fromarray(crop).save(folder / f"{number}.jpg", quality=95)
+    return root
+
+
+def make(*flags, rank=0, world_size=1):
+    args = parse(["--device", "cpu", *map(str, flags)], world_size)
+    data = get_data(args.data, CPU)
+    train, validation, choice = loaders(
+        data, args.data, CPU, seed=args.run.seed, channels_last=False, rank=rank, world_size=world_size, progress=False
+    )
+    return train, validation, choice
+
+
+def collect(loader, *arguments):
+    return [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in loader.batches(*arguments)]
+
+
+def same(left, right):
+    return len(left) == len(right) and all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) and a[2:] == b[2:] for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_streaming_and_resident_loader_give_the_same_bits_for_images_of_one_size():
+    resident, streaming = (make("--loader", kind, "--workers", 2) for kind in ("resident", "stream"))
+    assert same(collect(resident[0], 1), collect(streaming[0], 1))
+    assert same(collect(resident[1]), collect(streaming[1]))
+
+
+def test_the_number_of_workers_changes_nothing(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--batch-size", 4)
+    reference = make(*flags, "--workers", 0)
+    for workers in (1, 2):
+        other = make(*flags, "--workers", workers)
+        assert same(collect(reference[0], 3), collect(other[0], 3))
+        assert same(collect(reference[0], 3, 2), collect(other[0], 3, 2))
+        assert same(collect(reference[1]), collect(other[1]))
+
+
+def test_a_later_start_gives_the_rest_of_the_same_epoch():
+    train, _, _ = make()
+    whole = collect(train, 2)
+    assert same(whole[5:], collect(train, 2, 5))
+
+
+def test_every_image_of_an_epoch_is_augmented_alike_on_one_two_and_three_ranks(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--global-batch-size", 6, "--workers", 0)
+
+    def by_sample(world_size):
+        images = {}
+        for rank in range(world_size):
+            for batch in make(*flags, rank=rank, world_size=world_size)[0].batches(4):
+                images |= {int(index): image for index, image in zip(batch.indices, batch.images, strict=False)}
+        return images
+
+    alone = by_sample(1)
+    assert sorted(alone) == list(range(21))
+    for world_size in (2, 3):
+        other = by_sample(world_size)
+        assert all(torch.equal(alone[index], other[index]) for index in alone)
+
+
+@pytest.mark.parametrize("flags", [("--loader", "stream", "--workers", 1), ("--mixup", 0.2, "--augment", "shift")])
+def test_passes_that_are_shared_out_are_those_of_the_first_steps_and_the_same_on_any_number_of_ranks(flags):
+    def shared_out(world_size, *more):
+        """All ranks' passes in turn."""
+        found = []
+        for rank in range(world_size):
+            train, _, _ = make("--global-batch-size", 150, *flags, *more, rank=rank, world_size=world_size)
+            for _ in train.batches(2):  # an epoch that is left early, as --max-steps does
+                break
+            total, batches = train.shared_out(2, 4)
+            mine = [(b.images, b.targets, b.indices.tolist()) for b in batches]
+            found += [(rank + world_size * number, *item) for number, item in enumerate(mine)]
+        assert sorted(place for place, *_ in found) == list(range(total))
+        return sorted(found, key=lambda item: item[0])
+
+    alone = shared_out(1)
+    assert [len(item[3]) for item in alone] == [50] * 12
+    plan = make("--global-batch-size", 150)[0].plan
+    assert [index for item in alone for index in item[3]] == [
+        n for step in range(4) for n in plan.step_indices(2, step)
+    ]
+    for other in (shared_out(2), shared_out(3), shared_out(1, "--accumulate", 5)):
+        for one, another in zip(alone, other, strict=True):
+            assert torch.equal(one[1], another[1]) and torch.equal(one[2], another[2]) and one[3] == another[3]
+
+
+def test_of_an_epoch_of_fewer_steps_all_are_shared_out():
+    train, _, _ = make("--global-batch-size", 1000)
+    total, batches = train.shared_out(0, 16)
+    passes = [batch.indices for batch in batches]
+    assert len(passes) == total and sorted(np.concatenate(passes)) == list(range(1437))
+
+
+def test_validation_covers_each_image_once_over_three_ranks(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--val-batch-size", 2, "--workers", 0)
+    indices = [b.indices for rank in range(3) for b in make(*flags, rank=rank, world_size=3)[1].batches()]
+    assert sorted(np.concatenate(indices)) == list(range(9))
+
+
+@pytest.mark.parametrize("name, expected", [("digits", "resident"), ("folder", "stream"), ("synthetic", "resident")])
+def test_auto_keeps_small_images_of_one_size_resident_and_says_why(tree, name, expected):
+    args = parse(["--dataname", name, "--datapath", str(tree), "--image-size", "32"])
+    data = get_data(args.data, CPU)
+    resident, why = choose(data, args.data, CPU)
+    assert resident == (expected == "resident")
+    assert why
+
+
+def test_a_folder_can_be_made_resident_and_is_cropped_at_random_all_the_same(tree):
+    train, validation, _ = make(
+        "--dataname", "folder", "--datapath", tree, "--image-size", 24, "--loader", "resident", "--batch-size", 21
+    )
+    first, second = collect(train, 0)[0], collect(train, 1)[0]
+    assert first[0].shape == (21, 3, 24, 24)
+    assert not torch.equal(first[0][np.argsort(first[2])], second[0][np.argsort(second[2])])
+    assert sum(len(batch[1]) for batch in collect(validation)) == 9
+
+
+def test_files_decoded_on_the_device_show_the_same_boxes(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--workers", 0)
+    args = parse(["--device", "cpu", *map(str, flags)])
+    images = get_data(args.data, CPU).train
+    shares = [Share(3, 0, np.arange(21), 21, 1.0, True)]
+    by_workers, by_device = (
+        next(
+            StreamSource(
+                images, CPU, view=View(32), crop=True, fixed_size=False, seed=0, workers=1, cores=1, decode_on_device=on
+            ).batches(shares)
+        )
+        for on in (False, True)
+    )
+    assert torch.equal(by_workers[2], by_device[2])
+    # Resized in float32 on the device and in fixed point by the workers.
+    assert (by_workers[1].int() - by_device[1].int()).abs().max() <= 2
+
+
+def test_batches_that_are_made_together_are_those_made_one_by_one():
+    train, validation, _ = make("--augment", "shift", "flip", "--cutout", 3, "--mixup", "0.2", "--accumulate", 2)
+    together = collect(train, 1)
+    alone = [batch for step in range(train.steps_per_epoch) for batch in train.step_again(1, step)]
+    assert same(together, [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in alone])
+    plan = [share for step in range(train.steps_per_epoch) for share in train.plan.shares(1, step)]
+    groups = [len(shares) for shares, _, _ in train.source.batches(plan)]
+    assert groups == [len(plan)]  # these are small
+    assert sum(len(batch.targets) for batch in validation.batches()) == 360
+
+
+def test_the_number_of_workers_is_measured_or_given(tree):
+    images = get_data(parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU).train
+    many = ImageFiles(images.paths * 40, images.labels.repeat(40), "RGB")
+
+    def workers(wanted, files, cores):
+        return StreamSource(
+            files, CPU, view=View(8), crop=True, fixed_size=False, seed=0, workers=wanted, cores=cores
+        ).workers
+
+    assert workers(3, images, 1) == 3
+    assert workers("auto", images, 8) == 2  # too few to measure
+    assert workers("auto", images, 1) == 1
+    assert workers("auto", many, 2) in (1, 2)

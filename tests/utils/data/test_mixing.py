@@ -1,0 +1,313 @@
+"""Mixup and CutMix against their formulas, the papers' code and torchvision; alike on any ranks and passes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torchvision.transforms import v2
+
+from utils.config.arguments import parse
+from utils.data.images.unreadable import REPLACE
+from utils.data.loaders import TrainLoader, loaders
+from utils.data.mixing import MIX_STREAM, Mixing, boxes
+from utils.data.sample_plan import SamplePlan, Share
+from utils.data.sets.datasets import get_data
+from utils.data.sets.readers import MemoryImages
+from utils.data.sources import ResidentSource
+from utils.data.transforms import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
+
+CPU = torch.device("cpu")
+CLASSES = 6
+
+
+def share_of(first=0, count=6, epoch=0, filled=0):
+    return Share(epoch, 0, np.arange(first, first + count + filled), count, 1.0, True)
+
+
+def batch(count=6, channels=3, size=16):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, channels, size, size, generator=generator), torch.arange(count) % CLASSES
+
+
+def mixed(mixing, images, labels, *shares):
+    return mixing(images.clone(), labels, shares or [share_of(count=len(labels))])
+
+
+def kept_of(targets, labels):
+    """The part that the own label has, where the partner's is another one."""
+    return targets[torch.arange(len(labels)), labels]
+
+
+PARTNERS = {2: [1, 0], 3: [1, 2, 0], 6: [1, 0, 3, 2, 5, 4], 7: [1, 0, 3, 2, 5, 6, 4]}
+
+
+# --------------------------------------------------------------------------------------- one batch
+
+
+@pytest.mark.parametrize("count", PARTNERS)
+def test_mixup_blends_the_images_and_labels_of_a_pair_with_its_own_share(count):
+    images, labels = batch(count)
+    result, targets = mixed(Mixing(0.4, 0.0, 7, seed=0), images, torch.arange(count))
+    kept, partner = kept_of(targets, torch.arange(count)), PARTNERS[count]
+    weight = kept[:, None, None, None]
+    torch.testing.assert_close(result, weight * images + (1 - weight) * images[partner])
+    one_hot = torch.eye(7)[:count]
+    torch.testing.assert_close(targets, kept[:, None] * one_hot + (1 - kept[:, None]) * one_hot[partner])
+    assert torch.equal(
+        kept, kept[[index - index % 2 if index < count // 2 * 2 else count - 3 for index in range(count)]]
+    )
+    assert len(set(kept.tolist())) == count // 2 and labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("count", PARTNERS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, memory_format):
+    images = batch(count)[0].contiguous(memory_format=memory_format)
+    labels, partner = torch.arange(count), PARTNERS[count]
+    result, targets = mixed(Mixing(0.0, 1.0, 7, seed=3), images, labels)
+    assert result.is_contiguous(memory_format=memory_format)
+    pasted = (result != images).any(1)
+    rows, columns = pasted.any(2), pasted.any(1)
+    assert torch.equal(pasted, rows[:, :, None] & columns[:, None, :]) and pasted.any()
+    assert torch.equal(result, torch.where(pasted[:, None], images[partner], images))
+    torch.testing.assert_close(kept_of(targets, labels), 1 - pasted.flatten(1).float().mean(1))
+    torch.testing.assert_close(targets.sum(1), torch.ones(count))
+    assert torch.equal(pasted[0], pasted[1]) and (count < 6 or not torch.equal(pasted[0], pasted[2]))
+
+
+def test_with_both_a_pair_is_blended_or_exchanges_a_box():
+    images, labels = batch(2000, size=8)
+    mixing = Mixing(0.4, 1.0, CLASSES, seed=0)
+    result, targets = mixed(mixing, images, labels)
+    by_box = torch.from_numpy(mixing.draw([share_of(count=2000)], 8, 8).opacity == 1)
+    alone = Mixing(0.4, 0.0, CLASSES, seed=0), Mixing(0.0, 1.0, CLASSES, seed=0)
+    (blended, blended_targets), (boxed, boxed_targets) = (mixed(one, images, labels) for one in alone)
+    assert torch.equal(result, torch.where(by_box[:, None, None, None], boxed, blended))
+    assert torch.equal(targets, torch.where(by_box[:, None], boxed_targets, blended_targets))
+    assert torch.equal(by_box[::2], by_box[1::2])
+
+
+def test_what_fills_up_a_share_and_a_single_image_stay_as_they_are():
+    images, labels = batch(6)
+    mixing = Mixing(0.4, 1.0, CLASSES, seed=0)
+    for share, still in ((share_of(count=1, filled=1), [0, 1]), (share_of(count=0, filled=2), [0, 1])):
+        result, targets = mixed(mixing, images[:2], labels[:2], share)
+        assert torch.equal(result[still], images[still]) and torch.equal(targets, torch.eye(CLASSES)[labels[:2]])
+    result, _ = mixed(mixing, images, labels, share_of(count=4), share_of(first=4, count=1, filled=1))
+    assert torch.equal(result[4:], images[4:]) and not torch.equal(result[:4], images[:4])
+
+
+# ------------------------------------------------------------------------------------ distributions
+
+
+def drawn(mixup, cutmix, pairs=4000, size=(32, 48)):
+    """How many pairs are mixed, one of each."""
+    blend = Mixing(mixup, cutmix, CLASSES, seed=0).draw([share_of(count=2 * pairs)], *size)
+    return blend.opacity[::2], blend.box[::2], blend.kept[::2]
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.4, 1.0, 2.0, 32.0])
+def test_the_shares_of_mixup_have_the_beta_distribution(alpha):
+    _, box, kept = drawn(alpha, 0.0)
+    assert stats.kstest(kept, stats.beta(alpha, alpha).cdf).statistic < 1.95 / np.sqrt(len(kept))  # a level of 0.1 %
+    assert not box[:, [1, 3]].any() or (box[:, 0] == box[:, 1]).all()
+
+
+def paper_boxes(alpha, height, width, generator, count):
+    """The boxes of CutMix's own code, which calls the height W and the width H: a loop over single draws."""
+    found = []
+    for _ in range(count):
+        cut = np.sqrt(1.0 - generator.beta(alpha, alpha))
+        cut_height, cut_width = int(height * cut), int(width * cut)
+        row, column = generator.integers(height), generator.integers(width)
+        top, bottom = np.clip([row - cut_height // 2, row + cut_height // 2], 0, height)
+        left, right = np.clip([column - cut_width // 2, column + cut_width // 2], 0, width)
+        found.append((top, bottom, left, right))
+    return np.array(found)
+
+
+def assert_alike(ours, theirs):
+    """Each edge, side and area of the boxes has the same distribution."""
+
+    def looks(box):
+        rows, columns = box[:, 1] - box[:, 0], box[:, 3] - box[:, 2]
+        return [*box.T, rows, columns, rows * columns, rows * columns > 0]
+
+    for left, right in zip(looks(ours), looks(theirs), strict=True):
+        assert stats.ks_2samp(left.astype(float), right.astype(float)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+@pytest.mark.parametrize("size", [(8, 8), (33, 48)])
+def test_boxes_have_the_distribution_of_the_papers_code(alpha, size):
+    _, ours, kept = drawn(0.0, alpha, size=size)
+    theirs = paper_boxes(alpha, *size, np.random.default_rng(0), len(ours))
+    assert_alike(ours, theirs)
+    area = (ours[:, 1] - ours[:, 0]) * (ours[:, 3] - ours[:, 2])
+    np.testing.assert_allclose(kept, 1 - area / np.prod(size))
+
+
+def test_with_both_each_has_half_of_the_pairs_and_its_own_distributions():
+    opacity, box, _ = drawn(0.4, 1.0, pairs=20_000)
+    by_box = opacity == 1
+    assert stats.binomtest(int(by_box.sum()), len(by_box)).pvalue > 1e-3
+    blended = opacity[~by_box]
+    assert stats.kstest(blended, stats.beta(0.4, 0.4).cdf).statistic < 1.95 / np.sqrt(len(blended))
+    assert_alike(box[by_box], paper_boxes(1.0, 32, 48, np.random.default_rng(0), by_box.sum()))
+
+
+def test_mixing_has_a_stream_of_random_numbers_of_its_own():
+    streams = [SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM, MIX_STREAM]
+    assert len(set(streams)) == len(streams)
+
+
+def test_a_box_has_the_asked_area_around_any_pixel_and_ends_at_the_image():
+    kept, steps = np.full(10_000, 0.75), (np.arange(100) + 0.5) / 100
+    centres = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1).reshape(-1, 2)
+    top, bottom, left, right = boxes(100, 200, kept, centres).T
+    row, column = (centres * (100, 200)).astype(int).T
+    np.testing.assert_array_equal(top, np.maximum(row - 25, 0))
+    np.testing.assert_array_equal(bottom, np.minimum(row + 25, 100))
+    np.testing.assert_array_equal(left, np.maximum(column - 50, 0))
+    np.testing.assert_array_equal(right, np.minimum(column + 50, 200))
+    whole = (row >= 25) & (row <= 75) & (column >= 50) & (column <= 150)
+    assert set(((bottom - top) * (right - left))[whole]) == {100 * 200 // 4}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [((0.3, 0.0), v2.MixUp), ((0.0, 1.0), v2.CutMix)])
+def test_label_shares_have_torchvisions_distribution(ours, theirs):
+    images, labels = batch(size=32)
+    _, _, found = drawn(*ours, pairs=400, size=(32, 32))
+    torch.manual_seed(0)
+    reference = theirs(alpha=max(ours), num_classes=CLASSES)
+    expected = [kept_of(reference(images, labels)[1], labels)[0].item() for _ in range(400)]
+    assert stats.ks_2samp(found, expected).pvalue > 1e-3
+
+
+def test_each_sample_meets_every_other_alike_over_the_epochs():
+    plan = SamplePlan(9, 9, 9, seed=0, pairs=True)
+    mixing, met = Mixing(1.0, 0.0, CLASSES, seed=0), np.zeros((9, 9))
+    for epoch in range(1500):
+        (share,) = plan.shares(epoch, 0)
+        np.add.at(met, (share.indices, share.indices[mixing.draw([share], 8, 8).partner]), 1)
+    assert (np.diag(met) == 0).all() and (met.sum(0) == 1500).all() and (met.sum(1) == 1500).all()
+    others = met[~np.eye(9, dtype=bool)]
+    assert stats.chisquare(others).pvalue > 1e-3
+
+
+def test_the_numbers_of_a_pair_depend_on_seed_epoch_and_its_samples_alone():
+    def kept(seed=0, **place):
+        return Mixing(0.4, 1.0, CLASSES, seed).draw([share_of(**place)], 16, 16).kept
+
+    np.testing.assert_array_equal(kept(), kept())
+    np.testing.assert_array_equal(kept(count=6)[2:], kept(first=2, count=4))
+    assert all((kept() != other).any() for other in (kept(seed=1), kept(epoch=1), kept(first=6)))
+
+
+# ---------------------------------------------------------------------------------- through the loader
+
+
+def make(*flags, rank=0, world_size=1):
+    args = parse(["--device", "cpu", "--mixup", "0.2", "--cutmix", "1", *map(str, flags)], world_size)
+    data = get_data(args.data, CPU)
+    return loaders(data, args.data, CPU, seed=0, channels_last=False, rank=rank, world_size=world_size, progress=False)[
+        :2
+    ]
+
+
+def steps_of(*flags, world_size=1, epoch=1):
+    """{step: its samples, images and targets, over all ranks and passes, in the order of the plan}."""
+    ranks = [list(make(*flags, rank=rank, world_size=world_size)[0].batches(epoch)) for rank in range(world_size)]
+    steps = {}
+    for passes in zip(*ranks, strict=True):
+        for part in passes:
+            count = len(part.targets)
+            steps.setdefault(part.number, []).append((torch.as_tensor(part.indices), part.images[:count], part.targets))
+    return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
+
+
+@pytest.mark.parametrize("batch_size", [60, 270, 61, 719])
+def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader(batch_size):
+    flags = ("--global-batch-size", batch_size)
+    alone = steps_of(*flags)
+    others = [
+        steps_of(*flags, "--accumulate", passes, "--loader", loader, "--workers", 0, world_size=world_size)
+        for world_size, passes, loader in ((1, 2, "resident"), (1, 3, "stream"), (2, 1, "stream"), (3, 2, "resident"))
+    ]
+    for other in others:
+        assert other.keys() == alone.keys()
+        assert all(torch.equal(*pair) for step in alone for pair in zip(alone[step], other[step], strict=True))
+    plain = steps_of(*flags, "--mixup", 0, "--cutmix", 0)
+    assert all(torch.equal(alone[step][0], plain[step][0]) for step in alone)
+    untouched = torch.cat([(alone[step][1] == plain[step][1]).flatten(1).all(1) for step in alone])
+    assert untouched.float().mean() < 0.2  # of boxes, some have no pixel
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 80), st.integers(4, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 50))
+def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(samples, batch_size, world, passes, epoch):
+    def drawn(world_size, accumulate):
+        mixing, size, found = Mixing(0.2, 1.0, CLASSES, seed=1), -(-batch_size // (world_size * accumulate)), {}
+        for rank in range(world_size):
+            plan = SamplePlan(samples, batch_size, size, 1, rank, world_size, pairs=True)
+            for step in range(plan.steps_per_epoch):
+                for share in plan.shares(epoch, step):
+                    blend = mixing.draw([share], 16, 16)
+                    rows = zip(share.indices[blend.partner].tolist(), *map(np.ndarray.tolist, (
+                        blend.opacity, blend.box, blend.kept
+                    )), strict=True)  # fmt: skip
+                    found |= dict(list(zip(share.indices.tolist(), rows, strict=True))[: share.count])
+        return found
+
+    alone = drawn(1, 1)
+    assert drawn(world, passes) == alone and sorted(alone) == list(range(samples))
+    assert all(sample != row[0] for sample, row in alone.items()) or samples % batch_size == 1
+
+
+def test_a_step_is_repeated_with_the_same_mixing_and_validation_is_not_mixed():
+    train, validation = make()
+    first = next(train.batches(2, 3))
+    again = train.step_again(2, 3)[0]
+    assert first.targets.shape == (64, 10) and torch.equal(first.targets, again.targets)
+    torch.testing.assert_close(first.targets.sum(1), torch.ones(64))
+    assert torch.equal(first.images, again.images)
+    assert next(validation.batches()).targets.dtype == torch.int64
+
+
+def test_an_image_that_stands_in_for_a_bad_one_is_mixed_with_the_numbers_of_the_planned_one():
+    train, _ = make("--augment", "shift", "flip")
+    digits = train.source.pixels, train.source.labels
+    bad = 5
+    copied = [
+        whole.index_select(0, torch.arange(len(whole)).where(torch.arange(len(whole)) != bad, bad + 1))
+        for whole in digits
+    ]
+    of_copy, of_damaged = (
+        TrainLoader(ResidentSource(images, CPU, REPLACE), train.plan, train.transform, train.mixing).batches(1)
+        for images in (MemoryImages(*copied), MemoryImages(*digits, {bad: "bad.png"}))
+    )
+    replaced = 0
+    for expected, found in zip(of_copy, of_damaged, strict=True):
+        assert torch.equal(expected.images, found.images) and torch.equal(expected.targets, found.targets)
+        replaced += found.replaced
+    assert replaced == 1
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_the_bits_of_the_cpu(memory_format):
+    images, labels = batch(63)
+    images = images.contiguous(memory_format=memory_format)
+    mixing = Mixing(0.2, 1.0, CLASSES, seed=0)
+    expected = mixed(mixing, images, labels)
+    found = mixed(mixing, images.cuda(), labels.cuda())
+    assert found[0].is_contiguous(memory_format=memory_format)
+    assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("flags", "world_size"), [(("-b", 1), 1), (("--global-batch-size", 3), 2)])
+def test_a_batch_without_a_pair_for_each_process_is_refused(flags, world_size):
+    with pytest.raises(ValueError, match=rf"--mixup mixes pairs of images: --global-batch-size {flags[1]} "):
+        make(*flags, world_size=world_size)

@@ -1,0 +1,224 @@
+"""Where each part of the preprocessing comes from, and that one image alone is shown as validation shows it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from tests.faults.small_run import told
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.loaders import loaders
+from utils.data.preprocessing import Known, Preprocessing, resolve
+from utils.data.sets.datasets import SPECS, get_data
+from utils.data.sets.readers import MemoryImages
+
+CPU = torch.device("cpu")
+WEIGHTS = Preprocessing(224, 288, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), 0.95, "squash", "bicubic")
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+
+
+def resolved(dataname, *flags, known=Known(WEIGHTS, "X's weights")):  # noqa: B008 - it does not change
+    settings = parse(["--dataname", dataname, "--datapath", ".", *map(str, flags)]).data
+    return resolve(settings, SPECS[dataname].preprocessing, known)
+
+
+# ------------------------------------------------------------------------------------ where it comes from
+
+
+def test_images_of_any_size_are_shown_as_to_the_weights():
+    for name in ("folder", "imagenet"):
+        found, line = resolved(name)
+        assert found == WEIGHTS
+        assert line == (
+            "224 pixels, 288 in evaluation, crop share 0.95, squash, bicubic, mean 0.5 0.4 0.3, std 0.1 0.2 0.3 (X's weights)"
+        )
+
+
+def test_without_weights_everything_is_the_data_sets_own():
+    found, line = resolved("folder", known=None)
+    assert dataclasses.astuple(found) == (
+        224, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 0.875, "center", "bilinear", None
+    )  # fmt: skip
+    assert line.endswith("(the data set's own)") and line.count("(") == 1
+
+
+def test_images_of_one_size_keep_it_and_are_shown_whole():
+    found, line = resolved("cifar10")
+    own = SPECS["cifar10"].preprocessing
+    assert found == dataclasses.replace(own, mean=WEIGHTS.mean, std=WEIGHTS.std, interpolation="bicubic")
+    assert (found.image_size, found.crop_pct, found.stored_size) == (32, 1, 32)
+    assert line == "32 pixels (the data set's own); mean 0.5 0.4 0.3, std 0.1 0.2 0.3 (X's weights)"
+    enlarged, line = resolved("cifar10", "--image-size", 224)
+    assert (enlarged.image_size, enlarged.val_image_size, enlarged.stored_size) == (224, 224, 32)
+    assert line.startswith("224 pixels (as set); bicubic, mean")
+
+
+def test_grey_images_get_the_average_of_the_colours():
+    found, _ = resolved("mnist")
+    assert (found.mean, found.std) == (pytest.approx((0.4,)), pytest.approx((0.2,)))
+    grey = Known(dataclasses.replace(WEIGHTS, mean=(0.3,), std=(0.4,)), "grey weights")
+    assert resolved("folder", known=grey)[0].mean == (0.3, 0.3, 0.3)
+
+
+def test_a_run_that_goes_on_keeps_its_sizes_also_where_images_have_one_size():
+    run = Known(Preprocessing(40, 48, (0.5,), (0.2,), 0.9, "center", "bicubic", 28), "runs/last.pt", of_this_run=True)
+    found, _ = resolved("mnist", known=run)
+    assert found == run.preprocessing
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "name", "expected"),
+    [
+        ("--image-size", 160, "image_size", 160),
+        ("--image-size", 160, "val_image_size", 160),
+        ("--val-image-size", 320, "val_image_size", 320),
+        ("--val-image-size", 320, "image_size", 224),
+        ("--crop-pct", 0.9, "crop_pct", 0.9),
+        ("--crop-mode", "border", "crop_mode", "border"),
+        ("--interpolation", "bilinear", "interpolation", "bilinear"),
+        ("--mean", 0.1, "mean", (0.1,) * 3),
+        ("--std", 0.1, "std", (0.1,) * 3),
+    ],
+)
+def test_what_is_set_wins_over_the_weights(flag, value, name, expected):
+    found, line = resolved("folder", flag, value)
+    assert getattr(found, name) == expected
+    assert "(as set)" in line
+
+
+@pytest.mark.parametrize(
+    ("dataname", "flags", "words"),
+    [
+        ("folder", ("--mean", 0.5, 0.5), "--mean: 2 numbers for images of 3 channels; give 1 or 3"),
+        ("digits", ("--std", 0.5, 0.5, 0.5), "--std: 3 numbers for images of 1 channel; give one"),
+    ],
+)
+def test_another_number_of_numbers_than_channels_is_one_line(dataname, flags, words):
+    with pytest.raises(UserError, match=words):
+        resolved(dataname, *flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--std", "0"), ("--std", "-1"), ("--mean", "nan"), ("--crop-pct", "0"), ("--crop-pct", "1.2"),
+        ("--crop-mode", "middle"), ("--interpolation", "nearest"), ("--val-image-size", "0"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_are_refused(flags):
+    with pytest.raises(UserError, match=flags[0]):
+        parse(list(flags))
+
+
+def test_a_network_that_does_not_take_the_size_of_evaluation_is_one_line(capsys):
+    code, (line,) = told(capsys, ("--device", "cpu", "--arch", "conv2", "--val-image-size", 16, "--dry-run"))
+    assert code == 2 and "does not take 16-pixel images" in line and "try another --val-image-size" in line
+
+
+# --------------------------------------------------------------------------------------- in a checkpoint
+
+
+def test_its_state_gives_it_back():
+    for made in (WEIGHTS, SPECS["digits"].preprocessing, SPECS["folder"].preprocessing):
+        assert Preprocessing.from_state(made.state(), "here") == made
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.floats(), max_size=4)
+)
+
+
+@given(st.sampled_from([name for name in WEIGHTS.state() if name != "channels"]), JUNK)
+@example(name="crop_pct", value=8e-308)
+def test_a_state_with_anything_else_in_it_is_refused_in_one_line_or_usable(name, value):
+    try:
+        made = Preprocessing.from_state(WEIGHTS.state() | {name: value}, "some.pt")
+    except UserError as error:
+        assert str(error).startswith("some.pt: says no usable ")
+    else:
+        assert made.image_size > 0 and all(made.std) and made.view(made.val_image_size).place(50, 40)
+
+
+@pytest.mark.parametrize("state", [None, [], {}, "text", {"image_size": 8}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(UserError, match=r"some\.pt: says no usable"):
+        Preprocessing.from_state(state, "some.pt")
+
+
+# ------------------------------------------------------------------ one image as validation shows it, bit for bit
+
+
+def validation_images(*flags):
+    """The data, and what validation shows of all of it."""
+    args = parse(["--device", "cpu", "--workers", "0", "--val-batch-size", "400", *map(str, flags)])
+    data = get_data(args.data, CPU)
+    _, loader, _ = loaders(
+        data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False, log=lambda line: None
+    )
+    return data, torch.cat([batch.images for batch in loader.batches()])
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Photographs of all kinds, as files."""
+    kinds = [
+        ("a.jpg", "RGB", (300, 200)), ("b.png", "RGB", (61, 90)), ("c.jpg", "L", (120, 100)), ("d.png", "P", (50, 50)),
+        ("e.png", "RGBA", (70, 40)), ("f.jpg", "CMYK", (80, 200)), ("g.png", "I;16", (60, 60)),
+    ]  # fmt: skip
+    for number, (name, mode, size) in enumerate(kinds):
+        image = PHOTOGRAPHS[number % 2].resize(size)
+        if mode == "I;16":
+            image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+        turned = Image.Exif()
+        turned[0x0112] = 6 if name == "f.jpg" else 1
+        for split in ("train", "val"):
+            for label in ("x", "y"):
+                (tmp_path / split / label).mkdir(parents=True, exist_ok=True)
+                (image if mode == "I;16" else image.convert(mode)).save(tmp_path / split / label / name, exif=turned)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "", "--val-image-size 40", "--crop-pct 0.7 --interpolation bicubic", "--crop-mode squash",
+        "--crop-mode border --mean 0.2", "--loader resident --crop-pct 1",
+    ],
+)  # fmt: skip
+def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):
+    cache = ("--cache-dir", tree / "cache") if "resident" in flags else ()
+    data, shown = validation_images(
+        "--dataname", "folder", "--datapath", tree, "--image-size", 32, *flags.split(), *cache
+    )
+    for path, expected in zip(data.validation.paths, shown, strict=True):
+        with Image.open(path) as image:
+            before = image.tobytes()
+            assert torch.equal(data.preprocessing(image), expected), path
+            assert image.tobytes() == before  # it is the caller's
+
+
+@pytest.mark.parametrize("flags", ["", "--image-size 20", "--image-size 20 --crop-pct 0.8 --interpolation bicubic"])
+def test_an_image_of_a_set_of_one_size_is_shown_as_in_validation(flags):
+    data, shown = validation_images(*flags.split())
+    assert isinstance(data.validation, MemoryImages)
+    for pixels, expected in list(zip(data.validation.pixels, shown, strict=True))[:20]:
+        assert torch.equal(data.preprocessing(Image.fromarray(pixels[0].numpy())), expected)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_images_of_one_size_are_enlarged_as_by_pillow(share, interpolation):
+    flags = ("--image-size", 20, "--crop-pct", share, "--interpolation", interpolation, "--mean", 0, "--std", 1)
+    data, shown = validation_images(*flags)
+    side, method = int(20 / share), {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+    for pixels, found in list(zip(data.validation.pixels, shown, strict=True))[:20]:
+        larger = Image.fromarray(pixels[0].numpy()).resize((side, side), method[interpolation])
+        first = round((side - 20) / 2)
+        expected = np.asarray(larger.crop((first, first, first + 20, first + 20)), dtype=np.float32)
+        assert np.abs(found[0].numpy() * 255 - expected).max() < 1.5

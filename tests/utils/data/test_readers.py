@@ -1,0 +1,199 @@
+"""Every layout that a data set comes in is read alike, and missing or wrong data is one clear line."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from utils.config.arguments import parse
+from utils.config.settings import DATASETS, UserError
+from utils.data.sets.datasets import SPECS, get_data, prepare
+
+CPU = torch.device("cpu")
+GENERATOR = np.random.default_rng(0)
+
+
+def read(*flags):
+    return get_data(parse(list(map(str, flags))).data, CPU)
+
+
+def idx(array):
+    return struct.pack(f">HBB{array.ndim}i", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_idx(folder, train, test, compressed=False):
+    folder.mkdir(parents=True)
+    for prefix, (images, labels) in (("train", train), ("t10k", test)):
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            data = idx(array)
+            name = f"{prefix}-{kind}-ubyte"
+            if compressed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+            else:
+                (folder / name).write_bytes(data)
+
+
+def some(count, size=28, classes=10):
+    labels = np.arange(count, dtype=np.uint8) % classes
+    return GENERATOR.integers(0, 256, (count, size, size), dtype=np.uint8), labels
+
+
+def write_folders(root, images, labels, names, mode="L"):
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        folder = root / names[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).convert(mode).save(folder / f"{number:05}.png")
+
+
+def test_the_table_holds_exactly_the_data_sets_that_can_be_set():
+    assert tuple(SPECS) == DATASETS
+
+
+def test_digits_are_all_of_scikit_learns_split_with_the_same_share_of_each_class():
+    data = read()
+    assert (len(data.train), len(data.validation)) == (1437, 360)
+    joined = torch.cat([data.train.pixels, data.validation.pixels]).flatten(1).numpy()
+    expected = np.round(load_digits().data * 255 / 16).astype(np.uint8)
+    assert sorted(map(bytes, joined)) == sorted(map(bytes, expected))
+    shares = torch.bincount(data.validation.labels) / torch.bincount(
+        torch.cat([data.train.labels, data.validation.labels])
+    )
+    assert (shares - 360 / 1797).abs().max() < 0.005
+
+
+def test_digits_mean_and_std_of_the_table_are_those_of_the_training_images():
+    pixels = read().train.pixels.double() / 255
+    assert SPECS["digits"].mean[0] == pytest.approx(pixels.mean().item(), abs=1e-3)
+    assert SPECS["digits"].std[0] == pytest.approx(pixels.std().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("name, folder", [("mnist", "MNIST/raw"), ("mnist", ""), ("fashionmnist", "FashionMNIST/raw")])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_idx_files_are_read_in_torchvisions_layout_bare_and_compressed(tmp_path, name, folder, compressed):
+    train, test = some(30), some(20)
+    write_idx(tmp_path / "data" / folder if folder else tmp_path / "data", train, test, compressed)
+    data = read("--dataname", name, "--datapath", tmp_path / "data")
+    np.testing.assert_array_equal(data.train.pixels[:, 0], train[0])
+    np.testing.assert_array_equal(data.validation.labels, test[1])
+    assert len(data.classes) == 10
+
+
+def test_idx_files_read_as_torchvision_reads_them(tmp_path):
+    train, test = some(30), some(20)
+    write_idx(tmp_path / "MNIST/raw", train, test)
+    theirs = torchvision.datasets.MNIST(str(tmp_path), train=True)
+    ours = read("--dataname", "mnist", "--datapath", tmp_path).train
+    assert torch.equal(ours.pixels[:, 0], theirs.data)
+    assert torch.equal(ours.labels, theirs.targets)
+
+
+def test_a_truncated_idx_file_is_named(tmp_path):
+    write_idx(tmp_path / "data", some(30), some(20))
+    path = tmp_path / "data/train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match="train-images-idx3-ubyte: is not a whole idx file"):
+        read("--dataname", "mnist", "--datapath", tmp_path / "data")
+
+
+@pytest.mark.parametrize("validation", ["val", "test"])
+def test_class_folders_of_a_named_set_give_what_its_own_files_give(tmp_path, validation):
+    train, test = some(30), some(20)
+    write_idx(tmp_path / "files", train, test)
+    names = [str(n) for n in range(10)]
+    write_folders(tmp_path / "folders/train", *train, names)
+    write_folders(tmp_path / f"folders/{validation}", *test, names)
+    files = read("--dataname", "mnist", "--datapath", tmp_path / "files")
+    folders = read("--dataname", "mnist", "--datapath", tmp_path / "folders")
+    assert files.classes == folders.classes
+    assert torch.bincount(files.train.labels).tolist() == torch.bincount(folders.train.labels).tolist()
+    assert folders.validation.colour == "L"
+
+
+def test_one_tree_is_split_by_share_the_same_way_each_time_and_per_class(tmp_path):
+    write_folders(tmp_path, *some(60, 8, 3), ["a", "b", "c"])
+    flags = ("--dataname", "folder", "--datapath", tmp_path, "--val-split", "0.25")
+    first, second = read(*flags), read(*flags)
+    assert first.validation.paths == second.validation.paths
+    assert set(first.train.paths).isdisjoint(first.validation.paths)
+    assert len(first.train) + len(first.validation) == 60
+    assert torch.bincount(first.validation.labels).tolist() == [5, 5, 5]
+
+
+def test_val_split_takes_the_classes_below_train_where_there_is_no_validation_folder(tmp_path):
+    write_folders(tmp_path / "train", *some(30, 8, 3), ["a", "b", "c"])
+    data = read("--dataname", "folder", "--datapath", tmp_path, "--val-split", "0.2")
+    assert data.classes == ("a", "b", "c")
+    assert (len(data.train), len(data.validation)) == (24, 6)
+
+
+def test_idx_labels_that_do_not_belong_to_the_images_are_refused(tmp_path):
+    images, labels = some(30)
+    for number, wrong in enumerate((labels[:20], labels + 5)):
+        write_idx(tmp_path / str(number), (images, wrong), some(20))
+        with pytest.raises(UserError, match="do not belong together"):
+            read("--dataname", "mnist", "--datapath", tmp_path / str(number))
+
+
+def test_synthetic_images_have_the_asked_size_and_repeat():
+    data = read("--dataname", "synthetic", "--image-size", "32")
+    assert data.train.pixels.shape[1:] == (3, 32, 32)
+    assert len(data.train) > len(data.train.pixels)
+
+
+def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp_path):
+    def fingerprint(images, labels, names):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        write_idx(folder, (images, labels), some(0))
+        return read("--dataname", "mnist", "--datapath", folder).fingerprint
+
+    images, labels = some(20)
+    reference = fingerprint(images, labels, None)
+    assert reference != fingerprint(images ^ (np.arange(images.size).reshape(images.shape) == 7), labels, None)
+    assert reference != fingerprint(images, np.roll(labels, 1), None)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--dataname", "mnist", "--datapath", "{}/none"), "no such folder.*--download"),
+        (("--dataname", "mnist", "--datapath", "{}/empty"), "holds no mnist.*--download"),
+        (("--dataname", "cifar10", "--datapath", "{}/empty"), "holds no cifar10"),
+        (("--dataname", "imagenet", "--datapath", "{}/empty"), "holds no imagenet.*image-net.org"),
+        (("--dataname", "folder", "--datapath", "{}/empty"), "one folder a class"),
+        (("--dataname", "folder", "--datapath", "{}/only"), "no val/ or test/ beside train/.*--val-split"),
+        (("--dataname", "folder", "--datapath", "{}/single", "--val-split", "0.5"), "holds one class, a;"),
+        (("--dataname", "folder", "--datapath", "{}/empty", "--val-split", "0.1"), "holds no class folders"),
+        (("--dataname", "cifar10", "--datapath", "{}/three"), "3 classes where cifar10 has 10"),
+        (("--dataname", "folder", "--datapath", "{}/three", "--val-split", "0.1"), "already has val/"),
+        (("--dataname", "folder", "--datapath", "{}/unknown"), "classes that .* lacks: d"),
+        (("--dataname", "folder", "--datapath", "{}/hollow"), "hollow/train/b holds no images"),
+    ],
+)
+def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags, message):
+    (tmp_path / "empty").mkdir()
+    for name in ("three", "unknown", "hollow"):
+        for split in ("train", "val"):
+            write_folders(tmp_path / name / split, *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(tmp_path / "only/train", *some(6, 8, 3), ["a", "b", "c"])
+    write_folders(tmp_path / "single", *some(4, 8, 1), ["a"])
+    write_folders(tmp_path / "unknown/val", *some(1, 8, 1), ["d"])
+    for path in (tmp_path / "hollow/train/b").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match=message) as raised:
+        read(*(flag.format(tmp_path) for flag in flags))
+    assert len(raised.value.mistakes) == 1
+
+
+def test_nothing_is_fetched_without_download_and_a_failed_fetch_is_one_line(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", refuse)
+    prepare(parse(["--dataname", "mnist", "--datapath", str(tmp_path)]).data, print)
+    with pytest.raises(UserError, match="--download: mnist could not be fetched .*no network"):
+        prepare(parse(["--dataname", "mnist", "--datapath", str(tmp_path), "--download"]).data, print)

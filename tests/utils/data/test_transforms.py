@@ -1,0 +1,267 @@
+"""Augmentation and normalisation against torchvision's own functions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torchvision.transforms import RandomResizedCrop, v2
+from torchvision.transforms.v2 import functional as vision
+
+from utils.data.images.decoding import CROP_AREA, CROP_RATIO, random_box
+from utils.data.sample_plan import sample_uniforms
+from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, BatchTransform, mirrored, resized_crop
+
+
+def transform(augment=(), **changes):
+    """A transform that by default only makes floats of 8-pixel images."""
+    values = {"size": 8, "mean": (0.0,), "std": (1.0,), "max_shift": 2, "seed": 0, "crop_here": False}
+    return BatchTransform(augment=augment, channels_last=False, **values | changes)
+
+
+def images_of(count, channels=1, size=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, channels, size, size), dtype=torch.uint8, generator=generator)
+
+
+def as_floats(images):
+    return images.float() / 255
+
+
+# -------------------------------------------------------------------------------- shift and flip
+
+
+def candidates(image, reach, flip):
+    """Every picture that padding and cropping (and flipping) can make of ``image``, by (top, left, flipped)."""
+    height, width = image.shape[-2:]
+    padded = vision.pad(image, [reach])
+    crops = {
+        (top, left, False): vision.crop(padded, top, left, height, width)
+        for top in range(2 * reach + 1)
+        for left in range(2 * reach + 1)
+    }
+    if flip:  # the flipped image is what is padded and cropped: the same set of pictures
+        flipped = {(top, left, True): vision.horizontal_flip(crop) for (top, left, _), crop in crops.items()}
+        return crops | flipped
+    return crops
+
+
+@pytest.mark.parametrize(("augment", "reach"), [(("shift",), 1), (("shift",), 2), (("shift", "flip"), 1)])
+def test_shift_is_torchvisions_pad_and_crop_and_every_offset_is_as_frequent(augment, reach):
+    count, image = 3000, images_of(1, channels=3)[0]
+    batch = image.expand(count, -1, -1, -1)
+    found = transform(augment, mean=(0.0,) * 3, std=(1.0,) * 3, max_shift=reach).training(batch, np.arange(count), 0)
+    possible = candidates(image, reach, "flip" in augment)
+    pictures = torch.stack([as_floats(picture) for picture in possible.values()])
+    distances = torch.cdist(found.flatten(1).double(), pictures.flatten(1).double())
+    nearest, which = distances.min(1)
+    assert nearest.max() < 1e-5
+    counts = torch.bincount(which, minlength=len(possible))
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_flip_is_torchs_flip_for_half_of_the_images_and_nothing_for_the_others():
+    images = images_of(2000)
+    found = transform(("flip",)).training(images, np.arange(2000), 0)
+    flipped = (found == as_floats(images.flip(3))).flatten(1).all(1)
+    unchanged = (found == as_floats(images)).flatten(1).all(1)
+    assert (flipped ^ unchanged).all()
+    assert stats.binomtest(int(flipped.sum()), 2000).pvalue > 1e-3
+
+
+def test_without_augmentation_training_and_evaluation_see_the_same():
+    images = images_of(5)
+    assert torch.equal(transform().training(images, np.arange(5), 3), transform().evaluation(images))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=12), st.integers(0, 5), st.integers(0, 5))
+def test_augmentation_of_a_sample_does_not_depend_on_its_batch(indices, seed, epoch):
+    images, numbers = images_of(100), np.array(indices)
+    augment = transform(("shift", "flip", "resized-crop"), seed=seed, crop_here=True)
+    whole = augment.training(images, np.arange(100), epoch)
+    torch.testing.assert_close(augment.training(images[numbers], numbers, epoch), whole[numbers], rtol=0, atol=1e-6)
+
+
+def test_augmentation_differs_between_epochs_and_seeds():
+    images, numbers = images_of(50), np.arange(50)
+    augmented = [
+        transform(("shift", "flip"), seed=seed).training(images, numbers, epoch) for seed in (0, 1) for epoch in (0, 1)
+    ]
+    for i, first in enumerate(augmented):
+        assert all(not torch.equal(first, other) for other in augmented[:i])
+
+
+def test_switching_the_flip_on_leaves_the_shifts_as_they_were():
+    images = images_of(60)
+    shifted = transform(("shift",)).training(images, np.arange(60), 0)
+    both = transform(("shift", "flip")).training(images, np.arange(60), 0)
+    same = (shifted == both).flatten(1).all(1)
+    assert 10 < same.sum() < 50
+
+
+def test_alternating_flip_shows_every_image_both_ways_in_two_epochs():
+    images = images_of(400)
+    first, second, third = (transform(("alternating-flip",)).training(images, np.arange(400), e) for e in range(3))
+    assert torch.equal(first.flip(3), second) and torch.equal(first, third)
+    flipped = (first != as_floats(images)).flatten(1).any(1)
+    assert stats.binomtest(int(flipped.sum()), 400).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("reach", [1, 3])
+def test_reflect_padding_is_torchs(reach):
+    images = images_of(300)
+    shown = transform(("shift",), max_shift=reach, shift_padding="reflect").training(images, np.arange(300), 0)
+    padded = torch.nn.functional.pad(as_floats(images), (reach,) * 4, mode="reflect")
+    places = [(top, left) for top in range(2 * reach + 1) for left in range(2 * reach + 1)]
+    crops = torch.stack([padded[:, :, top : top + 8, left : left + 8] for top, left in places])
+    hits = (crops == shown).flatten(2).all(2)
+    assert hits.any(0).all()
+    assert stats.chisquare(hits.sum(1).numpy()).pvalue > 1e-3
+
+
+def test_reflect_padding_goes_on_beyond_an_image():
+    assert mirrored(torch.arange(-7, 9), 3).tolist() == [1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1, 0]
+    assert mirrored(torch.arange(-2, 3), 1).tolist() == [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 20])
+def test_cutout_blanks_a_square_around_any_pixel(side):
+    images = torch.full((500, 3, 8, 8), 200, dtype=torch.uint8)
+    shown = transform(mean=(0.1,) * 3, std=(1.0,) * 3, cutout=side).training(images, np.arange(500), 0)
+    blank = (shown == 0).all(1)
+    assert torch.equal(blank, (shown == 0).any(1))
+    squares = set()
+    for top in range(-(side // 2), 8 - side // 2):
+        for left in range(-(side // 2), 8 - side // 2):
+            square = torch.zeros(8, 8, dtype=torch.bool)
+            square[max(0, top) : top + side, max(0, left) : left + side] = True
+            squares.add(tuple(square.flatten().tolist()))
+    found = {tuple(mask.flatten().tolist()) for mask in blank}
+    assert found <= squares and len(found) > 0.9 * len(squares)
+
+
+def test_compiled_augmentation_shows_the_same():
+    images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3, "crop_here": True}
+    plain, compiled = (
+        transform(("shift", "flip", "resized-crop"), compiled=on, **values).training(images, np.arange(10), 0)
+        for on in (False, True)
+    )
+    torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-5)
+
+
+# -------------------------------------------------------------------------- normalisation and size
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_normalisation_equals_torchvisions(channels_last):
+    images, mean, std = images_of(10, 3), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+    ours = BatchTransform(8, mean, std, (), 0, 0, crop_here=False, channels_last=channels_last)
+    theirs = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
+    found = ours.evaluation(images)
+    torch.testing.assert_close(found, theirs(images), rtol=0, atol=2e-6)
+    wanted = torch.channels_last if channels_last else torch.contiguous_format
+    assert found.dtype == torch.float32 and found.is_contiguous(memory_format=wanted)
+
+
+@pytest.mark.parametrize("size", [5, 8, 13, 32])
+def test_another_size_equals_torchvisions_resize(size):
+    images = images_of(4, 3)
+    found = transform(size=size, mean=(0.0,) * 3, std=(1.0,) * 3).evaluation(images)
+    expected = vision.resize(images.float(), [size, size], antialias=True) / 255
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_to_pixels_undoes_the_normalisation():
+    images = images_of(6, 3)
+    ours = transform(mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
+    torch.testing.assert_close(ours.to_pixels(ours.evaluation(images)), as_floats(images), rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------- random-resized-crop
+
+
+@pytest.mark.parametrize("size", [8, 4, 2])
+def test_batched_crop_of_a_central_box_equals_torchvisions_crop_and_resize(size):
+    images = images_of(3, 3, size=16).float()
+    area = (0.25 - CROP_AREA[0]) / (CROP_AREA[1] - CROP_AREA[0])  # a quarter of the area: a box of 8 pixels
+    found = resized_crop(images, torch.tensor([[area, 0.5, 0.5, 0.5]]).expand(3, -1), size)
+    expected = vision.resized_crop(images, 4, 4, 8, 8, [size, size], antialias=False)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
+def boxes_of_batched_crop(uniforms, width, height, size=8):
+    """(left, top, width, height) of each box, read off from a picture whose pixels say where they are."""
+    columns, rows = torch.meshgrid(torch.arange(width) + 0.5, torch.arange(height) + 0.5, indexing="xy")
+    picture = torch.stack([columns, rows]).float().expand(len(uniforms), -1, -1, -1)
+    seen = resized_crop(picture, uniforms, size)
+    across, down = seen[:, 0, 0], seen[:, 1, :, 0]
+    pitch_x, pitch_y = across[:, 4] - across[:, 3], down[:, 4] - down[:, 3]  # inner pixels: no border is in play
+    middle_x, middle_y = (across[:, 4] + across[:, 3]) / 2, (down[:, 4] + down[:, 3]) / 2
+    return torch.stack(
+        [middle_x - size / 2 * pitch_x, middle_y - size / 2 * pitch_y, size * pitch_x, size * pitch_y], dim=1
+    ).double()
+
+
+def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
+    uniforms = torch.from_numpy(sample_uniforms(0, 0, np.arange(3000), CROP_STREAM, 4))
+    left, top, width, height = boxes_of_batched_crop(uniforms, 64, 64).T
+    assert min(left.min(), top.min()) > -0.01 and max((left + width).max(), (top + height).max()) < 64.01
+    area, ratio = width * height / 64**2, width / height
+    narrowed = (width > 63.99) | (height > 63.99)
+    wanted = CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * uniforms[:, 0]
+    torch.testing.assert_close(area[~narrowed], wanted[~narrowed].double(), rtol=1e-3, atol=1e-3)
+    assert 0.74 < ratio.min() < 0.76 and 1.32 < ratio.max() < 1.35
+    shares = ((left / (64 - width))[~narrowed], (top / (64 - height))[~narrowed])
+    for share in shares:
+        assert stats.kstest(share.clamp(0, 1).numpy(), "uniform").pvalue > 1e-3
+
+
+def boxes(width, height, count=3000):
+    draws = sample_uniforms(0, 0, np.arange(count), CROP_STREAM, CROP_NUMBERS)
+    return np.array([random_box(width, height, draw) for draw in draws])
+
+
+@pytest.mark.parametrize(("width", "height"), [(224, 224), (500, 375), (100, 300)])
+def test_random_box_has_the_distribution_of_torchvisions(width, height):
+    torch.manual_seed(0)
+    blank = torch.empty(1, height, width)
+    theirs = np.array([RandomResizedCrop.get_params(blank, list(CROP_AREA), list(CROP_RATIO)) for _ in range(3000)])
+    left, top, right, bottom = boxes(width, height).T
+    ours = np.stack([top, left, bottom - top, right - left], axis=1)
+    for column in range(4):
+        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+    areas = [found[:, 2] * found[:, 3] / (width * height) for found in (ours, theirs)]
+    assert np.mean(areas[0]) == pytest.approx(np.mean(areas[1]), abs=0.02)
+
+
+def test_random_box_of_a_square_keeps_area_and_ratio_in_their_ranges():
+    left, top, right, bottom = boxes(1000, 1000).T
+    area, ratio = (right - left) * (bottom - top) / 1e6, (right - left) / (bottom - top)
+    assert CROP_AREA[0] - 0.002 < area.min() and area.max() <= 1
+    assert CROP_RATIO[0] - 0.005 < ratio.min() and ratio.max() < CROP_RATIO[1] + 0.005
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 10**6))
+def test_random_box_lies_inside_an_image_of_any_shape(width, height, index):
+    draw = sample_uniforms(0, 0, np.array([index]), CROP_STREAM, CROP_NUMBERS)[0]
+    left, top, right, bottom = random_box(width, height, draw)
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+
+
+@pytest.mark.parametrize(("width", "height", "box"), [(1000, 10, (13, 10)), (10, 1000, (10, 13)), (1, 1, (1, 1))])
+def test_random_box_falls_back_to_the_middle_like_torchvision(width, height, box):
+    too_large = np.full(CROP_NUMBERS, 0.999, dtype=np.float32)
+    left, top, right, bottom = random_box(width, height, too_large)
+    assert (right - left, bottom - top) == box
+    assert (left, top) == ((width - box[0]) // 2, (height - box[1]) // 2)
+
+
+def test_random_box_reaches_both_borders_at_the_ends_of_the_place_numbers():
+    draw = np.full(CROP_NUMBERS, 0.25, dtype=np.float32)
+    draw[-2:] = 0
+    assert random_box(200, 100, draw)[:2] == (0, 0)
+    draw[-2:] = 1 - 2**-24
+    assert random_box(200, 100, draw)[2:] == (200, 100)

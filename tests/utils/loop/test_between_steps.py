@@ -1,0 +1,403 @@
+"""What TraVal does besides its steps: what is saved and written when, what ends a run, and what a resume takes up."""
+
+import copy
+import math
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.utils.test_train_validation import Overflow, make, parameters, steps
+from utils import train_validation
+from utils.config.settings import UserError
+from utils.loop.stop_signals import Stopped, StopSignals
+from utils.record.metrics import Report
+from utils.record.writer import NullWriter
+from utils.runtime.distributed import Distributed
+from utils.train_validation import TrainingFailure
+
+THREE_STEPS = ("--arch", "fc", "--batch-size", "480", "--amp", "off")  # an epoch of 480, 480 and 477 images
+
+
+class Recorder(NullWriter):
+    """Remembers in which order it was told what; bars too."""
+
+    def __init__(self):
+        self.told = []
+
+    def __getattribute__(self, name):
+        if name in ("told", "of", "bar", "__dict__", "__class__"):
+            return super().__getattribute__(name)
+        return lambda *arguments, **named: self.told.append((name, arguments))
+
+    def bar(self, total, initial, description, unit):
+        self.told.append(("bar", (total, initial, description, unit)))
+        return super().bar(total, initial, description, unit)
+
+    def of(self, name):
+        """What it was told by the method ``name``."""
+        return [arguments for told, arguments in self.told if told == name]
+
+
+class Saver:
+    """Stands for a ``Checkpointer``: keeps what it is to save, in the order of what the writer is told."""
+
+    def __init__(self, recorder, failed=False):
+        self.recorder, self.failed, self.folder = recorder, failed, Path("run/checkpoints")
+        self.states = []
+
+    def save(self, state, *names):
+        self.states.append(copy.deepcopy(state))
+        self.recorder.told.append(("saved", names))
+
+    def wait(self):
+        self.recorder.told.append(("waited", ()))
+        if self.failed:
+            raise UserError("the disk is full")
+
+
+def watched(*flags, failed=False, **more):
+    """A TraVal with a recorder and a saver."""
+    recorder = Recorder()
+    saver = Saver(recorder, failed)
+    return make(*flags, writer=recorder, checkpointer=saver, description={"arch": "fc"}, **more), recorder, saver
+
+
+@pytest.fixture
+def results(monkeypatch):
+    """Validations have these top-1 and losses instead, one after the other."""
+    given = []
+
+    def validate(*_):
+        top1, loss = given.pop(0)
+        return Report(loss, top1, 100.0, 360)
+
+    monkeypatch.setattr(train_validation, "validate", validate)
+    return given
+
+
+# ---------------------------------------------------------------------------------------- the whole run
+
+
+def test_fit_trains_and_validates_every_epoch_and_gives_the_last_report():
+    traval, recorder, saver = watched(*THREE_STEPS, "--epochs", "2")
+    report = traval.fit()
+    assert (traval.progress.epoch, traval.progress.step, traval.progress.step_in_epoch) == (2, 6, 0)
+    assert report.count == 360 and report == Report(*traval.progress.last_validation)
+    rows = [row for (row,) in recorder.of("epoch")]
+    assert [(row["epoch"], row["step"]) for row in rows] == [(1, 3), (2, 6)]
+    assert (report.loss, report.top1, report.top5) == tuple(
+        rows[-1][f"val_{name}"] for name in ("loss", "top1", "top5")
+    )
+    assert traval.progress.validated_step == 6 and traval.progress.samples_seen == 2 * 1437
+    assert recorder.told[-1] == ("waited", ()), "everything is on the disk when the run ends"
+    assert recorder.of("bar") == [
+        (3, 0, "Epoch 1/2", "step"), (1, 0, "Validation", "batch"),
+        (3, 0, "Epoch 2/2", "step"), (1, 0, "Validation", "batch"),
+    ]  # fmt: skip
+
+
+def test_train_gives_the_means_over_the_epochs_samples():
+    traval, recorder, _ = watched(*THREE_STEPS)
+    report = traval.train(0)
+    losses = [(record.loss, record.top1) for (records,) in recorder.of("curves") for record in records]
+    for place, value in enumerate((report.loss, report.top1)):
+        assert value == pytest.approx(sum(n * of[place] for n, of in zip((480, 480, 477), losses, strict=True)) / 1437)
+    assert report.count == 1437
+
+
+def test_a_run_without_writer_and_checkpointer_trains_too():
+    traval = make(*THREE_STEPS, "--epochs", "1", "--save-every-steps", "1")
+    assert traval.fit().count == 360
+
+
+def test_the_network_trains_in_training_mode_whatever_mode_it_was_left_in():
+    modes = []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model.register_forward_hook(lambda module, *_: modes.append(module.training))
+    traval = make(*THREE_STEPS, model=model)
+    model.eval()
+    traval.train(0)
+    traval.validation(0, report=False)
+    assert modes == [True, True, True, False] and model.training
+
+
+# ---------------------------------------------------------------------------------------- what is saved when
+
+
+def names(recorder):
+    return recorder.of("saved")
+
+
+def test_the_best_the_due_and_the_final_epoch_are_saved_and_last_comes_last(results):
+    results += [(50, 1.0), (50, 1.0), (60, 1.0), (90, math.nan), (55, 1.0)]
+    traval, recorder, saver = watched(*THREE_STEPS, "--epochs", "5", "--save-every-epochs", "2")
+    traval.fit()
+    assert names(recorder) == [("best",), ("last",), ("best",), ("last",), ("final", "last")]
+    assert (traval.progress.best_top1, traval.progress.best_epoch) == (60, 3)
+    assert [state["progress"]["epoch"] for state in saver.states] == [1, 2, 3, 4, 5]
+    assert [state["arch"] for state in saver.states] == ["fc"] * 5
+    before = [recorder.told[place - 1][0] for place, (told, _) in enumerate(recorder.told) if told == "saved"]
+    assert before == ["flush"] * 5, "what a checkpoint relies on is on the disk first"
+
+
+def test_an_epoch_that_is_neither_best_nor_due_saves_nothing(results):
+    results += [(50, 1.0), (40, 1.0), (30, 1.0), (20, 1.0)]
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "4", "--save-every-epochs", "3")
+    traval.fit()
+    assert names(recorder) == [("best",), ("last",), ("final", "last")]
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "tops", "saved", "best", "epoch"),
+    [
+        (2, [50], [("best", "final", "last")], (-1.0, 0), 0),  # of the first epoch a part: best.pt until it is whole
+        (4, [50, 60], [("best", "last"), ("final", "last")], (50, 1), 1),
+        (6, [50, 60], [("best", "last"), ("best", "final", "last")], (60, 2), 2),
+    ],
+)
+def test_a_run_that_is_cut_saves_its_last_part_and_best_stays_with_whole_epochs(
+    results, max_steps, tops, saved, best, epoch
+):
+    results += [(top1, 1.0) for top1 in tops]
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "9", "--max-steps", str(max_steps))
+    traval.fit()
+    assert names(recorder) == saved
+    assert (traval.progress.best_top1, traval.progress.best_epoch) == best
+    assert (traval.progress.epoch, traval.progress.step, traval.progress.validated_step) == (
+        epoch,
+        max_steps,
+        max_steps,
+    )
+
+
+def test_within_an_epoch_every_so_many_steps_are_saved_with_all_that_they_have_seen():
+    traval, recorder, saver = watched(*THREE_STEPS, "--epochs", "2", "--save-every-steps", "2")
+    traval.fit()
+    assert [state["progress"]["step"] for state in saver.states] == [2, 3, 4, 6]
+    assert names(recorder)[0] == names(recorder)[2] == ("last",)
+    within = saver.states[0]["progress"]
+    assert (within["samples_seen"], within["epoch_sums"][3], within["step_in_epoch"]) == (960, 960, 2)
+    assert [record.step for (records,) in recorder.of("curves") for record in records] == [1, 2, 3, 4, 5, 6]
+
+
+def test_without_the_flag_nothing_is_saved_within_an_epoch():
+    traval, recorder, _ = watched(*THREE_STEPS)
+    traval.train(0)
+    assert names(recorder) == []
+
+
+def test_validation_alone_writes_and_saves_nothing():
+    traval, recorder, _ = watched(*THREE_STEPS)
+    traval.train(0)
+    before = len(recorder.told)
+    traval.validation(0, report=False)
+    assert [told for told, _ in recorder.told[before:]] == ["bar"]
+
+
+def test_what_is_saved_has_buffers_that_are_equal_on_all_ranks(monkeypatch):
+    equalised = []
+    monkeypatch.setattr(Distributed, "equalise_buffers", lambda self, module: equalised.append(module))
+    traval, _, saver = watched(*THREE_STEPS)
+    traval.save("last")
+    assert equalised == [traval.model] and len(saver.states) == 1
+
+
+# ---------------------------------------------------------------------------------------- what is written when
+
+
+def test_curves_and_log_lines_come_every_print_freq_steps_and_at_the_epochs_end():
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "2", "--print-freq", "2")
+    traval.fit()
+    assert [[record.step for record in records] for (records,) in recorder.of("curves")] == [[1, 2], [3], [4], [5, 6]]
+    points = [(step, values) for values, step in recorder.of("scalars")]
+    assert [step for step, values in points if "Loss/Training" in values] == [2, 3, 4, 6]
+    assert [step for step, values in points if "Loss/Test" in values] == [3, 6]
+
+
+def test_the_first_training_batch_is_shown_once_as_pixels_and_not_by_a_run_that_goes_on():
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "2")
+    traval.fit()
+    ((tag, images),) = recorder.of("images")
+    assert tag == "First_Training_Batch" and images.shape[0] == 480
+    assert images.min() == 0 and images.max() == 1
+    further, recorder, _ = watched(*THREE_STEPS, "--epochs", "3")
+    further.load_state(traval.state())
+    further.fit()
+    assert recorder.of("images") == []
+
+
+def test_a_part_of_an_epoch_that_is_trained_already_is_not_trained_again():
+    traval, recorder, _ = watched(*THREE_STEPS, "--max-steps", "2")
+    traval.train(0)
+    before = parameters(traval.model)
+    traval.train(0)
+    assert traval.progress.step == 2
+    assert all(torch.equal(*pair) for pair in zip(before, parameters(traval.model), strict=True))
+
+
+# ---------------------------------------------------------------------------------------- what ends a run
+
+
+def test_too_many_skipped_steps_in_a_row_end_the_run_with_its_state_saved():
+    class Never(Overflow):
+        def forward(self, output, targets):
+            self.at = self.calls + 1
+            return super().forward(output, targets)
+
+    traval, recorder, saver = watched(
+        "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--max-skipped-steps", "1", criterion=Never(1)
+    )
+    with pytest.raises(TrainingFailure, match="2 .*steps"):
+        traval.train(0)
+    assert [told for told, _ in recorder.told[-3:]] == ["flush", "saved", "waited"]
+    (state,) = saver.states
+    assert state["progress"]["step"] == state["progress"]["skipped_steps"] == 2 and names(recorder) == [("last",)]
+
+
+def test_as_many_skipped_steps_as_are_allowed_do_not_end_it():
+    traval, recorder, _ = watched(
+        "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--max-skipped-steps", "1", criterion=Overflow(at=1)
+    )
+    traval.train(0)
+    assert traval.progress.skipped_steps == 1
+    ((line, *_),) = [arguments for arguments in recorder.of("log") if arguments[0].startswith("step 1 skipped")]
+    assert line.startswith("step 1 skipped, ")
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_with_the_state_before_the_step():
+    traval, recorder, saver = watched(*THREE_STEPS, criterion=Overflow(at=3))
+    with pytest.raises(TrainingFailure, match=r"^the gradient is (nan|inf) at step 3 \(epoch 1\), .*; lower --lr, add"):
+        traval.fit()
+    (state,) = saver.states
+    assert (state["progress"]["step"], names(recorder)) == (2, [("last",)])
+    other = make(*THREE_STEPS)
+    steps(other, 2)
+    assert all(torch.equal(state["model"][name], value) for name, value in other.model.state_dict().items())
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_is_obeyed_after_the_step_with_the_state_on_the_disk(told):
+    signals = StopSignals()
+    traval, recorder, saver = watched(*THREE_STEPS, stop_signals=signals)
+    signals.received = told
+    with pytest.raises(Stopped, match=rf"^stopped by {told.name} after step 1 \(epoch 1\); --resume auto continues$"):
+        traval.fit()
+    ends = [(name, arguments) for name, arguments in recorder.told if name in ("log", "saved", "waited")]
+    assert ends == [("log", (f"{told.name}: saving",)), ("saved", (("last"),)), ("waited", ())]
+    assert saver.states[0]["progress"]["samples_seen"] == 480
+
+
+def test_a_stop_signal_is_obeyed_within_validation(monkeypatch):
+    signals = StopSignals()
+    traval, recorder, _ = watched(*THREE_STEPS, "--val-batch-size", "100", stop_signals=signals)
+    traval.train(0)
+    traval.model.register_forward_hook(lambda *_: setattr(signals, "received", signal.SIGUSR1))
+    with pytest.raises(Stopped, match=r"after step 3 \(epoch 1\)"):
+        traval.validation(0)
+    assert names(recorder) == [("last",)] and recorder.of("epoch") == []
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run_at_the_next_step():
+    traval, recorder, _ = watched(*THREE_STEPS, failed=True)
+    with pytest.raises(UserError, match="the disk is full"):
+        traval.fit()
+    assert traval.progress.step == 1 and names(recorder) == []
+
+
+# ---------------------------------------------------------------------------------------- going on
+
+
+def equal(left, right):
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return left == right
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--arch", "fc", "--amp", "off"),
+        ("--arch", "fc", "--amp", "fp16", "--optimizer", "muon", "--accumulate", "2", "--ema-decay", "0.9"),
+    ],
+)
+def test_a_run_that_goes_on_within_an_epoch_ends_with_the_same_state(flags):
+    flags = ("--global-batch-size", "480", "--epochs", "1", *flags)
+    whole, first, second = (make(*flags) for _ in range(3))
+    whole.fit()
+    first.args = make(*flags, "--max-steps", "2").args
+    first.train(0)
+    second.load_state(copy.deepcopy(first.state()))
+    assert equal(first.state(), second.state())
+    second.fit()
+    ours, theirs = second.state(), whole.state()
+    assert equal(ours, theirs)
+
+
+def test_one_optimizer_is_saved_as_it_is_and_several_as_a_list():
+    assert set(make(*THREE_STEPS).state()["optimizer"]) == {"state", "param_groups"}
+    assert len(make(*THREE_STEPS, "--optimizer", "muon").state()["optimizer"]) == 2
+
+
+def test_images_that_validation_could_not_read_are_put_together_after_it(monkeypatch):
+    collected = []
+    traval, _, _ = watched(*THREE_STEPS)
+    monkeypatch.setattr(traval.bad_images, "collect", collected.append)
+    traval.validation(0, report=False)
+    assert collected == [traval.progress]
+
+
+def test_from_a_state_without_a_scaler_the_scaler_begins_with_its_own_scale():
+    begun = make(*THREE_STEPS)
+    steps(begun, 1)
+    traval = make(*THREE_STEPS, "--amp", "fp16", "--init-scale", "64")
+    traval.load_state(begun.state())
+    assert traval.scaler.get_scale() == 64 and traval.progress.step == 1
+
+
+def test_images_that_could_not_be_read_are_listed_again_by_a_run_that_goes_on():
+    traval = make(*THREE_STEPS)
+    for bad, listed in (([], []), (["/a.jpg", "/b.jpg"], [(["/a.jpg", "/b.jpg"],)])):
+        traval.progress.bad_images = bad
+        further, recorder, _ = watched(*THREE_STEPS)
+        further.load_state(traval.state())
+        assert recorder.of("bad_images") == listed
+
+
+# ---------------------------------------------------------------------------------------- how it is built
+
+
+@pytest.mark.parametrize(
+    ("flags", "static"),
+    [((), True), (("--accumulate", "2", "--global-batch-size", "480"), False), (("--grad-penalty", "0.1"), False)],
+)
+def test_the_graph_is_static_for_ddp_where_every_backward_pass_is_alike(monkeypatch, flags, static):
+    wrapped = []
+    monkeypatch.setattr(Distributed, "wrap", lambda self, *arguments: wrapped.append(arguments) or arguments[0])
+    traval = make("--arch", "fc", *flags)
+    assert wrapped == [(traval.model, (1, 8, 8), static)]
+
+
+def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(nn.Module, "compile", lambda network: compiled.append(network))  # noqa: PLW0108
+    make("--arch", "fc")
+    assert compiled == []
+    traval = make("--arch", "fc", "--compile")
+    assert compiled == [traval.model]
+
+
+def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
+    trained = make(*THREE_STEPS)
+    traval = train_validation.TraVal(
+        trained.model, None, None, trained.criterion, trained.scaler, trained.args, trained.validation_loader,
+        distributed=trained.distributed, curr_scen_name="a name",
+    )  # fmt: skip
+    assert traval.validation(0, report=False) == trained.validation(0, report=False)
+    assert traval.name == "a name" and traval.optimizers == ()

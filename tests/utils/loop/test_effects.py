@@ -1,0 +1,237 @@
+"""A setting that was given and has no effect is said so, in a line: what each needs, and who is told."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.faults.small_run import told
+from utils.config import arguments
+from utils.config.settings import Settings, UserError, all_settings
+from utils.loop.effects import Facts, without_effect
+from utils.precision.amp import keep_in_fp32, never_called
+
+SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
+# The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
+RICH = Facts(
+    continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",),
+    in_memory=False, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
+    gathers_statistics=True, never_called=(),
+)  # fmt: skip
+FILES = "--dataname folder --datapath D"
+
+# For each setting that needs something: flags, what is different from the facts above, and the end of the line.
+NEEDS = [
+    ("output", "--output D --resume R", {"continues": True}, "--output D does nothing: it needs a new run"),
+    ("name", "--name a --resume R", {"continues": True}, "--name a does nothing: it needs a new run"),
+    ("timeout", "--timeout 5", {"processes": 1}, "--timeout 5 does nothing: it needs several processes"),
+    ("datapath", "--dataname digits --datapath D", {"local_processes": 1}, "--datapath D does nothing: it needs"),
+    ("workers", "--workers 0", {"in_memory": True, "resident": True}, "--workers 0 does nothing: it needs images in files"),
+    ("decode", "--decode gpu", {"any_size": False}, "--decode gpu does nothing: it needs image files of any size that"),
+    ("decode", "--decode gpu --loader resident", {"resident": True}, "--decode gpu does nothing: it needs"),
+    ("decode", "--decode gpu", {"in_memory": True}, "--decode gpu does nothing: it needs image files"),
+    ("cache_dir", "--cache-dir D", {"resident": False}, "--cache-dir D does nothing: it needs image files"),
+    (
+        "cache_dir", "--cache-dir D", {"resident": True, "in_memory": True, "local_processes": 1},
+        "--cache-dir D does nothing: it needs image files that are decoded into memory",
+    ),
+    ("skip_bad_images", "--skip-bad-images", {"in_memory": True}, "--skip-bad-images does nothing: it needs images in"),
+    ("batch_size", "-b 8 --evaluate --pretrained --val-batch-size 9", {}, "--batch-size 8 does nothing: it needs training"),
+    (
+        "global_batch_size", "--global-batch-size 8 --evaluate --pretrained --val-batch-size 9", {},
+        "--global-batch-size 8 does nothing: it needs training",
+    ),
+    ("crop_mode", "--crop-mode squash", {"any_size": False}, "--crop-mode squash does nothing: it needs images of any"),
+    ("interpolation", "--interpolation bicubic", {"resizes": False}, "--interpolation bicubic does nothing: it needs images"),
+    ("max_shift", "--max-shift 2", {"augmentation": ("flip",)}, "--max-shift 2 does nothing: it needs shift in --augment"),
+    ("shift_padding", "--shift-padding reflect", {"augmentation": ()}, "--shift-padding reflect does nothing: it needs shift"),
+    ("pretrained", "--pretrained --evaluate --resume R", {}, "--pretrained does nothing: it needs no other weights"),
+    ("channels_last", "--channels-last", {"has_filters": False}, "--channels-last on does nothing: it needs a network with"),
+    ("momentum", "--momentum 0.9 --optimizer lion", {"has_momentum": False}, "--momentum 0.9 does nothing: --optimizer lion"),
+    ("decay_norm_bias", "--no-decay-norm-bias --weight-decay 0", {}, "--no-decay-norm-bias does nothing: it needs a --weight"),
+    ("lr_milestones", "--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
+    ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
+    ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be half a step"),
+    ("ema_bn_batches", "--ema-bn-batches 4", {}, "--ema-bn-batches 4 does nothing: it needs --ema-decay, and batch norm"),
+    (
+        "ema_bn_batches", "--ema-bn-batches 0 --ema-decay 0.9", {"gathers_statistics": False},
+        "--ema-bn-batches 0 does nothing: it needs --ema-decay, and batch norm in the network",
+    ),
+    ("drop_last", "--drop-last", {"remainder": 0}, "--drop-last does nothing: it needs a last step that is smaller"),
+    ("tf32", "--tf32", {"on_gpu": False}, "--tf32 does nothing: it needs a GPU"),
+    ("init_scale", "--init-scale 4 --amp bf16", {"precision": "bf16"}, "--init-scale 4 does nothing: it needs --amp fp16"),
+    ("init_scale", "--init-scale 65536", {"precision": "off"}, "--init-scale 65536 does nothing: it needs --amp fp16"),
+    ("max_skipped_steps", "--max-skipped-steps 4", {"precision": "bf16"}, "--max-skipped-steps 4 does nothing: it needs"),
+    ("fp32_layers", "--fp32-layers a", {"precision": "off"}, "--fp32-layers a does nothing: it needs --amp fp16 or bf16"),
+    (
+        "fp32_layers", "--fp32-layers a b", {"never_called": ("b",)},
+        "--fp32-layers a b does nothing for b, which the network never calls; name the layers within",
+    ),
+]  # fmt: skip
+BY_RECIPE_ALONE = {"nesterov"}  # given with another optimizer by the same hand, it is a mistake
+
+
+def lines_of(line, **changes):
+    return without_effect(arguments.parse(line.split()), RICH._replace(**changes))
+
+
+def test_every_setting_that_needs_something_is_in_the_table():
+    needing = {option.name for _, option in all_settings() if option.metadata["effect"]}
+    assert {name for name, *_ in NEEDS} == needing - BY_RECIPE_ALONE
+
+
+@pytest.mark.parametrize(("name", "line", "changes", "words"), NEEDS)
+def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes, words):
+    told_of = [found for found in lines_of(line, **changes) if words in found]
+    assert len(told_of) == 1 and "\n" not in told_of[0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--output D --name a --timeout 5 --workers 0 --skip-bad-images --max-shift 2 --shift-padding reflect "
+        f"--channels-last --momentum 0.8 --no-decay-norm-bias --warmup-epochs 1 --tf32 --init-scale 4 {FILES} "
+        "--max-skipped-steps 4 --drop-last --fp32-layers a --nesterov --lr-policy multistep --lr-milestones 5 --lr-gamma 0.5",
+        f"--decode gpu {FILES}",
+        "--ema-decay 0.9 --ema-bn-batches 0",
+        "-b 8 --evaluate --pretrained",
+        "--output D --name a --resume auto",
+    ],
+)
+def test_a_setting_with_what_it_needs_is_not_told(line):
+    assert lines_of(line, continues="--resume" in line) == []
+
+
+def test_settings_and_facts_do_not_share_a_name():
+    assert not set(Settings().values()) & set(Facts._fields)
+
+
+def test_what_is_given_as_off_asks_for_nothing():
+    assert lines_of("--no-tf32 --warmup-epochs 0 --no-nesterov", on_gpu=False, warmup_steps=0) == []
+
+
+# ------------------------------------------------------------------------------------------ who is told
+
+
+def recipe(tmp_path, text):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_recipe_is_told_of_what_it_sets_otherwise_than_the_default(tmp_path):
+    path = recipe(tmp_path, "lr-gamma: 0.5\nmomentum: 0.9\noptimizer: lion\ninit-scale: 4\n")
+    assert lines_of(f"--config {path}", has_momentum=False, precision="off") == [
+        f"recipe {path}: lr-gamma: 0.5 does nothing: it needs --lr-policy multistep",
+        f"recipe {path}: init-scale: 4 does nothing: it needs --amp fp16",
+    ]
+
+
+def test_the_saved_configuration_of_a_run_has_nothing_to_be_told(tmp_path):
+    saved = recipe(tmp_path, arguments.as_recipe(arguments.parse(["--optimizer", "lion"]), "main.py"))
+    assert lines_of(f"--config {saved}", has_momentum=False, precision="off", on_gpu=False, augmentation=()) == []
+
+
+def test_a_checkpoints_settings_are_not_told():
+    args = arguments.parse([], 1, {"lr_gamma": 0.5, "init_scale": 4.0})
+    assert without_effect(args, RICH._replace(precision="off")) == []
+
+
+def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(tmp_path):
+    path = recipe(tmp_path, "lr-policy: multistep\nlr-milestones: [3, 6]\nlr-gamma: 0.2\nnesterov: true\n")
+    assert lines_of(f"--config {path} --lr-policy cosine --optimizer adamw") == [
+        f"recipe {path}: nesterov: true does nothing: it needs --optimizer sgd",
+        f"recipe {path}: lr-milestones: 3 6 does nothing: it needs --lr-policy multistep, not cosine",
+        f"recipe {path}: lr-gamma: 0.2 does nothing: it needs --lr-policy multistep",
+    ]
+    for line in ("--lr-milestones 3 6", "--nesterov --optimizer adamw"):
+        with pytest.raises(UserError):
+            arguments.parse(line.split())
+    with pytest.raises(UserError):
+        arguments.parse(["--config", recipe(tmp_path, "lr-milestones: [3, 6]\n")])
+
+
+def test_evaluation_is_told_of_each_flag_that_only_trains_and_not_of_its_recipe(tmp_path):
+    path = recipe(tmp_path, "lr: 0.3\nmixup: 0.2\nsave-every-steps: 5\nworkers: 0\n")
+    flags = f"--config {path} --evaluate --pretrained --epochs 3 --cutout 2 --seed 4 --print-freq 5 --val-batch-size 7"
+    assert lines_of(flags) == [
+        f"{flag} does nothing with --evaluate" for flag in ("--seed 4", "--cutout 2", "--epochs 3", "--print-freq 5")
+    ]
+
+
+# ---------------------------------------------------------------------------------- layers never called
+
+
+class Listed(nn.Module):
+    """Calls the layers of a list and not the list, one layer in training alone, and uses another's weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.norm = nn.Flatten(), nn.BatchNorm2d(1)
+        self.layers = nn.ModuleList([nn.Linear(64, 8), nn.Linear(8, 8)])
+        self.helper, self.used, self.spare = nn.Linear(8, 8), nn.Linear(8, 10), nn.Identity()
+
+    def forward(self, images):
+        x = self.flat(self.norm(images))
+        for layer in self.layers:
+            x = layer(x)
+        if self.training:
+            x = x + self.helper(x)
+        return nn.functional.linear(x, self.used.weight, self.used.bias)
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"), [(True, ("layers", "used", "spare")), (False, ("layers", "helper", "used", "spare"))]
+)
+def test_layers_whose_forward_is_never_called_are_found_without_touching_the_network(training, expected):
+    model = Listed()
+    names = ["layers", "layers.0", "layers.1", "helper", "used", "spare", "norm"]
+    keep_in_fp32(model, names, torch.device("cpu"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert never_called(model, names, (1, 8, 8), torch.device("cpu"), training) == expected
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training and not model.layers[0]._forward_pre_hooks
+
+
+# -------------------------------------------------------------------------------------------- real runs
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--optimizer muon --momentum 0.5 --arch conv2", "--momentum 0.5 does nothing: --optimizer muon takes none"),
+        ("--optimizer lion --momentum 0.5", "--momentum 0.5 does nothing: --optimizer lion takes none"),
+        ("--optimizer adamw --momentum 0.5", "--momentum 0.5 does nothing: --optimizer adamw takes none"),
+        ("--lr-gamma 0.5", "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
+        ("--init-scale 1024", "--init-scale 1024 does nothing: it needs --amp fp16"),
+        ("--init-scale 1024 --amp bf16", "--init-scale 1024 does nothing: it needs --amp fp16"),
+        ("--max-shift 2 --augment flip", "--max-shift 2 does nothing: it needs shift in --augment"),
+        (
+            "--dataname synthetic --image-size 8 --max-shift 2",
+            "--max-shift 2 does nothing: it needs shift in --augment",
+        ),
+        ("--tf32", "--tf32 does nothing: it needs a GPU"),
+        ("--channels-last", "--channels-last on does nothing: it needs a network with convolutions"),
+        ("--amp off --fp32-layers layers", "--fp32-layers layers does nothing: it needs --amp fp16 or bf16"),
+        ("--workers 2", "--workers 2 does nothing: it needs images in files, or --loader stream"),
+    ],
+)
+def test_dry_run_tells_what_has_no_effect_and_shows_the_plan(line, words, workplace, capsys):
+    code, lines = told(capsys, (*SMALL, "--dry-run", *line.split()))
+    assert (code, lines) == (0, [f"main.py: warning: {words}"])
+
+
+def test_a_run_tells_on_the_console_and_in_its_log(workplace, capsys):
+    code, lines = told(capsys, (*SMALL, "--max-steps", 1, "--lr-gamma", 0.5, "--tf32"))
+    (run,) = (workplace / "runs/digits/fc").iterdir()
+    logged = [line[20:] for line in (run / "log.txt").read_text().splitlines() if "warning" in line]
+    assert code == 0 and len(lines) == 2 and [f"main.py: {line}" for line in logged] == lines
+
+
+def test_a_run_whose_settings_all_have_an_effect_tells_nothing(workplace, capsys):
+    assert told(capsys, (*SMALL, "--max-steps", 1, "--momentum", 0.5, "--lr-policy", "gaussian")) == (0, [])

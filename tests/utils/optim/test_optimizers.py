@@ -1,0 +1,183 @@
+"""Optimizers and loss against torch's and timm's own, and against closed formulas."""
+
+import math
+
+import pytest
+import timm
+import timm.optim
+import torch
+from torch import nn
+
+from utils.config.settings import OptimisationSettings, UserError
+from utils.optim.criterion import build_criterion
+from utils.optim.optimizers import build_optimizer, parameter_groups, unknown_optimizer
+
+
+def network():
+    """A small network with convolution, norm and linear layer; the same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def weights_after_steps(model, optimizer, steps=4):
+    """All parameters after some steps on the same random gradients."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_same_steps(settings, make_reference):
+    ours, reference = network(), network()
+    found = weights_after_steps(ours, build_optimizer(settings, ours))
+    expected = weights_after_steps(reference, make_reference(reference))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert not torch.equal(found[0], next(network().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01},
+            lambda p, **way: torch.optim.SGD(p, **way, lr=0.1, momentum=0.8, weight_decay=0.01),
+        ),
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01, "nesterov": True},
+            lambda p, **way: torch.optim.SGD(p, **way, lr=0.1, momentum=0.8, weight_decay=0.01, nesterov=True),
+        ),
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+            lambda p, **way: torch.optim.SGD(p, **way, lr=0.1),
+        ),
+        (
+            {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
+            lambda p, **way: torch.optim.Adam(p, **way, lr=0.01, weight_decay=0.1),
+        ),
+        (
+            {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+            lambda p, **way: torch.optim.AdamW(p, **way, lr=0.01, weight_decay=0.1),
+        ),
+    ],
+    ids=["sgd", "nesterov", "plain sgd", "adam", "adamw"],
+)
+def test_steps_equal_those_of_torchs_optimizer(settings, make):
+    """To the bit those of its fused kernel, and those of its plain loop but for the last digits."""
+    settings = OptimisationSettings(**settings)
+    assert_same_steps(settings, lambda model: make(model.parameters(), fused=True))
+    ours, plain = network(), network()
+    found = weights_after_steps(ours, build_optimizer(settings, ours))
+    torch.testing.assert_close(found, weights_after_steps(plain, make(plain.parameters())), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("finite", [True, False])
+def test_the_scaler_leaves_a_fused_step_out_where_the_host_sees_it(name, finite):
+    model = network()
+    optimizer, scaler = (
+        build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), model),
+        torch.amp.GradScaler("cpu"),
+    )
+    assert optimizer.param_groups[0]["fused"]
+    moved = []
+    optimizer.register_step_post_hook(lambda *_: moved.append(True))
+    scaler.scale(model(torch.ones(2, 1, 8, 8)).sum() * (1 if finite else math.inf)).backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    scaler.step(optimizer)
+    assert bool(moved) is finite
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) is not finite
+
+
+@pytest.mark.parametrize("name", ["lamb", "lion", "nadamw", "rmsproptf", "adafactor", "sgdw", "laprop"])
+@pytest.mark.parametrize("decay_norm_bias", [True, False], ids=["all", "weights only"])
+def test_steps_equal_those_of_timms_factory(name, decay_norm_bias):
+    settings = OptimisationSettings(
+        optimizer=name, lr=0.01, weight_decay=0.1, momentum=0.9, decay_norm_bias=decay_norm_bias
+    )
+
+    def make(model):
+        return timm.optim.create_optimizer_v2(
+            model, opt=name, lr=0.01, weight_decay=0.1, momentum=0.9, filter_bias_and_bn=not decay_norm_bias
+        )
+
+    assert_same_steps(settings, make)
+
+
+def names_without_decay(groups, model):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "vit_tiny_patch16_224"])
+def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
+    model = timm.create_model(arch)
+    ours = parameter_groups(model.parameters(), 0.1, decay_norm_bias=False)
+    theirs = timm.optim.param_groups_weight_decay(model, weight_decay=0.1)
+    assert names_without_decay(ours, model) == names_without_decay(theirs, model) != set()
+
+
+@pytest.mark.parametrize("decay_norm_bias", [True, False])
+def test_every_trainable_parameter_is_in_exactly_one_group(decay_norm_bias):
+    model = network()
+    model[0].weight.requires_grad_(False)
+    groups = parameter_groups(model.parameters(), 0.1, decay_norm_bias)
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted(id(p) for p in model.parameters() if p is not model[0].weight)
+
+
+def test_with_decay_everywhere_all_parameters_decay():
+    groups = parameter_groups(network().parameters(), 0.1, decay_norm_bias=True)
+    assert [group["weight_decay"] for group in groups] == [0.1]
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("adamm", "adam"), ("sdg", "sgd"), ("lambb", "lamb"), ("SGD", "sgd")])
+def test_unknown_optimizer_is_answered_with_the_nearest_names_once_each(wrong, near):
+    line = unknown_optimizer(wrong)
+    assert f"--optimizer '{wrong}'" in line
+    names = line.split("did you mean ")[1].rstrip("?").split(", ")
+    assert near in names and len(set(names)) == len(names)
+
+
+def test_unknown_optimizer_is_not_built():
+    with pytest.raises(UserError) as caught:
+        build_optimizer(OptimisationSettings(optimizer="adamm", lr=0.1), network())
+    assert caught.value.mistakes == [unknown_optimizer("adamm")]
+
+
+def test_unknown_optimizer_near_to_nothing_still_gets_a_list():
+    assert "lamb" in unknown_optimizer("@@@@@@@@")
+
+
+# kron compiles for a minute; our muon is two optimizers, see test_mixed_precision.py
+@pytest.mark.parametrize("name", timm.optim.list_optimizers(exclude_filters=["kron*", "muon"]))
+def test_every_optimizer_of_timm_steps_or_is_refused_in_one_line(name):
+    assert unknown_optimizer(name) is None
+    model = network()
+    try:
+        optimizer = build_optimizer(OptimisationSettings(optimizer=name, lr=0.01), model)
+    except UserError as error:
+        assert len(error.mistakes) == 1 and f"--optimizer {name}" in error.mistakes[0]
+    else:
+        assert all(group["lr"] == 0.01 for group in optimizer.param_groups)
+        before = network().parameters()
+        assert not any(torch.equal(a, b) for a, b in zip(weights_after_steps(model, optimizer), before, strict=True))
+
+
+# ------------------------------------------------------------------------------------------ loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_loss_equals_the_formula_of_label_smoothing(smoothing):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(20, 7, dtype=torch.float64), torch.randint(0, 7, (20,))
+    rows = []
+    for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
+        log_sum = math.log(sum(math.exp(value) for value in row))
+        wanted = [smoothing / 7 + (1 - smoothing) * (label == target) for label in range(7)]
+        rows.append(-sum(weight * (value - log_sum) for weight, value in zip(wanted, row, strict=True)))
+    loss = build_criterion(OptimisationSettings(label_smoothing=smoothing))(logits, targets)
+    assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)

@@ -1,0 +1,385 @@
+"""The patterns of mixed precision, each against a loop written out in plain PyTorch (its documented examples)."""
+
+import copy
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from models import build_model
+from tests.utils.test_train_validation import CPU, Overflow, make, parameters, steps
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.optim.clipping import output_layers
+from utils.optim.ema import build_ema
+from utils.optim.gradient_penalty import gradient_norm
+from utils.precision.amp import keep_in_fp32
+from utils.precision.diagnosis import too_many_skips
+
+HALF = torch.float16
+on_each_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
+
+
+def assert_same(ours, theirs, **tolerance):
+    for a, b in zip(parameters(ours), parameters(theirs), strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+def recipe_loop(model, batches, *, clip=None, penalty=0.0, autocast=True, scale=1024.0, lr=0.1):
+    """PyTorch's documented loop: autocast, scaled backward, unscale, clip, step, update."""
+    kind = next(model.parameters()).device.type
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
+    scaler = torch.amp.GradScaler(kind, init_scale=scale, enabled=scale is not None)
+    for batch in batches:
+        optimizer.zero_grad()
+        with torch.autocast(kind, dtype=HALF, enabled=autocast):
+            loss = nn.functional.cross_entropy(model(batch.images), batch.targets)
+        if penalty:
+            scaled = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)
+            inverse = 1.0 / scaler.get_scale()
+            loss = loss + penalty * sum((gradient * inverse).pow(2).sum() for gradient in scaled).sqrt()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if clip:
+            clip(model)
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+# ----------------------------------------------------------------------------------------- clipping
+
+
+@on_each_device
+@pytest.mark.parametrize("amp", ["off", "fp16"])
+@pytest.mark.parametrize(
+    ("flag", "size", "clip"),
+    [
+        ("--clip-grad-norm", 0.05, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.05)),
+        ("--clip-grad-value", 0.002, lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.002)),
+        (
+            "--clip-grad-agc", 0.01,
+            lambda model: timm.utils.adaptive_clip_grad(
+                [p for p in model.parameters() if all(p is not q for q in output_layers(model)[0].parameters())], 0.01
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_clipping_after_unscaling_is_that_of_torch_and_timm(flag, size, clip, amp, device):
+    traval = make(flag, str(size), "--amp", amp, "--init-scale", "1024", "--arch", "fc", device=device)
+    clipped, free = copy.deepcopy(traval.model), copy.deepcopy(traval.model)
+    batches = [batch for passes in steps(traval, 3) for batch in passes]
+    recipe_loop(clipped, batches, clip=clip, autocast=amp == "fp16")
+    recipe_loop(free, batches, autocast=amp == "fp16")
+    assert_same(traval.model, clipped, rtol=1e-6, atol=1e-7)
+    with pytest.raises(AssertionError):  # the clipping did something
+        assert_same(traval.model, free, rtol=1e-3, atol=1e-5)
+
+
+def test_adaptive_clipping_is_the_papers_formula_and_spares_the_last_layer():
+    traval = make("--clip-grad-agc", "0.01", "--arch", "fc", "--momentum", "0", "--weight-decay", "0", "--lr", "1")
+    before = copy.deepcopy(traval.model)
+    ((batch,),) = steps(traval, 1)
+    nn.functional.cross_entropy(before(batch.images), batch.targets).backward()
+    names = [name for name, _ in before.named_parameters()]
+    for name, old, new in zip(names, before.parameters(), traval.model.parameters(), strict=True):
+        gradient = old.grad
+        if not name.startswith("layers.5"):  # the last layer
+            unit = (lambda t: t.norm(dim=1, keepdim=True)) if old.ndim > 1 else torch.norm
+            limit = 0.01 * unit(old).clamp(min=1e-3)
+            size = unit(gradient)
+            gradient = torch.where(size > limit, gradient * limit / size, gradient)
+        torch.testing.assert_close(new, old - gradient, rtol=1e-5, atol=1e-7)
+
+
+# -------------------------------------------------------------------------------- gradient penalty
+
+
+@on_each_device
+@pytest.mark.parametrize(("amp", "scale"), [("off", None), ("fp16", 1024.0)])
+def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
+    traval = make("--grad-penalty", "0.1", "--amp", amp, "--init-scale", "1024", "--arch", "fc", device=device)
+    plain, without = copy.deepcopy(traval.model), copy.deepcopy(traval.model)
+    batches = [batch for passes in steps(traval, 3) for batch in passes]
+    recipe_loop(plain, batches, penalty=0.1, autocast=amp == "fp16", scale=scale or 1.0)
+    recipe_loop(without, batches, autocast=amp == "fp16", scale=scale or 1.0)
+    assert_same(traval.model, plain, rtol=1e-4, atol=1e-6)
+    with pytest.raises(AssertionError):
+        assert_same(traval.model, without, rtol=1e-3, atol=1e-5)
+
+
+def test_gradient_penalty_gives_the_same_gradients_with_and_without_scaling():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    images, targets = torch.randn(5, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    found = []
+    for enabled in (False, True):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, enabled=enabled)
+        loss = nn.functional.cross_entropy(model(images), targets)
+        total = loss + gradient_norm(loss, model.parameters(), scaler)
+        gradients = torch.autograd.grad(scaler.scale(total), list(model.parameters()))
+        found.append([gradient / scaler.get_scale() for gradient in gradients])
+    for with_scaling, without in zip(*found, strict=True):
+        torch.testing.assert_close(with_scaling, without, rtol=1e-12, atol=1e-15)
+
+
+def test_gradient_penalty_is_differentiated_right():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    images, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    names = [name for name, _ in model.named_parameters()]
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def penalty(*values):
+        output = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (images,))
+        return gradient_norm(nn.functional.cross_entropy(output, targets), values, scaler)
+
+    assert torch.autograd.gradcheck(penalty, [p.detach().clone().requires_grad_() for p in model.parameters()])
+
+
+def test_a_network_with_fused_attention_can_be_penalised():
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, patch_size=4, in_chans=1, num_classes=10, depth=1, embed_dim=24, num_heads=2
+    )
+    traval = make("--grad-penalty", "0.1", model=model)
+    before = parameters(model)
+    steps(traval, 1)
+    assert not torch.equal(before[0], parameters(model)[0])
+
+
+# ------------------------------------------------------------------------------------ several losses
+
+
+class TwoLosses(nn.Module):
+    def forward(self, output, targets):
+        return {"entropy": nn.functional.cross_entropy(output, targets), "size": 0.01 * output.pow(2).mean()}
+
+
+class TheirSum(nn.Module):
+    def forward(self, output, targets):
+        return sum(TwoLosses()(output, targets).values())
+
+
+def test_several_named_losses_are_minimised_together_and_logged_each():
+    several, one = make("--arch", "fc", criterion=TwoLosses()), make("--arch", "fc", criterion=TheirSum())
+    points, rows = {}, []
+    several.writer.scalars = lambda values, step: points.update(values)
+    several.writer.epoch = rows.append
+    several.train(0)
+    one.train(0)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(several.model), parameters(one.model), strict=True))
+    assert set(points) >= {"Loss/Training_entropy", "Loss/Training_size"}
+    total = points["Loss/Training_entropy"] + points["Loss/Training_size"]
+    assert points["Loss/Training"] == pytest.approx(total, rel=1e-6)
+    several.validation(0)
+    assert rows[0]["train_loss"] == pytest.approx(rows[0]["train_entropy"] + rows[0]["train_size"], rel=1e-6)
+    assert rows[0]["train_size"] > 0
+
+
+# -------------------------------------------------------------------------------- several optimizers
+
+
+def muon_loop(model, batches, traval, broken=None):
+    """Two optimizers under one scaler, as documented: each is unscaled and stepped, then one update."""
+    inner = {id(p) for p in traval.optimizers[0].param_groups[0]["params"]}
+    places = [id(p) in inner for p in traval.model.parameters()]
+    matrices = [p for p, taken in zip(model.parameters(), places, strict=True) if taken]
+    others = [p for p, taken in zip(model.parameters(), places, strict=True) if not taken]
+    optimizers = [
+        timm.optim.Muon(matrices, lr=1e-3, weight_decay=5e-4),
+        torch.optim.AdamW(others, lr=1e-3, weight_decay=5e-4, betas=(0.9, 0.95), fused=True),
+    ]
+    kind = next(model.parameters()).device.type
+    scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
+    for number, batch in enumerate(batches):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        with torch.autocast(kind, dtype=HALF):
+            loss = nn.functional.cross_entropy(model(batch.images), batch.targets)
+        scaler.scale(loss).backward()
+        if number == broken:
+            others[-1].grad.fill_(math.inf)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+def muon(*flags, device="cpu"):
+    return make(
+        "--optimizer", "muon", "--amp", "fp16", "--init-scale", "1024", "--arch", "conv2", *flags, device=device
+    )
+
+
+def test_muon_takes_the_hidden_matrices_and_filters_and_adamw_the_rest():
+    traval = muon()
+    names = {id(parameter): name for name, parameter in traval.model.named_parameters()}
+    taken = [{names[id(p)] for group in o.param_groups for p in group["params"]} for o in traval.optimizers]
+    assert taken[0] == {"features.0.weight", "features.2.weight", "classifier.1.weight", "classifier.3.weight"}
+    assert taken[1] == set(names.values()) - taken[0]
+    assert "classifier.5.weight" in taken[1]
+
+
+@on_each_device
+def test_two_optimizers_under_one_scaler_follow_the_documented_loop(device):
+    traval = muon(device=device)
+    plain = copy.deepcopy(traval.model)
+    batches = [batch for passes in steps(traval, 3) for batch in passes]
+    scaler = muon_loop(plain, batches, traval)
+    # A GPU's convolutions add up in any order, and Muon computes in bfloat16.
+    assert_same(
+        traval.model, plain, **({"rtol": 1e-4, "atol": 1e-6} if device == "cpu" else {"rtol": 0.05, "atol": 1e-3})
+    )
+    assert scaler.get_scale() == traval.scaler.get_scale() == 1024
+
+
+def test_each_optimizer_skips_on_its_own_and_the_step_counts_as_partly_skipped():
+    traval = muon("--ema-decay", "0.9")
+    plain = copy.deepcopy(traval.model)
+    lines, texts = logged(traval)
+    last = list(traval.model.parameters())[-1]
+    batches = [*steps(traval, 1)[0]]
+    before = parameters(traval.model)
+    handle = last.register_hook(lambda gradient: gradient * math.inf)
+    batches += steps(traval, 1)[0]
+    handle.remove()
+    moved = [not torch.equal(a, b) for a, b in zip(before, parameters(traval.model), strict=True)]
+    inner = {id(p) for p in traval.optimizers[0].param_groups[0]["params"]}
+    assert moved == [id(p) in inner for p in traval.model.parameters()]
+    progress = traval.progress
+    assert (progress.step, progress.skipped_steps, progress.partly_skipped_steps) == (2, 0, 1)
+    assert lines[-1][0].startswith(
+        "step 2 skipped by AdamW, not finite: gradient of classifier.5.bias; loss scale 1024"
+    )
+    assert list(texts) == [("AMP/non_finite", 2)]
+    batches += steps(traval, 1)[0]
+    scaler = muon_loop(plain, batches, traval, broken=1)
+    assert_same(traval.model, plain, rtol=1e-4, atol=1e-6)
+    assert scaler.get_scale() == traval.scaler.get_scale() == 512
+
+
+def test_state_of_both_optimizers_and_the_scaler_with_its_growth_tracker_goes_into_a_checkpoint_and_back():
+    first = muon()
+    first.scaler.set_growth_interval(5)
+    steps(first, 3)
+    state = copy.deepcopy(first.state())
+    assert state["scaler"]["_growth_tracker"] == 3 and len(state["optimizer"]) == 2
+    second = muon()
+    second.load_state(state)
+    for traval in (first, second):
+        steps(traval, 3)
+    assert second.scaler.state_dict() == first.scaler.state_dict()
+    assert second.scaler.get_scale() == 2048 and second.scaler.state_dict()["_growth_tracker"] == 1
+    assert all(torch.equal(a, b) for a, b in zip(parameters(first.model), parameters(second.model), strict=True))
+
+
+# ------------------------------------------------------------------------------ layers kept in float32
+
+
+def test_layers_kept_in_float32_compute_in_it_and_their_neighbours_do_not():
+    args = parse(["--arch", "conv2"])
+    model = build_model(args.model, classes=10, channels=1, image_size=8)
+    weights = copy.deepcopy(model.state_dict())
+    keep_in_fp32(model, ["features.2"], CPU)
+    assert list(model.state_dict()) == list(weights) and isinstance(model.features[2], nn.Conv2d)
+    seen = {}
+    for name in ("features.0", "features.2", "classifier.1"):
+        model.get_submodule(name).register_forward_hook(
+            lambda m, i, o, name=name: seen.update({name: (i[0].dtype, o.dtype)})
+        )
+    with torch.autocast("cpu", dtype=HALF):
+        model(torch.randn(2, 1, 8, 8))
+    assert seen == {
+        "features.0": (torch.float32, HALF), "features.2": (HALF, torch.float32), "classifier.1": (torch.float32, HALF),
+    }  # fmt: skip
+
+
+def test_a_copy_of_a_network_with_float32_layers_uses_its_own_weights():
+    model = nn.Sequential(nn.Linear(2, 2))
+    keep_in_fp32(model, ["0"], CPU)
+    average = build_ema(model, 0.9)
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.zero_()
+    assert average.module(torch.ones(1, 2)).abs().sum() > 0
+
+
+def test_an_unknown_layer_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match=r"--fp32-layers featurs\.0: .*did you mean features\.0"):
+        keep_in_fp32(build_model(parse([]).model, classes=10, channels=1, image_size=8), ["featurs.0"], CPU)
+
+
+# ---------------------------------------------------------------------------------- skipped steps
+
+
+def batch_norm_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@on_each_device
+def test_a_step_skipped_for_an_overflow_in_the_forward_pass_leaves_the_buffers_as_they_were(device):
+    traval = make("--amp", "fp16", "--init-scale", "1", model=batch_norm_network(), device=device)
+    steps(traval, 1)
+    before = copy.deepcopy(traval.model.state_dict())
+    with torch.no_grad():
+        traval.model[1].weight *= 1e6
+    steps(traval, 1)
+    assert traval.progress.skipped_steps == 1
+    after = traval.model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before if name != "1.weight")
+
+
+def logged(traval):
+    lines, texts = [], {}
+    traval.writer.log = lambda text, to_console=True: lines.append((text, to_console))
+    traval.writer.text = lambda tag, text, step=0: texts.update({(tag, step): text})
+    return lines, texts
+
+
+@on_each_device
+def test_a_skipped_step_names_the_first_layer_of_the_forward_pass_the_scale_the_step_and_the_samples(device):
+    traval = make("--amp", "fp16", "--init-scale", "256", model=batch_norm_network(), device=device)
+    lines, texts = logged(traval)
+    with torch.no_grad():
+        traval.model[1].weight *= 1e6
+    ((batch,),) = steps(traval, 1)
+    assert lines[-1][1] and lines[-1][0].startswith("step 1 skipped, not finite: output of 1; first layers: 1, 2, 3; ")
+    assert "loss scale 256" in lines[-1][0] and f"samples with such logits {batch.indices[0]} " in lines[-1][0]
+    text = texts["AMP/non_finite", 1]
+    assert "step 1, epoch 1, loss scale 256" in text
+    assert text.split("samples with such logits: ")[1].split() == [str(index) for index in batch.indices]
+
+
+def test_a_skipped_step_names_the_first_layer_of_the_backward_pass():
+    traval = make("--amp", "fp16", "--init-scale", "1e9", "--arch", "fc")
+    lines, _ = logged(traval)
+    ((batch,),) = steps(traval, 1)
+    assert "not finite: gradient of the output of layers.5; first layers: layers.5, layers, the network" in lines[-1][0]
+    assert f"samples {batch.indices[0]} {batch.indices[1]} " in lines[-1][0]
+
+
+def test_a_skipped_steps_loss_does_not_spoil_the_epochs_mean():
+    traval = make("--amp", "fp16", "--init-scale", "64", "--arch", "fc", criterion=Overflow(at=3))
+    report = traval.train(0)
+    assert math.isfinite(report.loss) and report.count == 1437 - 64
+    assert traval.progress.samples_seen == 1437 and traval.progress.skipped_steps == 1
+
+
+def test_without_a_bad_step_no_layer_is_watched(monkeypatch):
+    traval = make("--amp", "fp16", "--init-scale", "64", "--arch", "fc")
+    monkeypatch.setattr("utils.loop.non_finite_step.examine", None)
+    steps(traval, 3)
+    assert traval.progress.skipped_steps == 0
+    assert all(not module._forward_hooks for module in traval.model.modules())
+
+
+@pytest.mark.parametrize(("count", "scale", "words"), [(1, 5e29, "1 step in a row"), (21, 0.03, "21 steps in a row")])
+def test_the_advice_after_too_many_skips_depends_on_where_the_scale_has_come_to(count, scale, words):
+    line = too_many_skips(count, 30, 2, scale)
+    assert line.startswith(words) and "the last step 30 (epoch 2)" in line and "last.pt" in line
+    assert ("lower --init-scale" in line) == (scale > 1) and ("lower --lr" in line) == (scale < 1)

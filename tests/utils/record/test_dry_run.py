@@ -1,0 +1,131 @@
+"""The plan of ``--dry-run`` shows every setting that shapes the result."""
+
+import dataclasses
+
+import pytest
+import torch
+from PIL import Image
+
+import main
+from models import build_model
+from utils.config import arguments
+from utils.config.settings import ModelSettings, all_settings
+from utils.record import dry_run
+from utils.runtime.distributed import Distributed, Ranks
+
+BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
+
+# For each setting that shapes the result: a command line without it, and what is added. None: see the last tests.
+CHANGES = {
+    "seed": ("", "--seed 7"),
+    "dataname": ("--image-size 8", "--dataname synthetic"),
+    "val_split": None,
+    "image_size": ("", "--image-size 16"),
+    "val_image_size": ("--arch timm/test_resnet", "--val-image-size 16"),
+    "crop_pct": ("", "--crop-pct 0.5"),
+    "crop_mode": None,
+    "interpolation": ("--image-size 16", "--interpolation bicubic"),
+    "mean": ("", "--mean 0.4"),
+    "std": ("", "--std 0.4"),
+    "global_batch_size": ("", "--global-batch-size 128"),
+    "drop_last": ("", "--drop-last"),
+    "augment": ("", "--augment none"),
+    "max_shift": ("", "--max-shift 2"),
+    "shift_padding": ("", "--shift-padding reflect"),
+    "cutout": ("", "--cutout 2"),
+    "mixup": ("", "--mixup 0.2"),
+    "cutmix": ("--mixup 0.2", "--cutmix 1"),
+    "arch": ("", "--arch conv4"),
+    "pretrained": None,
+    "weights": ("", "--weights weights.pt"),
+    "compile": ("", "--compile"),
+    "compile_augment": ("", "--compile-augment"),
+    "init": ("", "--init xavier_normal"),
+    "epochs": ("", "--epochs 5"),
+    "optimizer": ("--lr 0.1", "--optimizer lamb"),
+    "lr": ("", "--lr 0.2"),
+    "momentum": ("", "--momentum 0.5"),
+    "nesterov": ("", "--nesterov"),
+    "weight_decay": ("", "--weight-decay 0.25"),
+    "decay_norm_bias": ("", "--no-decay-norm-bias"),
+    "label_smoothing": ("", "--label-smoothing 0.1"),
+    "lr_policy": ("", "--lr-policy gaussian"),
+    "lr_milestones": ("--lr-policy multistep", "--lr-milestones 11 15"),
+    "lr_gamma": ("--lr-policy multistep", "--lr-gamma 0.5"),
+    "warmup_epochs": ("", "--warmup-epochs 0.1"),
+    "accumulate": ("--global-batch-size 128", "--accumulate 2"),
+    "clip_grad_norm": ("", "--clip-grad-norm 1"),
+    "clip_grad_value": ("", "--clip-grad-value 1"),
+    "clip_grad_agc": ("", "--clip-grad-agc 0.01"),
+    "grad_penalty": ("", "--grad-penalty 0.1"),
+    "ema_decay": ("", "--ema-decay 0.9"),
+    "ema_bn_batches": ("--arch vgg11 --ema-decay 0.9", "--ema-bn-batches 5"),
+    "amp": ("", "--amp bf16"),
+    "tf32": None,
+    "init_scale": ("--amp fp16", "--init-scale 2"),
+    "fp32_layers": ("--amp bf16", "--fp32-layers features"),
+}
+
+
+def shown(capsys, *flags):
+    """The plan as {title: text}, without the run folder, whose name holds the time."""
+    assert main.main([*BASE, *flags]) == 0
+    out, err = capsys.readouterr()
+    assert err == "", "a setting without an effect shapes nothing"
+    rows = {line[:14].strip(): line[15:] for line in out.splitlines()}
+    assert rows.pop("Run folder").endswith("(not created)")
+    return rows
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_table_above_holds_every_setting_that_shapes_the_result():
+    assert list(CHANGES) == [option.name for _, option in all_settings() if option.metadata["shapes_result"]]
+
+
+@pytest.mark.parametrize("name", [name for name, change in CHANGES.items() if change])
+def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, capsys):
+    if name == "weights":
+        model = build_model(ModelSettings(arch="conv2"), classes=10, channels=1, image_size=8)
+        torch.save(model.state_dict(), "weights.pt")
+    without, added = CHANGES[name]
+    assert shown(capsys, *without.split()) != shown(capsys, *without.split(), *added.split())
+
+
+def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):
+    for name in "ab":
+        (workplace / name).mkdir()
+        for number in range(10):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(workplace / name / f"{number}.png")
+    line = "--dataname folder --datapath . --image-size 8 --val-split"
+    plans = [shown(capsys, *line.split(), share) for share in ("0.11", "0.12")]  # of the same number of images
+    assert plans[0]["Data"] != plans[1]["Data"]
+    assert shown(capsys, *line.split(), "0.11", "--crop-mode", "squash") != plans[0]
+
+
+def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace):
+    args = arguments.parse([*BASE])
+    with Distributed(Ranks(), args.run) as distributed:
+        parts = main.build(args, distributed, None)
+        pretrained = dataclasses.replace(args, model=dataclasses.replace(args.model, pretrained=True))
+        texts = [dry_run.plan(settings, parts, distributed, workplace) for settings in (args, pretrained)]
+    assert texts[0] != texts[1]
+    precisions = [dataclasses.replace(args.precision, amp="off", tf32=tf32) for tf32 in (None, True, False)]
+    rows = {
+        dry_run._precision(dataclasses.replace(args, precision=precision), parts, torch.device("cuda"))
+        for precision in precisions
+    }
+    assert len(rows) == 3
+
+
+def test_the_plan_of_a_resumed_run_says_what_it_goes_on_from(workplace, capsys):
+    assert main.main(["--device", "cpu", "--arch", "fc", "--max-steps", "2", "--no-progress"]) == 0
+    (run,) = (workplace / "runs/digits/fc").iterdir()
+    capsys.readouterr()
+    assert main.main(["--dry-run", "--device", "cpu", "--resume", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert f"goes on from {run}/checkpoints/last.pt" in out and f"{run} (goes on there)" in out

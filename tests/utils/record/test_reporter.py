@@ -1,0 +1,211 @@
+"""What a person is told of training, and what metrics.csv keeps of it."""
+
+import csv
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from utils.checkpoint.progress import Progress
+from utils.config.arguments import parse
+from utils.data.sets.datasets import get_data
+from utils.record import reporter as reporter_module
+from utils.record import summary
+from utils.record.metrics import Report
+from utils.record.reporter import Reporter
+from utils.record.run_folder import Scenario
+from utils.record.summary import final_line, tell_end
+from utils.record.writer import NullWriter, RunWriter
+
+
+class Kept(NullWriter):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.lines, self.points = [], {}
+
+    def log(self, text, to_console=True):
+        self.lines.append(text)
+
+    def scalars(self, values, step):
+        self.points[step] = values
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when they are added."""
+
+    class Clock:
+        now = 100.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(reporter_module, "time", clock)
+    return clock
+
+
+def after_steps(progress, count, images=10):
+    """``progress`` after ``count`` more steps."""
+    progress.step += count
+    progress.step_in_epoch += count
+    sums = [2.0 * count * images, 0.5 * count * images, 0.75 * count * images, float(count * images)]
+    progress.epoch_sums = [a + b for a, b in zip(progress.epoch_sums, sums, strict=True)]
+    progress.window_sums = list(progress.epoch_sums)
+    progress.last_step = [progress.step, progress.epoch + 1, 2.0, 50.0, 75.0, 0.1, 1.5, 1024.0]
+    return progress
+
+
+def told(*flags, scaled=False, classes=10):
+    """A reporter and what it tells."""
+    writer = Kept()
+    return Reporter(writer, parse(list(flags)), scaled=scaled, classes=classes), writer
+
+
+# -------------------------------------------------------------------------------- TensorBoard
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_scale_and_skipped_steps_are_charted_only_where_there_is_a_scaler(scaled, clock):
+    reporter, writer = told(scaled=scaled)
+    progress = Progress()
+    reporter.begin_epoch(progress, 23)
+    clock.now += 1
+    reporter.window(after_steps(progress, 5), None)
+    amp = {tag: value for tag, value in writer.points[5].items() if tag.startswith("AMP/")}
+    assert amp == ({"AMP/scale": 1024.0, "AMP/skipped_steps": 0} if scaled else {})
+
+
+# ------------------------------------------------------------------------------------ console
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True), (1000, True)])
+def test_lines_for_a_person_leave_top5_out_below_six_classes_and_the_row_keeps_it(classes, shown, clock):
+    reporter, writer = told("--ema-decay", "0.9", classes=classes)
+    progress = Progress()
+    reporter.begin_epoch(progress, 5)
+    clock.now += 1
+    reporter.window(after_steps(progress, 5), None)
+    reporter.end_training(progress)
+    row = reporter.epoch(progress, Report(0.5, 80.0, 100.0, 360), Report(0.6, 70.0, 100.0, 360), best=True)
+    assert len(writer.lines) == 2 and all("top1" in line for line in writer.lines)
+    assert [line.count("top5") for line in writer.lines] == ([1, 2] if shown else [0, 0])
+    assert (row["train_top5"], row["val_top5"], row["raw_val_top5"]) == (75.0, 100.0, 100.0)
+
+
+def time_left(writer):
+    return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
+
+
+def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come(clock):
+    reporter, writer = told("--epochs", "3")
+    progress = Progress()
+    reporter.begin_epoch(progress, 100)
+    clock.now += 50
+    reporter.window(after_steps(progress, 25), None)  # 2 seconds a step
+    assert time_left(writer) == "02:30 of the epoch, 09:10 of the run", "75 and 275 steps; no validation seen yet"
+    clock.now += 150
+    reporter.end_training(after_steps(progress, 75))
+    clock.now += 40  # validation and checkpoint
+    progress.finish_epoch()
+    reporter.begin_epoch(progress, 100)
+    clock.now += 30
+    reporter.window(after_steps(progress, 10), None)  # 3 seconds a step
+    assert time_left(writer) == "04:30 of the epoch, 10:50 of the run", "90 steps; 190 and two validations"
+    progress.finish_epoch()
+    reporter.begin_epoch(progress, 100)
+    clock.now += 10
+    reporter.window(after_steps(progress, 10), None)
+    assert time_left(writer).endswith("of the run") and "epoch" not in time_left(writer), "the last epoch is the run"
+
+
+def test_the_time_left_of_a_run_that_goes_on_does_not_count_the_steps_before(clock):
+    reporter, writer = told("--epochs", "1")
+    progress = after_steps(Progress(), 60)
+    reporter.begin_epoch(progress, 100)
+    clock.now += 20
+    reporter.window(after_steps(progress, 20), None)
+    assert time_left(writer) == "00:20 of the run"
+
+
+def test_the_time_left_ends_where_max_steps_cuts_the_run(clock):
+    reporter, writer = told("--epochs", "9", "--max-steps", "130")
+    progress = Progress()
+    reporter.begin_epoch(progress, 100)
+    clock.now += 10
+    reporter.window(after_steps(progress, 10), None)
+    assert time_left(writer) == "01:30 of the epoch, 02:00 of the run"
+
+
+# ---------------------------------------------------------------------------------- last lines
+
+
+def line_of(**fields):
+    return final_line(Progress(last_validation=[0.05123, 98.61111, 99.72222, 360], **fields), Path("runs/x"))
+
+
+def test_the_last_line_says_which_epoch_was_validated_last_and_which_was_best():
+    assert line_of(epoch=20, step=460, best_top1=98.88888, best_epoch=17) == (
+        "val_top1=98.6111 val_top5=99.7222 val_loss=0.0512 val_count=360 val_epoch=20 best_top1=98.8889 best_epoch=17 "
+        "run=runs/x"
+    )
+
+
+def test_a_cut_epoch_is_named_by_its_number_and_is_the_best_only_while_there_is_no_whole_one():
+    assert "val_epoch=1 best_top1=98.6111 best_epoch=1 run" in line_of(epoch=0, step_in_epoch=4, step=4)
+    later = line_of(epoch=2, step_in_epoch=4, step=50, best_top1=90.0, best_epoch=2)
+    assert "val_epoch=3 best_top1=90.0000 best_epoch=2 run" in later
+
+
+def test_without_a_finite_validation_there_is_no_best():
+    progress = Progress(epoch=2, step=46, last_validation=[math.nan, 10.0, 50.0, 360])
+    assert "val_loss=nan val_count=360 val_epoch=2 best_top1=nan best_epoch=0" in final_line(progress, None)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
+    folder = tmp_path / "here" / "digits" / "fc" / "run"
+    args = parse(["--output", str(tmp_path / ("there" if elsewhere else "here"))])
+    writer, progress = Kept(), Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
+    digits = get_data(args.data, torch.device("cpu"))
+    tell_end(args, digits, Scenario(folder), writer, progress, Report(0.1, 99.0, 100.0, 360))
+    (line,) = (line for line in writer.lines if "tensorboard" in line)
+    assert line.endswith(f"--logdir {folder if elsewhere else tmp_path / 'here'}")
+    assert writer.lines[-1].endswith(f"run={folder}")
+
+
+@pytest.mark.parametrize(
+    ("on_path", "shown"), [(True, "tensorboard"), (False, "env/bin/tensorboard")], ids=["active", "not active"]
+)
+def test_tensorboard_is_named_by_its_path_where_its_name_would_not_find_it(on_path, shown, tmp_path, monkeypatch):
+    programs = tmp_path / "env" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "tensorboard"):
+        (programs / name).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", str(programs) if on_path else "/nonexistent")
+    assert summary.tensorboard() == shown
+
+
+# --------------------------------------------------------------------------------- metrics.csv
+
+
+def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_after_a_resume(tmp_path):
+    row = {
+        "epoch": 1, "step": 12_345_678, "lr": 0.1 / 3, "val_loss": math.nan, "val_top1": 100 * 355 / 360,
+        "val_count": 1_281_167, "images_per_second": 1_234_567.8, "tiny": 1.23456789e-9, "round": 100.0,
+    }  # fmt: skip
+    expected = {
+        "epoch": "1", "step": "12345678", "lr": "0.0333333", "val_loss": "nan", "val_top1": "98.6111",
+        "val_count": "1281167", "images_per_second": "1234570.0", "tiny": "1.23457e-09", "round": "100.0",
+    }  # fmt: skip
+    for epoch in (1, 2):  # the second goes on with the file of the first
+        writer = RunWriter(tmp_path, progress=False, resumed=(1, 0) if epoch == 2 else None)
+        writer.epoch(row | {"epoch": epoch})
+        writer.close()
+    with open(tmp_path / "metrics.csv", newline="", encoding="utf-8") as file:
+        assert list(csv.DictReader(file)) == [expected, expected | {"epoch": "2"}]

@@ -1,0 +1,70 @@
+"""How a process uses the CPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.end_to_end.processes import ROOT
+from utils.runtime import cpu
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_threads_spin_briefly_unless_a_person_has_said_how_they_wait(monkeypatch):
+    cpu.let_threads_wait_briefly()
+    assert os.environ["GOMP_SPINCOUNT"] == "5000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    cpu.let_threads_wait_briefly()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    cpu.let_threads_wait_briefly()
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("wished", "processes", "threads"),
+    [
+        (None, 1, 8), (None, 3, 2), (None, 100, 1),  # an equal part of the cores
+        ("1", 1, 1), ("1", 2, 4),  # torchrun's own setting for several processes is 1
+        ("3", 2, 3), ("0", 2, 4), ("many", 1, 8),
+    ],
+)  # fmt: skip
+def test_cores_are_shared_out_and_a_persons_wish_wins(wished, processes, threads, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    if wished is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", wished)
+    assert cpu.threads_per_process(processes) == threads
+
+
+MAPPED_AGAIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import resource, torch
+from utils.runtime.cpu import keep_freed_memory
+if sys.argv[2] == "kept":
+    keep_freed_memory()
+for _ in range(30):  # the heap grows until blocks of this size lie in it side by side
+    torch.ones(1 << 24)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(1 << 24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is told so")
+def test_freed_memory_is_used_again_without_new_pages():
+    faults = {
+        way: int(subprocess.check_output([sys.executable, "-c", MAPPED_AGAIN, str(ROOT), way], text=True))
+        for way in ("kept", "given back")
+    }
+    if faults["given back"] < 100:
+        pytest.skip("this C library keeps freed memory by itself, or pages are huge")
+    assert faults["kept"] < faults["given back"] / 100

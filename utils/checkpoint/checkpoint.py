@@ -1,0 +1,330 @@
+"""Checkpoints: atomic save, verified load, retention.
+
+A checkpoint is written to a temporary file in the same folder, flushed to the disk, entered with its
+SHA-256 in ``manifest.json`` and then renamed; the last one that it replaces is kept as ``previous.pt``.
+So whenever the process dies, a whole checkpoint is there, and a damaged one is told from a whole one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from utils.checkpoint.background import BackgroundTask, Snapshot
+from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
+from utils.checkpoint.progress import Progress
+from utils.config.settings import UserError
+
+FORMAT = 4
+KEYS = (
+    "format", "arch", "model", "ema", "optimizer", "scaler", "progress", "classes", "preprocessing", "settings",
+    "versions", "fingerprint",
+)  # fmt: skip
+MANIFEST = "manifest.json"
+NOT_OURS = "it is damaged, or no file of torch.save's"
+NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
+
+
+class Checkpointer:
+    """Saves into one folder. Made on every rank; only ``is_main`` writes.
+
+    ``save`` copies the state and returns; a thread writes the copy. One write is under way at a time, and the next
+    ``save``, or ``wait``, raises what went wrong in it.
+    """
+
+    def __init__(self, folder: Path, is_main: bool) -> None:
+        self.folder, self.is_main = folder, is_main
+        self._snapshot, self._writing = Snapshot(), BackgroundTask()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write went wrong that neither ``save`` nor ``wait`` has raised yet."""
+        return self._writing.failed
+
+    def save(self, state: dict[str, Any], *names: str) -> None:
+        """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...). It has exactly ``KEYS``.
+
+        Waits for the write before this one and raises its error.
+        """
+        assert set(state) == set(KEYS), set(state) ^ set(KEYS)
+        if not self.is_main:
+            return
+        self.wait()
+        copy, complete = self._snapshot.take(state)
+
+        def write() -> None:
+            complete()
+            self._write(copy, names)
+
+        self._writing.start(write)
+
+    def wait(self) -> None:
+        """Return when everything is on the disk.
+
+        Raises ``UserError`` when it is full or not writable; what was there before stays.
+        """
+        self._writing.wait()
+
+    def _write(self, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        temporary = self.folder / f".{names[0]}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save({**state, CONTENTS: inventory(state)}, file)
+                _flush(file)
+            self._replace(temporary, names)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume goes on"
+            raise UserError(
+                f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}): free some space{before}"
+            ) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _replace(self, written: Path, names: tuple[str, ...]) -> None:
+        """Rename with the manifest one step ahead: until all is done it admits the old and the new digest."""
+        digest, before = sha256(written), _manifest(self.folder)
+        after = before | {f"{name}.pt": [digest] for name in names}
+        if "last" in names and "last.pt" in before:
+            after["previous.pt"] = before["last.pt"]
+        both = {name: list(dict.fromkeys([*after[name], *before.get(name, [])])) for name in after}
+        _write_manifest(self.folder, both)
+        for name in names:
+            self._place(written, name)
+        _sync_folder(self.folder)
+        _write_manifest(self.folder, after)
+
+    def _place(self, written: Path, name: str) -> None:
+        target, copy = self.folder / f"{name}.pt", self.folder / f".{name}.copy"
+        copy.unlink(missing_ok=True)
+        try:
+            os.link(written, copy)  # checkpoints are only ever replaced, never changed, so they may share bytes
+        except OSError:  # a file system without hard links
+            shutil.copyfile(written, copy)
+        if name == "last" and target.exists():
+            os.replace(target, self.folder / "previous.pt")
+        os.replace(copy, target)
+
+
+def load(path: Path, digest: str | None = None) -> dict[str, Any]:
+    """A verified checkpoint, on the CPU. Raises ``UserError`` that names the file and what is wrong.
+
+    ``digest``: the SHA-256 that the file must have, whatever the manifest says.
+    """
+    if os.path.isdir(path):
+        raise UserError(f"{path}: is a folder; give a file in it")
+    if not os.path.isfile(path):  # waiting for a pipe could take forever
+        raise UserError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such checkpoint'}")
+    try:
+        _verify(path, digest)
+        size = path.stat().st_size
+        state = _unpickle(path)
+        refuse_swollen(state, size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path}: is not a checkpoint that can be loaded safely: {str(error)[:200]}; give another"
+        ) from error
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: is not a checkpoint (it holds a {type(state).__name__})")
+    return state
+
+
+def _verify(path: Path, digest: str | None) -> None:
+    """Compare with ``digest``, the manifest's SHA-256 or, without either, with the file's own CRC-32; refuse bombs.
+
+    torch.load reads compressed and overlapping parts too, which a few bytes may hold terabytes of.
+    """
+    digests = [digest] if digest else _manifest(path.parent).get(path.name)
+    if digests and sha256(path) not in digests:
+        if digest:
+            raise UserError(f"{path}: is not the file any more that was found, or another machine sees another one")
+        raise UserError(f"{path}: is damaged (not the bytes of {MANIFEST}'s SHA-256); use another of the run")
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":  # torch's format before 1.6
+            return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = archive.infolist()
+            packed = any(part.compress_type != zipfile.ZIP_STORED for part in held)
+            if packed or sum(part.file_size for part in held) > path.stat().st_size:
+                raise ValueError("it holds compressed parts, which torch.save never writes")
+            damaged = None if digests else archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, struct.error) as error:
+        raise ValueError(NOT_OURS) from error
+    if damaged:
+        raise UserError(f"{path}: is damaged (not the bytes of its own CRC-32); use another")
+
+
+def _unpickle(path: Path) -> Any:
+    """What the file holds. Raises ``ValueError``."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is strange in a file is told here
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # a hostile file makes torch fail in ever new ways
+        refused = re.search(r"(?:GLOBAL|class|type) [\w.]{1,100}", str(error))
+        raise ValueError(f"it holds {refused.group()}" if refused else NOT_OURS) from error
+
+
+def load_run(path: Path) -> dict[str, Any]:
+    """As ``load``, for a checkpoint to continue from: nothing may be missing, and nothing of another kind."""
+    state = load(path)
+    lacking = [key for key in KEYS if key not in state]
+    if not lacking and state["format"] != FORMAT:
+        raise UserError(
+            f"{path}: has checkpoint format {str(state['format'])[:20]}, this version continues {FORMAT}; it can give "
+            "--weights"
+        )
+    lacking = lacking or missing(state)
+    if lacking:
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        raise UserError(
+            f"{path}: lacks {', '.join(lacking[:5])}{more}; it can give --weights but a run cannot continue from it"
+        )
+    wrong = [*wrong_kinds(state), *Progress.problems(state["progress"])]
+    if wrong:
+        raise UserError(f"{path}: a run cannot continue from it: {'; '.join(wrong[:5])}")
+    return state
+
+
+def newest(
+    folder: Path, warn: Callable[[str], None], read: Callable[[Path], dict[str, Any]] = load_run
+) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint in ``folder`` that verifies; ``warn`` hears of damaged ones. None without any."""
+    found: list[tuple[Path, dict[str, Any]]] = []
+    _manifest(folder, warn)
+    for name in NEWEST_FIRST:
+        if not os.path.lexists(folder / name):
+            continue
+        try:
+            state = read(folder / name)
+        except UserError as error:
+            warn(str(error))
+            continue
+        if name == "last.pt":
+            return folder / name, state
+        found.append((folder / name, state))
+    return max(found, key=lambda item: _step(item[1]), default=None)
+
+
+def _step(state: dict[str, Any]) -> int:
+    progress = state.get("progress")
+    step = progress.get("step") if isinstance(progress, dict) else None
+    return step if isinstance(step, int) else -1
+
+
+def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
+    """The weights to use from a checkpoint, ours (the moving average if it has one) or a bare state_dict."""
+    ema = state.get("ema")
+    if isinstance(ema, dict) and isinstance(ema.get("model"), dict):
+        state = ema["model"]
+    else:
+        state = next((state[key] for key in ("model", "state_dict") if isinstance(state.get(key), dict)), state)
+    weights = {_clean(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    if not weights:
+        raise UserError(f"--weights {path}: holds no weights")
+    return weights
+
+
+def _clean(name: str) -> str:
+    for prefix in ("module.", "_orig_mod."):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
+    """Put ``weights`` into ``model``; raises ``UserError`` with the first names and shapes that do not fit."""
+    own = model.state_dict()
+    wrong = [f"lacks {name}" for name in own if name not in weights]
+    wrong += [f"has {name}, which the network lacks" for name in weights if name not in own]
+    wrong += [
+        f"{name} is {tuple(weights[name].shape)} and should be {tuple(own[name].shape)}"
+        for name in own
+        if name in weights and weights[name].shape != own[name].shape
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise UserError(f"{where}: does not fit the network: {'; '.join(wrong[:3])}{more}; is --arch right?")
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"{where}: does not fit the network: {' '.join(str(error).split())[:300]}") from error
+
+
+def average_moved_since_validation(state: dict[str, Any]) -> bool:
+    """Whether a checkpoint's moving average has moved since its batch-norm statistics were computed."""
+    progress, settings = state.get("progress"), state.get("settings")
+    if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):
+        return False
+    return bool(settings.get("ema_bn_batches")) and progress.get("validated_step") != progress.get("step")
+
+
+def _manifest(folder: Path, warn: Callable[[str], None] = lambda line: None) -> dict[str, list[str]]:
+    """For each checkpoint the SHA-256 digests it may have; empty without a manifest; ``warn`` hears of damage."""
+    path = folder / MANIFEST
+    if not os.path.lexists(path):
+        return {}
+    try:
+        if not os.path.isfile(path):
+            raise ValueError("no file")
+        content = json.loads(path.read_text(encoding="utf-8"))["sha256"]
+        return {str(name): [str(digest) for digest in digests] for name, digests in content.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        warn(f"{path}: cannot be read; checkpoints are verified by their own CRC-32 instead")
+        return {}
+
+
+def _write_manifest(folder: Path, digests: dict[str, list[str]]) -> None:
+    temporary = folder / f".{MANIFEST}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump({"sha256": digests}, file, indent=1)
+        _flush(file)
+    os.replace(temporary, folder / MANIFEST)
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(file: IO[Any]) -> None:
+    """Bring what was written to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    """What went wrong, in the system's words; torch's own name a line of its source instead."""
+    cause = error if isinstance(error, OSError) else error.__context__
+    return cause.strerror or str(cause) if isinstance(cause, OSError) else " ".join(str(error).split())[:200]

@@ -1,0 +1,138 @@
+"""How far a run has come: all that a resume needs besides tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.config.settings import Settings
+
+NOTHING = (0.0, 0.0, 0.0, 0.0)
+NUMBERS_OF_A_STEP = 8  # a ``StepRecord``'s
+MOST_STEPS = 2**53
+
+
+@dataclass
+class Progress:
+    """Position and running sums; every field is a plain number, exact in a checkpoint.
+
+    ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the next one. ``step``:
+    optimizer steps in all, those skipped by the scaler among them: ``skipped_steps`` moved nothing,
+    ``skipped_in_row`` of them are the latest, ``partly_skipped_steps`` moved some optimizers' weights only.
+    ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses named in
+    ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
+    ``bad_images``: the paths of those that could not be read so far, ``replaced_images``: how often another one stood
+    in for one of them in training. ``last_step``: the numbers of the latest ``StepRecord``, which may be no numbers.
+    ``last_validation``: loss, top-1, top-5 (percent) and count, after step ``validated_step``. ``shifted_steps``:
+    what --resume-override added to the position in the learning rate's schedule, when an epoch got another number of
+    steps.
+    """
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    step: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    skipped_in_row: int = 0
+    partly_skipped_steps: int = 0
+    best_top1: float = -1.0
+    best_epoch: int = 0
+    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
+    window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
+    last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
+    validated_step: int = 0
+    loss_names: list[str] = field(default_factory=list)
+    bad_images: list[str] = field(default_factory=list)
+    replaced_images: int = 0
+    last_step: list[float] = field(default_factory=list)
+    shifted_steps: int = 0
+
+    @property
+    def moved_steps(self) -> int:
+        """Optimizer steps that moved the weights, or some of them: what the moving average counts."""
+        return self.step - self.skipped_steps
+
+    @property
+    def updates(self) -> int:
+        """The position in the learning rate's schedule."""
+        return self.moved_steps + self.shifted_steps
+
+    def is_trained(self, args: Settings) -> bool:
+        """Whether no step is left to take under these settings."""
+        return self.epoch >= args.optimisation.epochs or self.step >= (args.run.max_steps or math.inf)
+
+    def is_finished(self, args: Settings) -> bool:
+        """Whether nothing at all is left to do: neither a step nor the validation after the last one."""
+        return self.is_trained(args) and (self.epoch >= args.optimisation.epochs or self.validated_step == self.step)
+
+    def add(self, row: list[float]) -> None:
+        """Add one step's sums. In step order and one by one, so that the bits never depend on grouping."""
+        for sums in (self.epoch_sums, self.window_sums):
+            sums += [0.0] * (len(row) - len(sums))
+            for place, value in enumerate(row):
+                sums[place] += value
+
+    def count_step(self, moved: int, optimizers: int) -> None:
+        """Count an optimizer step in which ``moved`` of ``optimizers`` moved their weights."""
+        self.step += 1
+        self.step_in_epoch += 1
+        self.skipped_steps += moved == 0
+        self.skipped_in_row = 0 if moved else self.skipped_in_row + 1
+        self.partly_skipped_steps += 0 < moved < optimizers
+
+    def named_losses(self, sums: list[float]) -> dict[str, float]:
+        """The means of the named losses among ``sums``."""
+        count = max(sums[3], 1)
+        return {name: value / count for name, value in zip(self.loss_names, sums[len(NOTHING) :], strict=False)}
+
+    def finish_epoch(self) -> None:
+        """Count the epoch as done."""
+        self.epoch += 1
+        self.step_in_epoch = 0
+        self.epoch_sums = list(NOTHING)
+        self.window_sums = list(NOTHING)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        """From a checkpoint's, which has every field (see ``problems``)."""
+        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls)})
+
+    @classmethod
+    def problems(cls, state: Any) -> list[str]:
+        """What is wrong with a checkpoint's progress, a phrase each."""
+        if not isinstance(state, dict):
+            return []  # told by its kind
+        fields = dataclasses.fields(cls)
+        lines = [f"progress lacks {item.name}" for item in fields if item.name not in state]
+        lines += [
+            f"progress/{item.name} is {str(state[item.name])[:40]}"
+            for item in fields
+            if item.name in state and not _possible(item.name, item.type, state[item.name])
+        ]
+        if not lines and max(state["step_in_epoch"], state["skipped_steps"], state["skipped_in_row"]) > state["step"]:
+            lines.append("progress counts more steps in the epoch, or skipped steps, than steps in all")
+        return lines
+
+
+def _possible(name: str, kind: str, value: Any) -> bool:
+    """Whether a field of type ``kind`` can have ``value`` in a sound run."""
+    if kind == "int":
+        low = -MOST_STEPS if name == "shifted_steps" else 0
+        return type(value) is int and low <= value < MOST_STEPS
+    if kind == "float":
+        return isinstance(value, float) and math.isfinite(value)
+    if kind == "list[str]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
+        return False
+    if name == "last_step":  # which may have been skipped, for it had no finite gradient
+        return len(value) in (0, NUMBERS_OF_A_STEP)
+    if name == "last_validation":  # of a network that is lost its loss is no number
+        return len(value) == len(NOTHING)
+    return len(value) >= len(NOTHING) and all(map(math.isfinite, value))

@@ -1,0 +1,286 @@
+"""Finding the checkpoint to go on from, and refusing one that belongs to another experiment."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.checkpoint import checkpoint
+from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
+
+# What a continued run takes from its own command line: this machine's affairs, not the experiment's.
+NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress")
+SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
+DEFAULTS = {option.name: option.default for _, option in all_settings()}
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to go on from; ``folder`` is its run's, None when the file lies outside of one.
+
+    ``state`` is what it holds besides tensors: as it lives as long as the run and goes to all processes, the weights
+    are left in the file until ``read``. ``digest`` is the file's SHA-256.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    digest: str
+    folder: Path | None = None
+
+    @classmethod
+    def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> Found:
+        """From what was read of ``path``."""
+        return cls(path, _plain_parts(state), checkpoint.sha256(path), folder)
+
+    def read(self) -> dict[str, Any]:
+        """The whole state, on the CPU: tensors from the file, all else as in ``state``. For each process to do.
+
+        Raises ``UserError`` where the file is not the one that was found.
+        """
+        try:
+            return _completed(self.state, checkpoint.load(self.path, self.digest))
+        except UserError as error:
+            advice = "no other process may write the run, and each machine must see its folder"
+            raise UserError(*(f"{line}; {advice}" for line in error.mistakes)) from error
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that stand in for the defaults; empty for weights of another program."""
+        known = {option.name for _, option in all_settings() if option.metadata["in_recipe"]}
+        stored = self.state.get("settings")
+        stored = stored if isinstance(stored, dict) else {}
+        return {name: value for name, value in stored.items() if name in known and name not in NOT_INHERITED}
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names in label order; None where the checkpoint does not say."""
+        names = self.state.get("classes")
+        known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return tuple(names) if known else None
+
+    @property
+    def _override(self) -> str:
+        """The flags that continue this run all the same."""
+        return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
+
+    def differences(self, args: Settings) -> dict[str, str]:
+        """For each setting that shapes the result and was another one, by its name: both values as flags."""
+        begun = DEFAULTS | self.state["settings"]
+        return {
+            name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
+            for name, value in args.result_values().items()
+            if value != begun[name]
+        }
+
+    def refuse_differences(self, args: Settings) -> None:
+        """Raise ``UserError`` with a line for each of ``differences``."""
+        advice = f"remove the flag, start anew without --resume, or go on like this with {self._override}"
+        if lines := [f"{difference}; {advice}" for difference in self.differences(args).values()]:
+            raise UserError(*lines, on_all_ranks=True)
+
+    def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:
+        """What the data set has other than that of the checkpoint: a line each for classes and images.
+
+        Without ``fingerprint`` (evaluation) only the classes must agree.
+        """
+        lines, begun = [], self.state.get("classes", classes)
+        if list(classes) != (list(begun) if isinstance(begun, list | tuple) else begun):
+            lines.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
+        if fingerprint is not None and fingerprint != self.state["fingerprint"]:
+            lines.append(
+                f"--datapath: holds other images or labels ({fingerprint[:12]}) than {self.path} was trained on "
+                f"({self.state['fingerprint'][:12]})"
+            )
+        return lines
+
+    def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None) -> None:
+        """Raise ``UserError`` with a line for each of ``data_differences``."""
+        advice = "give the same data"
+        if fingerprint is not None:
+            advice += f", train on this with --weights, or go on with it by {self._override}"
+        if lines := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
+            raise UserError(*lines, on_all_ranks=True)
+
+    def refuse_strange_files(self) -> None:
+        """Raise ``UserError`` for a link, pipe or device in the run's folder: writing there could go anywhere."""
+        for folder in filter(None, (self.folder, self.folder and self.folder / "checkpoints")):
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    kind = "a link" if stat.S_ISLNK(mode) else "a pipe or device"
+                    raise UserError(f"{entry.path}: is {kind}, which a run never makes; remove it to continue the run")
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around putting the state into the parts of a run: what does not fit there is a ``UserError``."""
+        try:
+            yield
+        except UserError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UserError(f"{self.path}: does not fit this run ({reason})", on_all_ranks=True) from error
+
+
+def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
+    """The checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to begin anew.
+
+    ``parent`` holds all runs of this data set and network. Raises ``UserError``.
+    """
+    if args.run.resume == "auto":
+        return newest_run(parent, {"name": args.run.name, **args.result_values()}, warn)
+    if args.run.resume:
+        # To evaluate, the weights are enough; to continue, nothing may be missing.
+        return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)
+    if args.run.evaluate and args.model.weights:
+        return Found.of(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
+    return None
+
+
+def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> Found:
+    """The checkpoint file ``path``, or the newest one of a run whose folder, or whose checkpoints', ``path`` is.
+
+    Raises ``UserError``.
+    """
+    if os.path.isdir(path):
+        folder = _run_of(path)
+        found = checkpoint.newest(folder / "checkpoints", warn, read)
+        if found is None:
+            raise UserError(f"--resume {path}: {_why_nothing(folder)}")
+        return Found.of(*found, folder)
+    state = read(path)
+    folder = path.absolute().parent.parent
+    return Found.of(path, state, folder if (folder / "config.yaml").is_file() else None)
+
+
+def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None:
+    """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
+
+    Without one, ``warn`` is told why a new run begins although there are others.
+    """
+    if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
+        return None
+    lost, empty, others = [], [], {}
+    for folder in sorted(_run_folders(parent), reverse=True):
+        settings = _settings_of(folder, wanted)
+        if settings is not None and settings != wanted:
+            others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
+        if settings != wanted:
+            continue
+        found = checkpoint.newest(folder / "checkpoints", warn)
+        if found:
+            return Found.of(*found, folder)
+        if any((folder / "checkpoints").glob("*.pt")):
+            lost.append(folder)
+            warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
+        else:
+            empty.append(folder)
+    if lost:
+        warn(f"--resume auto: begins a new run; move {lost[0]} away or mend it to be rid of these lines")
+    elif empty:
+        warn(f"--resume auto: begins a new run; {empty[0]} {_WITHOUT_CHECKPOINT}")
+    elif others:
+        nearest = min(others, key=lambda folder: len(others[folder]))  # of equals the first, which is the newest
+        warn(f"--resume auto: begins a new run; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
+    return None
+
+
+_WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"
+
+
+def _why_nothing(folder: Path) -> str:
+    """Why there is nothing to go on from in a folder that was named."""
+    checkpoints = folder / "checkpoints"
+    if checkpoints.is_dir() and not checkpoints.is_symlink() and not any(checkpoints.glob("*.pt")):
+        return f"{_WITHOUT_CHECKPOINT}; begin it anew"
+    return "holds no checkpoint that can be loaded; give a run folder or a .pt file"
+
+
+def _run_of(folder: Path) -> Path:
+    """The run's folder where ``folder`` is that of its checkpoints, else ``folder``."""
+    whole = folder.absolute()
+    if whole.name != "checkpoints" or not (whole.parent / "config.yaml").is_file():
+        return folder
+    return folder.parent if folder.name else whole.parent  # '.' has no name
+
+
+def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The settings of another run that are not the wanted ones, each with both values; the first few of many."""
+    shown = [f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in other.items()]
+    more = f" and {len(shown) - SHOWN_SETTINGS} more" if len(shown) > SHOWN_SETTINGS else ""
+    return ", ".join(shown[:SHOWN_SETTINGS]) + more
+
+
+def _plain_parts(value: Any) -> Any:
+    """``value`` without the tensors of its dicts, and with None for those of its lists."""
+    if isinstance(value, dict):
+        return {key: _plain_parts(item) for key, item in value.items() if not isinstance(item, torch.Tensor)}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain_parts, value))
+    return None if isinstance(value, torch.Tensor) else value
+
+
+def _completed(plain: Any, whole: Any) -> Any:
+    """``plain``, made by ``_plain_parts`` and perhaps changed since, with the tensors of ``whole`` again."""
+    if isinstance(plain, dict) and isinstance(whole, dict):
+        return plain | {key: _completed(plain.get(key, item), item) for key, item in whole.items()}
+    if isinstance(plain, list) and isinstance(whole, list) and len(plain) == len(whole):
+        return [*map(_completed, plain, whole)]
+    return whole if isinstance(whole, torch.Tensor) else plain
+
+
+def _run_folders(parent: Path) -> list[Path]:
+    """The folders in ``parent`` that runs can have made: no links, and names that can be printed."""
+    try:
+        return [Path(entry) for entry in os.scandir(parent) if _is_run_folder(entry)]
+    except OSError as error:
+        raise UserError(f"--output: {parent} cannot be read ({error.strerror})") from error
+
+
+def _is_run_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) and entry.name.isprintable()
+
+
+def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``folder``'s config.yaml says of ``names``; None when it is not of a run of ours."""
+    import yaml
+
+    path = folder / "config.yaml"
+    if not os.path.isfile(path):
+        return None
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        values = {key.value.replace("-", "_"): value for key, value in loader.get_single_node().value}
+        return {name: _plain(loader, values[name]) if name in values else DEFAULTS[name] for name in names}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        return None
+
+
+def _plain(loader: Any, node: Any) -> Any:
+    """A setting's value: a scalar or a list of scalars, which no line of a few bytes can blow up."""
+    if isinstance(node.value, list) and any(not isinstance(item.value, str) for item in node.value):
+        raise ValueError("no setting's value")
+    return loader.construct_object(node, deep=True)
+
+
+def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
+    """Which classes the data set lacks and has beyond those of the checkpoint."""
+    begun = [str(name) for name in begun] if isinstance(begun, list | tuple) else []
+    parts = [f"has {len(classes)} classes"]
+    for word, names in (("lacks", set(begun) - set(classes)), ("adds", set(classes) - set(begun))):
+        if names:
+            shown = sorted(names)[:SHOWN_CLASSES]
+            more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+            parts.append(f"{word} {', '.join(shown)}{more}")
+    if len(parts) == 1:
+        parts.append("in another order")
+    return f"{', '.join(parts)}, where there are {len(begun)}"

@@ -1,0 +1,338 @@
+"""Command line and YAML recipe into checked, read-only settings.
+
+Precedence: flag over recipe over checkpoint over default. All mistakes are collected and reported
+together, a line each, before anything is created or imported that takes time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from utils.config.field import not_empty
+from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive
+from utils.config.settings import Settings, UserError, all_settings, flag_of, groups
+from utils.config.synonyms import meant, meant_value
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes, and values in all: far beyond a recipe's
+OPTIONS = {option.name: option for _, option in all_settings()}
+
+
+def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
+    """Settings from a command line.
+
+    ``argv`` is without the program's name. ``world_size`` is the number of processes, which ties
+    the batch of a process to the global one. ``checkpoint`` holds the settings that a checkpoint
+    was made with; they stand in for the defaults. Raises ``UserError`` with all mistakes.
+    """
+    mistakes: list[str] = []
+    given = _read_flags(argv, mistakes)
+    layers = [(CHECKPOINT, "checkpoint", checkpoint or {})]
+    if isinstance(given.get("config"), str) and not_empty(given["config"]) is None:
+        path, recipe = _read_recipe(given["config"], mistakes)
+        layers.append((RECIPE, f"recipe {path}", recipe))
+    layers.append((FLAG, "", given))
+
+    values = {name: option.default for name, option in OPTIONS.items()}
+    origins = dict.fromkeys(OPTIONS, DEFAULT)
+    unread: set[str] = set()
+    changed: set[str] = set()
+    for origin, where, layer in layers:
+        for name, raw in layer.items():
+            label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
+            value, mistake = _convert(OPTIONS[name], raw)
+            if mistake:
+                mistakes.append(f"{label} {mistake}")
+                unread.add(name)
+            else:
+                if origin == FLAG and value != values[name]:
+                    changed.add(name)
+                values[name], origins[name] = value, origin
+    # What contradicts a setting that could not be read is not worth a line of its own.
+    lines = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
+    mistakes += [line for line in lines if not any(re.search(rf"{flag_of(name)}(?![\w-])", line) for name in unread)]
+    if mistakes:
+        raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
+    derive(values, origins, world_size)
+    return _assemble(values, origins, frozenset(changed))
+
+
+def _assemble(values: dict[str, Any], origins: dict[str, str], changed: frozenset[str]) -> Settings:
+    parts: dict[str, dict[str, Any]] = {group: {} for group in groups()}
+    for group, option in all_settings():
+        parts[group][option.name] = values[option.name]
+    made = {field.name: field.default for field in dataclasses.fields(Settings) if field.name in parts}
+    return Settings(**{group: type(made[group])(**parts[group]) for group in parts}, origins=origins, changed=changed)
+
+
+# ---------------------------------------------------------------------------------------- flags
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        return f"{action.metavar} ..." if action.nargs == "*" else str(action.metavar)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # argparse would print its usage and exit
+        raise argparse.ArgumentTypeError(message)
+
+
+_NO_VALUE = object()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser: it only splits the command line; values are checked by ``parse``."""
+    parser = _Parser(
+        prog="main.py",
+        usage="torchrun [--nproc-per-node N] main.py [flag ...]   or   python main.py [flag ...]",
+        formatter_class=_HelpFormatter,
+        description="Train and validate an image classifier. Without flags: handwritten digits, on any machine.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # before Python 3.14, argparse takes -1e-3 for a flag
+    sections = {name: parser.add_argument_group(name) for name in groups()}
+    for group, option in all_settings():
+        meta = option.metadata
+        names = [*([meta["short"]] if meta["short"] else []), flag_of(option.name)]
+        text = meta["help"]
+        if meta["type"] is bool:
+            sections[group].add_argument(*names, action=argparse.BooleanOptionalAction, help=text)
+            continue
+        if option.default is not None:
+            text += f" [{option.default}]"
+        metavar = meta["metavar"] or ("{" + ",".join(meta["choices"]) + "}" if meta["choices"] else None)
+        metavar = metavar or {int: "N", float: "X"}.get(meta["type"], "TEXT")
+        arity = {"nargs": "*"} if meta["many"] else {"nargs": "?", "const": meta["bare"] or _NO_VALUE}
+        sections[group].add_argument(*names, **arity, metavar=metavar, help=text)
+        if meta["bare"]:
+            no = f"--no-{option.name.replace('_', '-')}"
+            sections[group].add_argument(
+                no, action="store_const", const="off", dest=option.name, help=f"{names[-1]} off"
+            )
+    return parser
+
+
+def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
+    parser = build_parser()
+    switches = {"-h"} | {option.metadata["short"] for option in OPTIONS.values() if option.metadata["type"] is bool}
+    kept = []
+    for token in argv:
+        flag, equals, _ = token.partition("=")
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if token == "--":  # argparse would take all that follows for values
+            mistakes.append("'--' is not a flag; remove it")
+        elif token[:2] in switches and len(token) > 2:  # argparse would stop at -epochs, reading it as -e
+            kept.append(f"--{token}")
+        elif flag.startswith("--") and equals and name in OPTIONS and OPTIONS[name].metadata["type"] is bool:
+            mistakes.append(f"{flag} takes no value; write {flag_of(name)} or --no-{name.replace('_', '-')}")
+        else:
+            kept.append(token)
+    try:
+        namespace, extras = parser.parse_known_args(kept)
+    except argparse.ArgumentTypeError as error:
+        mistakes.append(str(error))
+        return {}
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    after_unknown_flag = False
+    for token in extras:
+        if token.startswith("-"):
+            flag = token.partition("=")[0].replace("---", "-")
+            mistakes.append(f"{_shown(flag)} is not a flag{meant(flag, known)}; --help lists them all")
+            after_unknown_flag = "=" not in token
+        elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
+            folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
+            mistakes.append(f"{_shown(token)} belongs to no flag; remove it or put its flag before it{folder}")
+    return vars(namespace)
+
+
+# --------------------------------------------------------------------------------------- recipe
+
+
+def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]]:
+    """The path and the known keys of a recipe; a mistake a line for all else."""
+    path = _recipe_path(config)
+    if path is None:
+        names = [str(found.relative_to(CONFIGS).with_suffix("")) for found in sorted(CONFIGS.rglob("*.yaml"))]
+        mistakes.append(
+            f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}; "
+            f"there are: {', '.join(names)}"
+        )
+        return Path(config), {}
+    try:
+        content, keys = _load_yaml(path)
+    except Exception as error:  # PyYAML answers a malformed value with whatever Python raises for it
+        mistakes.append(f"recipe {path}: cannot be read: {' '.join(str(error).split())[:300]}")
+        return path, {}
+    if content is None:
+        return path, {}
+    if not isinstance(content, dict):
+        mistakes.append(f"recipe {path}: must hold 'setting: value' lines")
+        return path, {}
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        mistakes.append(f"recipe {path}: {_shown(key)} stands there twice; keep one")
+    allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
+    known = {}
+    for key, value in content.items():
+        name = _text(key).replace("-", "_")
+        if name in allowed:
+            known[name] = value
+        elif name in OPTIONS:
+            mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
+        else:
+            mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{meant(_text(key), allowed)}")
+    return path, known
+
+
+def _load_yaml(path: Path) -> tuple[Any, list[str]]:
+    """A YAML file's content, and the keys of its mapping as often as they stand there."""
+    import yaml  # only runs with a recipe pay for it
+
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_RECIPE + 1)
+    if len(data) > LARGEST_RECIPE:
+        raise ValueError(f"it has more than {LARGEST_RECIPE:,} bytes")
+    loader = yaml.SafeLoader(data.decode("utf-8"))
+    document = loader.get_single_node()
+    if document is None:
+        return None, []
+    if _expanded_size(document, {}) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES:,} values")
+    content = loader.construct_document(document)
+    if not isinstance(content, dict):
+        return content, []
+    return content, [str(key.value).replace("-", "_") for key, _ in document.value]
+
+
+def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
+    """The number of values below a YAML node, each as often as an alias repeats it."""
+    if id(node) not in sizes:
+        sizes[id(node)] = 1  # should it hold itself
+        items = node.value if isinstance(node.value, list) else []
+        children = [child for item in items for child in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def _recipe_path(config: str) -> Path | None:
+    """The file that ``--config`` means: a path, or a name under configs/."""
+    for candidate in (Path(config), CONFIGS / f"{config}.yaml", CONFIGS / config):
+        try:
+            if candidate.is_file():
+                return candidate
+        except (OSError, ValueError):  # a name too long, or with a NUL
+            continue
+    return None
+
+
+# ---------------------------------------------------------------------------------- conversion
+
+
+def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
+    """A raw value (text from a flag, anything from YAML) as (value, None) or (None, what is wrong)."""
+    meta = option.metadata
+    if raw is None:
+        return (None, None) if option.default is None else (None, "must have a value")
+    if raw is _NO_VALUE or raw == [] or raw == ():
+        return None, "needs a value" + (f": {', '.join(meta['choices'])}" if meta["choices"] else "")
+    if meta["many"]:
+        if mistake := _unseparated(raw):
+            return None, mistake
+        items = raw if isinstance(raw, list | tuple) else [raw]
+        pairs = [_scalar(meta, item) for item in items]
+        mistake = next((mistake for _, mistake in pairs if mistake), None)
+        value = tuple(item for item, _ in pairs)
+    else:
+        value, mistake = _scalar(meta, raw)
+    if mistake is None and meta["check"] and value not in meta["words"]:
+        problem = meta["check"](value)
+        mistake = problem and f"{_shown(raw)}: {problem}"
+    return (None, mistake) if mistake else (value, None)
+
+
+def _unseparated(raw: Any) -> str | None:
+    """What is wrong when several values came in one text: ``augment: shift flip``, ``--augment shift,flip``."""
+    flag = isinstance(raw, list)
+    text = next((item for item in (raw if flag else [raw]) if isinstance(item, str) and re.search(r"[\s,]", item)), "")
+    values = re.split(r"[\s,]+", text.strip("[]() \t\n,"))
+    if len(values) < 2:
+        return None
+    return f"{_shown(text)}: write {' '.join(values) if flag else '[' + ', '.join(values) + ']'}"
+
+
+def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
+    kind = meta["type"]
+    kinds = " or ".join((_KINDS[kind], *meta["words"]))
+    if kind is bool:
+        return (raw, None) if isinstance(raw, bool) else (None, f"{_shown(raw)}: must be true or false")
+    if isinstance(raw, str) and raw in meta["words"]:
+        return raw, None
+    if raw is False and "off" in (meta["choices"] or ()):
+        raw = "off"  # YAML 1.1 reads a bare `off` as false
+    if raw is True and meta["bare"]:
+        raw = meta["bare"]  # `channels-last: true`, and YAML 1.1's bare `on`
+    if meta["choices"] and isinstance(raw, bool | int | float):
+        raw = str(raw)  # the answer is then the list of choices
+    if isinstance(raw, bool | dict | list | tuple) or not isinstance(raw, str | int | float):
+        return None, f"{_shown(raw)}: must be {kinds}"
+    if kind is str:
+        value = str(raw)
+        if meta["choices"] and value not in meta["choices"]:
+            return (
+                None,
+                f"{_shown(value)}: choose from {', '.join(meta['choices'])}{meant_value(value, meta['choices'])}",
+            )
+        return value, None
+    try:
+        if kind is int:
+            if isinstance(raw, float) and not raw.is_integer():
+                raise ValueError
+            return int(raw), None
+        value = float(raw)
+    except (ValueError, OverflowError):
+        return None, f"{_shown(raw)}: must be {kinds}"
+    return (value, None) if math.isfinite(value) else (None, f"{_shown(raw)}: must be a finite number")
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _shown(value: Any) -> str:
+    text = _plain(" ".join(map(_text, value)) if isinstance(value, list) else _text(value))
+    return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'" if isinstance(value, str) else text
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python does not write out whole numbers of more than 4300 digits
+        return "a number too large to show"
+
+
+def _plain(text: str) -> str:
+    """Text on one line of characters that a terminal shows and YAML allows."""
+    return re.sub(r"[^\x20-\x7e\u00a0-\u2027\u202a-\ud7ff\ue000-\ufffd]", "?", text)
+
+
+def as_recipe(settings: Settings, header: str) -> str:
+    """The settings as a recipe that ``--config`` reads back, each line with where its value came from."""
+    import yaml
+
+    values = settings.values()
+    lines = [f"# {_plain(line)}" for line in header.splitlines()]
+    for group in groups():
+        lines.append(f"\n# {group}")
+        for name in (option.name for owner, option in all_settings() if owner == group):
+            if OPTIONS[name].metadata["in_recipe"]:
+                # The global batch size says it all; both would contradict each other on other process counts.
+                text = yaml.safe_dump([values[name]], default_flow_style=True, width=math.inf).strip()[1:-1]
+                mark = "# " if name == "batch_size" else ""
+                lines.append(f"{mark}{name.replace('_', '-')}: {text}  # {settings.origins[name]}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,106 @@
+"""How a setting is declared: its default, kind, help and check."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
+
+LARGEST_INT = 2**31 - 1
+
+# Checks: each takes a converted value and returns what it must be, or None when it is fine.
+Check = Callable[[Any], str | None]
+# What keeps a setting from having an effect: takes all settings and the run's facts by name (utils/loop/effects.py),
+# and returns a line's end that says so, or None when nothing does.
+Effect = Callable[[Any], str | None]
+
+
+def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
+    """A check that a number (or each number of a list) lies between ``low`` and ``high``."""
+
+    def shown(bound: float) -> str:
+        return f"{bound:,}" if isinstance(bound, int) and bound >= 10**6 else f"{bound:g}"
+
+    def check(value: Any) -> str | None:
+        for number in value if isinstance(value, tuple) else (value,):
+            if number <= low if open_low else number < low:
+                return f"must be {'more than' if open_low else 'at least'} {shown(low)}"
+            if number >= high if open_high else number > high:
+                return f"must be {'less than' if open_high else 'at most'} {shown(high)}"
+        return None
+
+    return check
+
+
+def safe_name(value: str) -> str | None:
+    """A check for text that becomes part of a folder's name."""
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,79}", value):
+        return None
+    return "must be 1 to 80 letters, digits, '_', '-', '+' or '.', and not begin with '.' or '-'"
+
+
+def not_empty(value: str) -> str | None:
+    """A check for text that must say something and can be a path."""
+    if not value.strip() or "\0" in value:
+        return "must not be empty or hold a NUL character"
+    return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
+
+
+def needs(words: str, holds: Callable[[Any], bool]) -> Effect:
+    """A setting has an effect only where ``holds``, which ``words`` say."""
+    return lambda v: None if holds(v) else f"does nothing: it needs {words}"
+
+
+positive_int = between(1, LARGEST_INT)
+positive = between(0, 1e30, open_low=True)
+not_negative = between(0, 1e30)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    type: type | None = None,
+    check: Check | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    short: str | None = None,
+    many: bool = False,
+    words: tuple[str, ...] = (),
+    bare: str | None = None,
+    shapes_result: bool = True,
+    in_recipe: bool = True,
+    in_evaluation: bool = True,
+    effect: Effect | None = None,
+) -> Any:
+    """One setting.
+
+    ``type`` is taken from the default where there is one. ``many`` makes a tuple of values. ``words`` are
+    allowed instead of a number. ``bare`` is the value of the flag without one; ``--no-FLAG`` is then 'off'.
+    ``shapes_result`` says that two runs that differ here are different experiments: such settings
+    must agree for a resume and travel with a checkpoint. ``in_recipe`` False keeps a flag that
+    says what to do now (rather than how) out of recipes and of the saved configuration.
+    ``in_evaluation`` False says that ``--evaluate`` makes no use of it, ``effect`` what else may keep it from having
+    an effect: whoever gives it all the same is told.
+    """
+    kind = type or default.__class__
+    return field(
+        default=default,
+        metadata={
+            "help": help,
+            "type": kind,
+            "check": check,
+            "choices": choices,
+            "metavar": metavar,
+            "short": short,
+            "many": many,
+            "words": words,
+            "bare": bare,
+            "shapes_result": shapes_result,
+            "in_recipe": in_recipe,
+            "in_evaluation": in_evaluation,
+            "effect": effect,
+        },
+    )

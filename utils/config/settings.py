@@ -1,0 +1,440 @@
+"""What can be set: one frozen dataclass a group, with default, help and check beside each field.
+
+Flags, recipe keys, ``--help`` and the saved ``config.yaml`` are all made from these fields (see
+``utils/config/arguments.py``), so a setting is added by adding one field here. This module imports
+nothing heavy: ``--help`` and every mistake on the command line answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.config.field import (
+    LARGEST_INT,
+    between,
+    needs,
+    not_empty,
+    not_negative,
+    positive,
+    positive_int,
+    safe_name,
+    setting,
+)
+
+DATASETS = ("digits", "mnist", "fashionmnist", "cifar10", "cifar100", "imagenet", "folder", "synthetic")
+AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
+CROP_MODES = ("center", "squash", "border")
+INTERPOLATIONS = ("bilinear", "bicubic")
+INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
+LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
+
+# What several settings need to have an effect.
+_NEW_FOLDER = needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
+_SHIFT = needs("shift in --augment", lambda v: "shift" in v.augmentation)
+_SCALER = needs("--amp fp16", lambda v: v.precision == "fp16")
+_IMAGE_FILES = needs("images in files", lambda v: not v.in_memory)
+_VALIDATION_BATCH = needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
+
+
+def _has_folder(v: Any) -> bool:
+    return v.dataname not in ("digits", "synthetic") or v.local_processes > 1  # which share their images there
+
+
+def _reaches_milestones(v: Any) -> str | None:
+    if v.lr_policy != "multistep":
+        return f"does nothing: it needs --lr-policy multistep, not {v.lr_policy}"
+    late = [f"{milestone:g}" for milestone in v.lr_milestones or () if milestone >= v.epochs]
+    return f"does nothing at {' and '.join(late)}: --epochs {v.epochs} end before" if late else None
+
+
+def _reaches_layers(v: Any) -> str | None:
+    if v.precision == "off":
+        return "does nothing: it needs --amp fp16 or bf16"
+    names = " and ".join(v.never_called)
+    return f"does nothing for {names}, which the network never calls; name the layers within" if names else None
+
+
+class UserError(ValueError):
+    """Something the user can mend; ``main.py`` prints each line of it and ends with exit code 2.
+
+    ``mistakes`` is a list of lines, each saying what is wrong, where, and what to do.
+    """
+
+    def __init__(self, *mistakes: str, on_all_ranks: bool = False) -> None:
+        self.mistakes = list(mistakes)
+        self.on_all_ranks = on_all_ranks  # then one process is enough to print it
+        super().__init__("\n".join(mistakes))
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where a run goes and how it begins and ends."""
+
+    config: str | None = setting(
+        None, "recipe: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
+        shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    output: str = setting(
+        "runs", "folder that holds all runs", check=not_empty, metavar="DIR", shapes_result=False, in_recipe=False,
+        in_evaluation=False, effect=_NEW_FOLDER,
+    )  # fmt: skip
+    name: str | None = setting(
+        None, "text added to the run folder's name", type=str, check=safe_name, metavar="TEXT", shapes_result=False,
+        in_evaluation=False, effect=_NEW_FOLDER,
+    )  # fmt: skip
+    seed: int = setting(
+        0, "seed of initialisation, sample order and augmentation", check=between(0, LARGEST_INT), in_evaluation=False
+    )
+    deterministic: bool = setting(
+        False, "only algorithms that give the same bits each time (slower on a GPU)", shapes_result=False
+    )
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"), shapes_result=False)
+    gpu_ids: tuple[int, ...] | None = setting(
+        None, "which GPUs this machine's processes use, one each", type=int, many=True,
+        check=between(0, 1023), metavar="ID", shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    resume: str | None = setting(
+        None, "continue a run: 'auto' (the newest with these settings), a checkpoint file or a run folder",
+        type=str, check=not_empty, metavar="{auto,PATH}", shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    resume_override: bool = setting(
+        False, "with --resume PATH: go on although settings or data differ from the run's",
+        shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    evaluate: bool = setting(
+        False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
+        shapes_result=False, in_recipe=False,
+    )  # fmt: skip
+    dry_run: bool = setting(False, "print the plan and create nothing", shapes_result=False, in_recipe=False)
+    max_steps: int | None = setting(
+        None, "stop after this many optimizer steps in all (the learning rate still plans for --epochs)",
+        type=int, check=positive_int, shapes_result=False, in_recipe=False, in_evaluation=False,
+    )  # fmt: skip
+    timeout: float = setting(
+        600.0, "seconds without a sign of another process before all end", check=between(1, 10**6),
+        shapes_result=False, effect=needs("several processes", lambda v: v.processes > 1),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, in which batches."""
+
+    dataname: str = setting("digits", "data set", choices=DATASETS)
+    datapath: str | None = setting(
+        None, "where the data lies", type=str, check=not_empty, metavar="DIR", shapes_result=False,
+        effect=needs("a --dataname that lies on a disk", _has_folder),
+    )  # fmt: skip
+    download: bool = setting(False, "fetch the data set through torchvision when it is missing", shapes_result=False)
+    val_split: float | None = setting(
+        None, "share of a folder without val/ or test/ to validate on, for example 0.1", type=float,
+        check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
+    )  # fmt: skip
+    image_size: int | None = setting(
+        None, "height and width that the network sees, in pixels [the weights' or the data set's own]", type=int,
+        check=between(1, 8192),
+    )  # fmt: skip
+    val_image_size: int | None = setting(None, "the same in evaluation [image size]", type=int, check=between(1, 8192))
+    crop_pct: float | None = setting(
+        None, "share of the resized image's side that evaluation shows, in its middle [the weights', else 0.875, or 1 "
+        "where images have one size]", type=float, check=between(0.01, 1), metavar="SHARE",
+    )  # fmt: skip
+    crop_mode: str | None = setting(
+        None, "evaluation resizes the shorter side and cuts (center), both sides (squash), or the longer side and pads "
+        "(border) [the weights' or center]", type=str, choices=CROP_MODES,
+        effect=needs("images of any size", lambda v: v.any_size),
+    )  # fmt: skip
+    interpolation: str | None = setting(
+        None, "how images are resized [the weights' or bilinear]", type=str, choices=INTERPOLATIONS,
+        effect=needs("images that are resized", lambda v: v.resizes),
+    )  # fmt: skip
+    mean: tuple[float, ...] | None = setting(
+        None, "mean of each channel, of pixels between 0 and 1 [the weights' or the data set's own]", type=float,
+        many=True, check=between(-100, 100),
+    )  # fmt: skip
+    std: tuple[float, ...] | None = setting(
+        None, "standard deviation of each channel [the weights' or the data set's own]", type=float, many=True,
+        check=between(0, 100, open_low=True),
+    )  # fmt: skip
+    workers: int | str = setting(
+        "auto", "processes that read images, per training process; 0 reads in place, auto measures how many pay",
+        type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", shapes_result=False,
+        effect=needs("images in files, or --loader stream", lambda v: not (v.in_memory and v.resident)),
+    )  # fmt: skip
+    decode: str = setting(
+        "cpu", "where JPEG files are decoded, cropped and resized when images stream; gpu needs a GPU",
+        choices=("cpu", "gpu"), shapes_result=False,
+        effect=needs(
+            "image files of any size that stream", lambda v: v.any_size and not v.in_memory and not v.resident
+        ),
+    )  # fmt: skip
+    cache_dir: str | None = setting(
+        None, "folder for the decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
+        metavar="DIR", shapes_result=False,
+        effect=needs(
+            "image files that are decoded into memory (--loader resident)",
+            lambda v: v.resident and (not v.in_memory or v.local_processes > 1),  # which then share a file there
+        ),
+    )  # fmt: skip
+    skip_bad_images: bool = setting(
+        False, "go on when images cannot be read: in training the next one stands in, in validation they are left out",
+        shapes_result=False,  # for a run that meets none it changes nothing, and one that does cannot go on without
+        effect=_IMAGE_FILES,
+    )  # fmt: skip
+    batch_size: int = setting(
+        64, "images per process in one forward pass", short="-b", check=between(1, 2**20), shapes_result=False,
+        effect=_VALIDATION_BATCH,
+    )  # fmt: skip
+    global_batch_size: int | None = setting(
+        None, "images per optimizer step over all processes and accumulation [batch size x processes x accumulate]",
+        type=int, check=between(1, 2**24), effect=_VALIDATION_BATCH,
+    )  # fmt: skip
+    drop_last: bool = setting(
+        False, "leave the images beyond the last full global batch out of an epoch, others in each, so that all steps "
+        "have one size [the last one or two steps are smaller]", in_evaluation=False,
+        effect=needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
+    )  # fmt: skip
+    val_batch_size: int | None = setting(
+        None, "images per process in one validation pass [batch size]", type=int, check=between(1, 2**20),
+        shapes_result=False,
+    )  # fmt: skip
+    loader: str = setting(
+        "auto", "resident: all images in the device's memory; stream: worker processes read them",
+        choices=("auto", "resident", "stream"), shapes_result=False,
+    )  # fmt: skip
+    augment: tuple[str, ...] | None = setting(
+        None, "training augmentation, or none [the data set's own]", type=str, many=True,
+        choices=("none", *AUGMENTATIONS), metavar="NAME", in_evaluation=False,
+    )  # fmt: skip
+    max_shift: int | None = setting(
+        None, "farthest shift in pixels of the stored image [the data set's own]", type=int, check=between(1, 8192),
+        in_evaluation=False, effect=_SHIFT,
+    )  # fmt: skip
+    shift_padding: str = setting(
+        "zero", "what a shift uncovers", choices=("zero", "reflect"), in_evaluation=False, effect=_SHIFT
+    )
+    cutout: int = setting(
+        0, "side in pixels of a square blanked in each image", check=between(0, 8192), in_evaluation=False
+    )
+    mixup: float = setting(
+        0.0, "blend pairs of images; alpha of the beta distribution, for example 0.2", check=not_negative,
+        in_evaluation=False,
+    )  # fmt: skip
+    cutmix: float = setting(
+        0.0, "paste a box of one image into another; alpha, for example 1", check=not_negative, in_evaluation=False
+    )
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which network, from which weights."""
+
+    arch: str | None = setting(
+        None, "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library [conv2, or "
+        "resnet18 for folder, imagenet and synthetic]", type=str, short="-a", check=not_empty, metavar="NAME",
+    )  # fmt: skip
+    pretrained: bool = setting(
+        False, "begin with the library's pretrained weights (fetches them)",
+        effect=needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
+    )  # fmt: skip
+    weights: str | None = setting(
+        None, "begin with the weights of this checkpoint", type=str, check=not_empty, metavar="PATH"
+    )
+    channels_last: str = setting(
+        "auto", "channels-last memory format: auto takes it where it was measured to be faster",
+        choices=("auto", "on", "off"), bare="on", shapes_result=False,
+        effect=needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
+    )  # fmt: skip
+    compile: bool = setting(False, "compile the network with torch.compile")
+    compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
+    init: str = setting(
+        "default", "initialisation of convolution and linear weights", choices=INITIALISATIONS, in_evaluation=False
+    )
+
+
+@dataclass(frozen=True)
+class OptimisationSettings:
+    """How the weights move; none of it is of use to ``--evaluate``."""
+
+    epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
+    optimizer: str = setting(
+        "sgd", "sgd, adam, adamw, muon (with adamw for what is no matrix) or any of timm's by name", short="-o",
+        check=not_empty, metavar="NAME",
+    )  # fmt: skip
+    lr: float | None = setting(
+        None, "highest learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive
+    )
+    momentum: float = setting(
+        0.9, "momentum of sgd, and of those of timm's optimizers that have one", check=between(0, 1, open_high=True),
+        effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} takes none",
+    )  # fmt: skip
+    nesterov: bool = setting(
+        False, "Nesterov momentum (sgd)", effect=needs("--optimizer sgd", lambda v: v.optimizer == "sgd")
+    )
+    weight_decay: float = setting(5e-4, "weight decay", check=not_negative)
+    decay_norm_bias: bool = setting(
+        True, "apply weight decay to norms and biases too",
+        effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
+    )  # fmt: skip
+    label_smoothing: float = setting(0.0, "label smoothing", check=between(0, 1, open_high=True))
+    lr_policy: str = setting("cosine", "learning rate after the warm-up", choices=LR_POLICIES)
+    lr_milestones: tuple[float, ...] | None = setting(
+        None, "multistep: epochs after which the rate drops [50 %% and 75 %% of --epochs]", type=float, many=True,
+        check=positive, metavar="EPOCH", effect=_reaches_milestones,
+    )  # fmt: skip
+    lr_gamma: float = setting(
+        0.1, "multistep: factor of each drop", check=between(0, 1, open_low=True),
+        effect=needs("--lr-policy multistep", lambda v: v.lr_policy == "multistep"),
+    )  # fmt: skip
+    warmup_epochs: float = setting(
+        0.0, "epochs of linear warm-up", check=not_negative,
+        effect=needs("to be half a step at least", lambda v: v.warmup_steps > 0),
+    )  # fmt: skip
+    accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
+    clip_grad_norm: float | None = setting(None, "clip the unscaled gradient to this norm", type=float, check=positive)
+    clip_grad_value: float | None = setting(
+        None, "clamp each number of the unscaled gradient to this size", type=float, check=positive
+    )
+    clip_grad_agc: float | None = setting(
+        None, "adaptive clipping: each unit's gradient to this share of its weights' norm, for example 0.01",
+        type=float, check=positive,
+    )  # fmt: skip
+    grad_penalty: float = setting(
+        0.0, "add this times the norm of the loss's gradient to the loss of each forward pass", check=not_negative
+    )
+    ema_decay: float | None = setting(
+        None, "keep a moving average of the weights, for example 0.999; its results are the reported ones",
+        type=float, check=between(0, 1, open_low=True, open_high=True),
+    )  # fmt: skip
+    ema_bn_batches: int = setting(
+        16, "training batches that the average's batch-norm statistics are computed over before each validation; 3 of "
+        "them take about as long as a step",
+        check=between(0, 10**6), metavar="N",
+        effect=needs(
+            "--ema-decay, and batch norm in the network", lambda v: v.ema_decay is not None and v.gathers_statistics
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """In which number format."""
+
+    amp: str | None = setting(
+        None, "automatic mixed precision [fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16")
+    )
+    tf32: bool | None = setting(
+        None, "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
+        type=bool, effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),
+    )  # fmt: skip
+    init_scale: float = setting(
+        65536.0, "first loss scale (fp16)", check=between(2.0**-24, 2.0**100), in_evaluation=False, effect=_SCALER
+    )
+    max_skipped_steps: int = setting(
+        20, "stop after more than this many steps in a row without a finite gradient (fp16)",
+        check=between(0, LARGEST_INT), shapes_result=False, in_evaluation=False, effect=_SCALER,
+    )  # fmt: skip
+    fp32_layers: tuple[str, ...] | None = setting(
+        None, "layers to compute in float32, by their names in the network (amp_audit.py finds them)", type=str,
+        many=True, metavar="NAME", check=lambda names: next(filter(None, map(not_empty, names)), None),
+        effect=_reaches_layers,
+    )  # fmt: skip
+    dump_bad_batch: bool = setting(
+        False, "save the batch and weights of a step whose gradient is not finite, for scripts/amp_audit.py --batch",
+        shapes_result=False, in_evaluation=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoggingSettings:
+    """What is shown and saved, how often."""
+
+    print_freq: int = setting(
+        50, "optimizer steps between two log lines and TensorBoard points", check=positive_int, shapes_result=False,
+        in_evaluation=False,
+    )  # fmt: skip
+    progress: bool = setting(True, "progress bars on a terminal", shapes_result=False)
+    save_every_epochs: int = setting(
+        1, "epochs between two checkpoints", check=positive_int, shapes_result=False, in_evaluation=False
+    )
+    save_every_steps: int | None = setting(
+        None, "optimizer steps between two checkpoints within an epoch", type=int, check=positive_int,
+        shapes_result=False, in_evaluation=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All groups, and for each setting where its value came from ('default', 'recipe', 'flag', ...).
+
+    ``changed``: the settings whose flag says something else than recipe, checkpoint or default did.
+    """
+
+    run: RunSettings = RunSettings()
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    optimisation: OptimisationSettings = OptimisationSettings()
+    precision: PrecisionSettings = PrecisionSettings()
+    logging: LoggingSettings = LoggingSettings()
+    origins: dict[str, str] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
+
+    def values(self) -> dict[str, Any]:
+        """Every setting by its name, in the order of the groups; tuples become lists."""
+        flat = {}
+        for group in groups():
+            for name, value in dataclasses.asdict(getattr(self, group)).items():
+                flat[name] = list(value) if isinstance(value, tuple) else value
+        return flat
+
+    def with_absolute_paths(self) -> Settings:
+        """The same settings for any working directory."""
+        paths = {name: getattr(self.data, name) for name in ("datapath", "cache_dir")}
+        absolute = {name: path and os.path.abspath(path) for name, path in paths.items()}
+        return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))
+
+    def result_values(self) -> dict[str, Any]:
+        """The settings that must agree for one run to be the continuation of another."""
+        values = self.values()
+        return {option.name: values[option.name] for _, option in all_settings() if option.metadata["shapes_result"]}
+
+
+def groups() -> list[str]:
+    """The names of the groups, in order."""
+    return [option.name for option in dataclasses.fields(Settings) if dataclasses.is_dataclass(option.default)]
+
+
+def all_settings() -> list[tuple[str, dataclasses.Field]]:
+    """Every setting as (group, field), in order. No two settings share a name."""
+    return [
+        (group.name, option)
+        for group in dataclasses.fields(Settings)
+        if dataclasses.is_dataclass(group.default)
+        for option in dataclasses.fields(group.default)
+    ]
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting: ``batch_size`` -> ``--batch-size``."""
+    return "--" + name.replace("_", "-")
+
+
+def as_flag(name: str, value: Any) -> str:
+    """A setting as a command line gives it: ``--lr 0.1``, ``--no-nesterov``, ``no --ema-decay``."""
+    if value is None:
+        return f"no {flag_of(name)}"
+    if isinstance(value, bool):
+        return flag_of(name) if value else f"--no-{name.replace('_', '-')}"
+    return f"{flag_of(name)} {as_text(value)}"
+
+
+def as_text(value: Any) -> str:
+    """A setting's value as a person writes it."""
+    if isinstance(value, tuple | list):
+        return " ".join(map(as_text, value))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,166 @@
+"""Image file into uint8 tensor, on the CPU.
+
+The box of a plain JPEG is decoded alone (see ``jpeg.py``). Pillow reads every other format and mode that a class-folder
+tree holds in practice, and has the last word on damaged files. Cropped and resized is in one way, so that the pixels do
+not depend on the file's format.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import warnings
+from importlib import metadata
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from utils.config.settings import UserError
+from utils.data.images import jpeg
+from utils.data.images.view import Box, Place, View, resized
+
+CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
+CROP_RATIO = (3 / 4, 4 / 3)
+CROP_ATTEMPTS = 10
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of files that may be open, of memory
+
+
+class UnreadableImage(UserError):
+    """The file at ``path`` holds no image that can be read."""
+
+    def __init__(self, path: str | BinaryIO, reason: object) -> None:
+        super().__init__(
+            f"{path}: cannot be read as an image ({reason}); mend or remove the file, or go on without it by "
+            "--skip-bad-images"
+        )
+        self.path, self.reason = path, str(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # workers hand it over
+        return type(self), (self.path, self.reason)
+
+
+def open_image(path: str | BinaryIO, colour: str) -> Image.Image:
+    """An image upright (EXIF rotation applied) in mode ``colour`` ('L' or 'RGB'), of a path or an open binary file.
+
+    Raises ``UnreadableImage`` with the path when the file cannot be read, a plain ``UserError`` when that is not the
+    file's fault.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
+            return _open_image(path, colour)
+    except Exception as error:  # each of Pillow's readers has its own ways to fail on a damaged file
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
+            raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
+        raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _open_image(path: str | BinaryIO, colour: str) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        return in_colour(image, colour)
+
+
+def in_colour(image: Image.Image, colour: str) -> Image.Image:
+    """An image that Pillow has read in mode ``colour`` ('L' or 'RGB')."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        # Pillow clips 16-bit grey instead of scaling it.
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == colour else image.convert(colour)
+
+
+def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
+    """A uint8 tensor (channels, size, size) of a file, its channels next to each other in memory.
+
+    With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training; without, what ``view`` shows in
+    evaluation. Raises what ``open_image`` raises.
+    """
+    plain = read_plain_jpeg(path, colour)
+    if plain is not None:
+        data, width, height = plain
+        box, place = boxes(view, width, height, uniforms)
+        pixels = jpeg.decode_region(data, box)
+        if pixels is not None:
+            return cropped(pixels.permute(2, 0, 1), view, place)
+    image = open_image(path, colour)
+    box, place = boxes(view, *image.size, uniforms)
+    left, top, right, bottom = box
+    return cropped(to_tensor(image)[:, top:bottom, left:right], view, place)
+
+
+def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
+    """A uint8 tensor (channels, size, size) of a whole file, resampled only when it has another size.
+
+    A view of (size, size, channels) memory. Raises what ``open_image`` raises.
+    """
+    return resized(to_tensor(open_image(path, colour)), size, "bilinear")
+
+
+def decoder() -> str:
+    """Name and version of what decodes plain JPEG files here, for the log."""
+    if jpeg.nvimgcodec is not None:
+        return f"nvImageCodec {jpeg.nvimgcodec.__version__}, regions"
+    return f"torchvision {metadata.version('torchvision')}, whole images"
+
+
+def read_plain_jpeg(path: str, colour: str) -> tuple[bytes, int, int] | None:
+    """Content, width and height of a file that need not go through Pillow; None for all others."""
+    if colour != "RGB":
+        return None  # Pillow makes grey from rounded RGB
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if file.read(len(jpeg.START)) != jpeg.START:
+                return None
+            file.seek(0)
+            data = file.read()
+    except OSError:
+        return None
+    size = jpeg.plain_size(data)
+    if size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or math.inf):
+        return None  # Pillow warns of large images and refuses enormous ones
+    return data, *size
+
+
+def to_tensor(image: Image.Image) -> torch.Tensor:
+    """The pixels as a uint8 tensor (channels, height, width), a view of (height, width, channels) memory."""
+    pixels = torch.from_numpy(np.array(image))
+    return (pixels[:, :, None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
+
+
+def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Place | None]:
+    """Which pixels of a file are looked at, and for evaluation (``uniforms`` is None) their place in the view."""
+    if uniforms is not None:
+        return random_box(width, height, uniforms), None
+    place = view.place(width, height)
+    return place.box, place
+
+
+def cropped(pixels: torch.Tensor, view: View, place: Place | None) -> torch.Tensor:
+    """The pixels (channels, h, w) of what ``boxes`` said as (channels, size, size)."""
+    return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
+
+
+def random_box(width: int, height: int, uniforms: np.ndarray) -> Box:
+    """A box of random area and aspect ratio, as torchvision's ``RandomResizedCrop`` draws it.
+
+    ``uniforms``: ten pairs for area and ratio (the first that fits is taken), then two for the place.
+    """
+    low, high = (math.log(ratio) for ratio in CROP_RATIO)
+    across, down = uniforms[2 * CROP_ATTEMPTS : 2 * CROP_ATTEMPTS + 2]
+    for first, second in uniforms[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2):
+        area = width * height * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * float(first))
+        ratio = math.exp(low + (high - low) * float(second))
+        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            left = math.floor(float(across) * (width - box_width + 1))
+            top = math.floor(float(down) * (height - box_height + 1))
+            return left, top, left + box_width, top + box_height
+    ratio = min(max(width / height, CROP_RATIO[0]), CROP_RATIO[1])
+    box_width, box_height = min(width, round(height * ratio)), min(height, round(width / ratio))
+    left, top = (width - box_width) // 2, (height - box_height) // 2
+    return left, top, left + box_width, top + box_height

@@ -1,0 +1,144 @@
+"""JPEG files decoded on a GPU: worker processes only read them, the device decodes, crops and resizes (nvJPEG).
+
+Works on a CPU too, slower than ``decode_crop``. nvJPEG's pixels differ from libjpeg-turbo's by some levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import deterministic
+
+from utils.config.settings import UserError
+from utils.data.images.decoding import boxes, cropped, decode_crop, open_image, read_plain_jpeg, to_tensor
+from utils.data.images.view import Box, Place, View
+from utils.data.workers import in_shared_memory
+
+
+class JpegFile(NamedTuple):
+    """A plain JPEG file still to be decoded: ``data`` uint8 (bytes,) and what ``boxes`` says of it."""
+
+    path: str
+    data: torch.Tensor
+    box: Box
+    place: Place | None
+
+
+class MixedBatch(NamedTuple):
+    """A batch on its way from a worker to the device.
+
+    ``data``: uint8 (bytes,), the JPEG files one after the other, because a tensor costs a worker a file descriptor
+    on the way. ``lengths``: bytes of each image's file, 0 where the image is in ``decoded``: uint8 (m, channels, size,
+    size), in the batch's order. ``paths``, ``boxes`` and ``places`` are those of the files.
+    """
+
+    data: torch.Tensor
+    lengths: list[int]
+    decoded: torch.Tensor
+    paths: list[str]
+    boxes: list[Box]
+    places: list[Place | None]
+    view: View
+
+
+def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
+    """A plain JPEG file as it is, any other file decoded, cropped and resized: uint8 (channels, size, size).
+
+    ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path when the file cannot be read.
+    """
+    plain = read_plain_jpeg(path, colour)
+    if plain is None:
+        return decode_crop(path, view, colour, uniforms)
+    data, width, height = plain
+    return JpegFile(path, torch.frombuffer(bytearray(data), dtype=torch.uint8), *boxes(view, width, height, uniforms))
+
+
+def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
+    """What ``read_for_gpu`` gave for the images of a batch, in a few tensors."""
+    files = [item for item in items if isinstance(item, JpegFile)]
+    images = [item for item in items if isinstance(item, torch.Tensor)]
+    nothing = torch.empty(0, dtype=torch.uint8)
+    return MixedBatch(
+        data=in_shared_memory(torch.cat([file.data for file in files])) if files else nothing,
+        lengths=[len(item.data) if isinstance(item, JpegFile) else 0 for item in items],
+        decoded=in_shared_memory(torch.stack(images))
+        if images
+        else nothing.view(0, 1 if colour == "L" else 3, view.size, view.size),
+        paths=[file.path for file in files],
+        boxes=[file.box for file in files],
+        places=[file.place for file in files],
+        view=view,
+    )
+
+
+def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
+    """The images of a batch on ``device``, in order: uint8 (n, channels, size, size).
+
+    Raises ``UserError`` with the path of a file that turns out to be damaged.
+    """
+    finished = iter(batch.decoded.to(device, non_blocking=True))
+    files = list(batch.data.split([length for length in batch.lengths if length])) if batch.paths else []
+    images = _decode_files(files, batch.paths, device)
+    crops = iter(_crop_and_resize(images, batch)) if files else iter(())
+    return torch.stack([next(crops) if length else next(finished) for length in batch.lengths])
+
+
+def require_decoder(device: torch.device) -> None:
+    """Raise ``UserError`` when JPEG files cannot be decoded on ``device``: torchvision may be built without nvJPEG."""
+    from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
+
+    file = encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
+    try:
+        decode_jpeg([file], ImageReadMode.RGB, device)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--decode gpu: torchvision cannot decode on {device} ({reason}); use --decode cpu") from error
+
+
+def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.device) -> list[torch.Tensor]:
+    """Whole images, uint8 (3, height, width) each, on ``device``."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    try:
+        with _no_other_use_of_free_memory(device):
+            return decode_jpeg(files, ImageReadMode.RGB, device) if files else []
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        if len(files) > 1:  # which of them it was is not told
+            return [_decode_files([file], [path], device)[0] for file, path in zip(files, paths, strict=True)]
+        # Either damaged, which Pillow then says with the path, or of a kind that this decoder does not know.
+        return [to_tensor(open_image(paths[0], "RGB")).to(device)]
+
+
+@contextmanager
+def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
+    """Inside, memory that torch's allocator hands out on ``device`` can be written from any stream at once.
+
+    torchvision allocates the images on the current stream, and nvJPEG writes them on one of its own, which waits for
+    nothing. The current stream may still be reading crops from memory that it has freed since; and with deterministic
+    algorithms it fills all new memory, perhaps after nvJPEG has written there.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.current_stream(device).synchronize()
+    fills = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        deterministic.fill_uninitialized_memory = fills
+
+
+def _crop_and_resize(images: list[torch.Tensor], batch: MixedBatch) -> torch.Tensor:
+    """uint8 (n, 3, size, size); computed in float32, because a GPU has no such kernel for uint8."""
+    crops = [
+        cropped(image[:, top:bottom, left:right].float(), batch.view, place)
+        for image, (left, top, right, bottom), place in zip(images, batch.boxes, batch.places, strict=True)
+    ]
+    return torch.stack(crops).round_().clamp_(0, 255).to(torch.uint8)

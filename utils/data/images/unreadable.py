@@ -1,0 +1,70 @@
+"""What becomes of images that cannot be read: the run ends, others stand in for them, or they are left out.
+
+All of it depends on the files alone, not on loader, workers or ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from utils.config.settings import UserError
+from utils.data.images.decoding import UnreadableImage
+from utils.data.sample_plan import Share
+
+REFUSE, REPLACE, LEAVE_OUT = "refuse", "replace", "leave out"
+MOST_IN_A_ROW = 100  # this many one after the other are a disk or a folder that is not there, no bad images
+
+
+def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple[int, list[str]]:
+    """The first image from ``index`` on, of ``count`` in a circle, that ``read`` can read, and the paths before it.
+
+    Raises ``UserError`` when there are too many of these.
+    """
+    passed: list[str] = []
+    for number in range(index, index + min(MOST_IN_A_ROW, count)):
+        try:
+            read(number % count)
+            return number % count, passed
+        except UnreadableImage as error:
+            passed.append(error.path)
+            last = error
+    raise UserError(
+        f"{passed[0]} and the {len(passed) - 1} images after it cannot be read ({last.reason}); --skip-bad-images is "
+        "for a few bad images: see to the disk or the folder"
+    ) from last
+
+
+def read_share(
+    share: Share, count: int, policy: str, read: Callable[[int, int, int], None]
+) -> tuple[Share, np.ndarray]:
+    """Read the images of ``share``, of a set of ``count``: gives it as it was read, and the images it shows (int64).
+
+    ``read(image, sample, place)`` reads one image with the random numbers of the share's ``sample``-th sample and puts
+    it at ``place`` in the batch; it raises ``UnreadableImage``. With ``policy`` REPLACE the next readable image stands
+    in; with LEAVE_OUT there is none, but it must exist; with REFUSE the error is passed on.
+    """
+    if policy == REFUSE:
+        for sample, image in enumerate(share.indices.tolist()):
+            read(image, sample, sample)
+        return share, share.indices
+    shown: list[int] = []
+    kept: list[int] = []
+    unreadable: list[str] = []
+    replaced = 0
+    for sample, index in enumerate(share.indices.tolist()):
+        image, passed = first_readable(index, count, partial(read, sample=sample, place=len(shown)))
+        if passed and policy == LEAVE_OUT:
+            unreadable.append(passed[0])
+            continue
+        shown.append(image)
+        kept.append(index)
+        if sample < share.count:  # the others belong to another rank, which tells of them
+            unreadable += passed
+            replaced += bool(passed)
+    if policy == LEAVE_OUT:
+        share = dataclasses.replace(share, indices=np.array(kept, dtype=np.int64), count=len(kept))
+    return dataclasses.replace(share, unreadable=tuple(unreadable), replaced=replaced), np.array(shown, dtype=np.int64)

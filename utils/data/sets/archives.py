@@ -1,0 +1,224 @@
+"""Data sets that have to be fetched or unpacked first: ImageNet's archives, and what torchvision downloads.
+
+Whatever cuts this short, a later start takes it up again, and none takes a part for the whole: ImageNet is unpacked
+into a hidden folder, a class at a time, and what bears its own name is whole; torchvision's archives have MD5 sums, and
+what came out of them is read before it is believed. One process of a machine works at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from utils.config.settings import UserError
+from utils.data.sets import readers
+from utils.data.sets.claims import Log, claim, leave
+
+UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
+LOG_SECONDS = 10  # between two lines about the progress
+
+
+@contextmanager
+def _alone(root: Path, doing: str, needed: Callable[[], bool], log: Log) -> Iterator[bool]:
+    """Whether the work is this process's, which then has it alone; False when it is not, or no longer, ``needed``."""
+    while needed():
+        file = claim(root / UNPACKING, doing, log, heed_mistakes=True)
+        if file is None:
+            continue
+        with file:
+            try:
+                yield needed()
+            except UserError as error:
+                leave(file, error)
+                raise
+            finally:
+                with suppress(OSError):
+                    os.unlink(file.name)
+        return
+    yield False
+
+
+# ------------------------------------------------------------------------------------------ ImageNet
+
+
+def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
+    """Make the folders ``splits`` of 'train' and 'val' from ImageNet's archives when only those lie at ``root``.
+
+    Needs no more disk than the images. Raises ``UserError`` for an archive that is missing or damaged.
+    """
+    from torchvision.datasets.imagenet import ARCHIVE_META
+
+    def missing() -> list[str]:
+        return [split for split in splits if not (root / split).is_dir()]
+
+    names = {split: ARCHIVE_META[split][0] for split in ("train", "val")}
+    if not any((root / names[split]).is_file() for split in missing()):
+        return
+    doing = f"Waiting for another process that unpacks ImageNet in {root}"
+    try:
+        with _alone(root, doing, lambda: bool(missing()), log) as mine:
+            if not mine:
+                return
+            archives = [*missing(), *(["devkit"] if "val" in missing() else [])]
+            _refuse_missing(root, [ARCHIVE_META[archive][0] for archive in archives])
+            for split in missing():
+                _unpack_split(root, split, log)
+            shutil.rmtree(root / UNPACKING, ignore_errors=True)
+    except (RuntimeError, OSError, tarfile.TarError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--datapath {root}: ImageNet's archives cannot be unpacked ({reason})") from error
+
+
+def has_imagenet(root: Path) -> bool:
+    """Whether ImageNet's archives lie at ``root``."""
+    from torchvision.datasets.imagenet import ARCHIVE_META
+
+    return any((root / ARCHIVE_META[split][0]).is_file() for split in ("train", "val"))
+
+
+def _refuse_missing(root: Path, names: list[str]) -> None:
+    """Before an hour of work on the others."""
+    lacking = [name for name in names if not (root / name).is_file()]
+    if lacking:
+        raise UserError(
+            f"--datapath {root}: lacks {' and '.join(lacking)}, without which ImageNet's other archives are of no use; "
+            "put it there"
+        )
+
+
+def _unpack_split(root: Path, split: str, log: Log) -> None:
+    """``root``/``split``, which appears when it is whole."""
+    from torchvision.datasets.imagenet import ARCHIVE_META
+    from torchvision.datasets.utils import check_integrity
+
+    work = root / UNPACKING
+    work.mkdir(exist_ok=True)
+    name, md5 = ARCHIVE_META[split]
+    archive = root / name
+    log(f"Checking {archive} ({archive.stat().st_size / 1e9:,.1f} GB)")
+    if not check_integrity(archive, md5):
+        raise UserError(f"{archive}: is damaged or not whole (not its MD5 sum {md5}); get it again")
+    log(f"Unpacking {archive}")
+    with tarfile.open(archive) as opened:
+        whole = _unpack_train(opened, work, log) if split == "train" else _unpack_validation(opened, root, work, log)
+    os.sync()  # a name shall not reach the disk before the images
+    os.rename(whole, root / split)
+
+
+def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
+    """The folder with a folder a class, from an archive with an archive a class; a whole one is not unpacked again."""
+    whole = work / "train"
+    whole.mkdir(exist_ok=True)
+    classes = [member for member in archive if member.isfile()]
+    told = time.monotonic()
+    for number, member in enumerate(classes, 1):
+        target = whole / Path(member.name).stem
+        if not target.is_dir():
+            part = work / f"class.{uuid.uuid4().hex}"
+            part.mkdir()
+            with tarfile.open(fileobj=archive.extractfile(member)) as images:
+                for image in images:
+                    if image.isfile():
+                        _write(images, image, part)
+            os.rename(part, target)
+        told = _tell(told, f"Unpacking train/: {number:,} of {len(classes):,} classes", log)
+    return whole
+
+
+def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Log) -> Path:
+    """The folder with a folder a class, from an archive of all images and the development kit's list of classes."""
+    from torchvision.datasets import imagenet
+
+    imagenet.parse_devkit_archive(work, str((root / imagenet.ARCHIVE_META["devkit"][0]).absolute()))
+    classes = imagenet.load_meta_file(work)[1]
+    images = sorted((member for member in archive if member.isfile()), key=lambda member: Path(member.name).name)
+    if len(images) != len(classes):
+        raise RuntimeError(f"{len(images):,} validation images, and classes for {len(classes):,} in the devkit")
+    part = work / f"val.{uuid.uuid4().hex}"
+    for name in set(classes):
+        (part / name).mkdir(parents=True)
+    told = time.monotonic()
+    for number, (image, name) in enumerate(zip(images, classes, strict=True), 1):
+        _write(archive, image, part / name)
+        told = _tell(told, f"Unpacking val/: {number:,} of {len(images):,} images", log)
+    return part
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """A member into ``folder``, wherever its name says that it belongs."""
+    with open(folder / Path(member.name).name, "xb") as file:
+        shutil.copyfileobj(archive.extractfile(member), file)
+
+
+def _tell(told: float, line: str, log: Log) -> float:
+    """Log the line when the last one was ``told`` some time ago; gives when the last one now was."""
+    if time.monotonic() - told < LOG_SECONDS:
+        return told
+    log(line)
+    return time.monotonic()
+
+
+def refuse_half_unpacked(folder: Path) -> None:
+    """Raise ``UserError`` where another program's unpacking of ImageNet was cut: it sorts ``folder`` last of all."""
+    with os.scandir(folder) as entries:
+        loose = sorted(entry.name for entry in entries if entry.name.endswith((".JPEG", ".tar")))
+    if loose:
+        raise UserError(
+            f"--datapath: {folder} holds {len(loose):,} files beside its class folders ({loose[0]} ...), as an "
+            f"unpacking that was cut leaves them; remove {folder}, and it is unpacked anew from the archives"
+        )
+
+
+# -------------------------------------------------------------------------------- torchvision's downloads
+
+
+def fetch(name: str, root: Path, log: Log) -> None:
+    """Download a named set through torchvision into ``root``, unless it is there and whole.
+
+    torchvision goes by an archive's MD5 sum, but takes any unpacked idx file for whole. Raises ``UserError``.
+    """
+    kinds = _torchvisions()
+    if name not in kinds:
+        raise UserError(f"--download: {name} cannot be fetched; get it from its owners and give --datapath")
+    kind = kinds[name]
+    doing = f"Waiting for another process that fetches {name} into {root}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root, doing, lambda: not _is_whole(name, root), log) as mine:
+            if mine:
+                if name in readers.IDX_FOLDERS:
+                    readers.remove_damaged_idx(root / readers.IDX_FOLDERS[name] / "raw")
+                for train in (True, False):
+                    kind(str(root), train=train, download=True)
+    except (RuntimeError, OSError, EOFError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--download: {name} could not be fetched into {root} ({reason})") from error
+
+
+def _torchvisions() -> dict[str, Any]:
+    from torchvision import datasets
+
+    return {
+        "mnist": datasets.MNIST,
+        "fashionmnist": datasets.FashionMNIST,
+        "cifar10": datasets.CIFAR10,
+        "cifar100": datasets.CIFAR100,
+    }
+
+
+def _is_whole(name: str, root: Path) -> bool:
+    """Whether the set can be read."""
+    try:
+        if name not in readers.IDX_FOLDERS:
+            return readers.read_cifar(root, name) is not None
+        place = readers.find_idx(root, readers.IDX_FOLDERS[name])
+        return place is not None and readers.read_idx(place) is not None
+    except UserError:
+        return False

@@ -1,0 +1,61 @@
+"""What to do with a folder that holds no data set in a form that can be read: a hint from what lies there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from utils.data.sets.class_folders import (
+    LOOKED_AT,
+    TRAINING_FOLDERS,
+    VALIDATION_FOLDERS,
+    find_splits,
+    holds_images,
+    is_image,
+    printable,
+    validation_folder,
+    visible,
+)
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
+NAMED_SETS = {
+    "cifar-10-batches-py": "cifar10", "cifar-100-python": "cifar100", "MNIST": "mnist", "FashionMNIST": "fashionmnist",
+}  # fmt: skip
+SHOWN = 3  # names in a hint
+
+
+def hint(root: Path, name: str, evaluate: bool = False) -> str:
+    """What lies at ``root``, where data set ``name`` was looked for, and what to do; empty where nothing tells.
+
+    ``evaluate``: it was looked for to evaluate it.
+    """
+    entries = sorted(islice(visible(root), LOOKED_AT))
+    folders = [path for path in entries if path.is_dir()]
+    if root.resolve().name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS) and find_splits(root.resolve().parent):
+        return f"it is one of two splits: use --datapath {root.parent if root.name not in ('', '.', '..') else '..'}"
+    if validation := validation_folder(root):
+        return f"it holds {validation.name}/ and no train/: add it (only --evaluate needs none)"
+    if inner := [folder for folder in folders if find_splits(folder)]:
+        found = [path for folder in inner for path in find_splits(folder)]
+        return f"it holds {_names(root, found)}: use --datapath {inner[0]}"
+    if named := [path for path in folders if NAMED_SETS.get(path.name, name) != name]:
+        return f"it holds {_names(root, named)}/: use --dataname {NAMED_SETS[named[0].name]}"
+    if classes := [folder for folder in folders if holds_images(folder)]:
+        own = "add --val-split 0.1" if name == "folder" else "put such folders into train/ and val/"
+        return f"it holds {_names(root, classes, '/')}: {own}"
+    for folder in folders:
+        if classes := [path for path in sorted(visible(folder)) if path.is_dir() and holds_images(path)]:
+            share = "" if evaluate else " --val-split 0.1"
+            return f"it holds {_names(root, classes, '/')}: use --datapath {folder}{share}"
+    if loose := [path for path in entries if is_image(path.name)]:
+        return f"it holds {_names(root, loose)}: put each class's images into a folder of the class's name"
+    if packed := [path for path in entries if path.name.lower().endswith(ARCHIVES)]:
+        return f"it holds {_names(root, packed)}: unpack it first"
+    return ""
+
+
+def _names(root: Path, paths: Sequence[Path], mark: str = "") -> str:
+    more = ", ..." if len(paths) > SHOWN else ""
+    return ", ".join(printable(os.path.relpath(path, root)) + mark for path in paths[:SHOWN]) + more

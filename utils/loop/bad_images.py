@@ -1,0 +1,39 @@
+"""Images that cannot be read and are passed over with --skip-bad-images: counted and listed, over all ranks."""
+
+from __future__ import annotations
+
+import os
+
+from utils.checkpoint.progress import Progress
+from utils.data.loaders import Batch
+from utils.record.writer import NullWriter
+from utils.runtime.distributed import Distributed
+
+
+class BadImages:
+    """Notes what batches say of unreadable images; without ``enabled`` there are none, and nothing is exchanged."""
+
+    def __init__(self, enabled: bool, distributed: Distributed, writer: NullWriter) -> None:
+        self.enabled, self.distributed, self.writer = enabled, distributed, writer
+        self._paths: set[str] = set()
+        self._replaced = 0
+
+    def note(self, batch: Batch) -> None:
+        """Remember the batch's unreadable images until the ranks next put theirs together."""
+        self._paths.update(map(os.path.abspath, batch.unreadable))
+        self._replaced += batch.replaced
+
+    def collect(self, progress: Progress) -> None:
+        """Enter what all ranks have met into ``progress``; new paths are told and listed. A synchronisation point."""
+        if not self.enabled:
+            return
+        known = set(progress.bad_images)
+        for paths, replaced in self.distributed.gather((self._paths, self._replaced)):
+            known |= paths
+            progress.replaced_images += replaced
+        self._paths, self._replaced = set(), 0
+        new = len(known) - len(progress.bad_images)
+        if new:
+            progress.bad_images = sorted(known)
+            self.writer.bad_images(progress.bad_images)
+            self.writer.log(f"warning: {new} more image(s) that cannot be read are passed over, {len(known)} so far")

@@ -1,0 +1,104 @@
+"""Which of the given settings have no effect in this run, found once its parts are there.
+
+What a setting needs is declared beside its default (``effect`` and ``in_evaluation`` in ``utils/config/settings.py``).
+Much of it is only known late: which augmentation a data set has, whether its images stream, which layers a network
+calls.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from utils.config.rules import FLAG, RECIPE
+from utils.config.settings import Settings, all_settings, as_flag, as_text
+from utils.data.loaders import choose
+from utils.data.sets.readers import MemoryImages
+from utils.optim.batch_norm_statistics import layers_with_statistics
+from utils.optim.optimizers import has_momentum
+from utils.precision.amp import never_called, resolve_amp
+from utils.runtime.distributed import Distributed
+
+
+class Facts(NamedTuple):
+    """What the ``effect`` of a setting may ask for besides the settings.
+
+    ``continues``: the run goes on in a folder that is there. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
+    its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
+    ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
+    device's memory. ``remainder``: training images beyond the last full global batch. ``has_filters``: the
+    network has convolutions. ``gathers_statistics``: it has batch norm with running statistics.
+    ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
+    """
+
+    continues: bool
+    on_gpu: bool
+    precision: str
+    processes: int
+    local_processes: int
+    augmentation: tuple[str, ...]
+    in_memory: bool
+    any_size: bool
+    resizes: bool
+    resident: bool
+    has_momentum: bool
+    warmup_steps: int
+    remainder: int
+    has_filters: bool
+    gathers_statistics: bool
+    never_called: tuple[str, ...]
+
+
+def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bool) -> Facts:
+    """The facts of a run with these ``parts`` (``main.Parts``). Takes a forward pass when there are fp32 layers."""
+    data, device, train = parts.data, distributed.device, not args.run.evaluate
+    shape = (data.spec.channels, data.image_size, data.image_size)
+    return Facts(
+        continues=continues,
+        on_gpu=device.type == "cuda",
+        precision=resolve_amp(args.precision, device),
+        processes=distributed.world_size,
+        local_processes=distributed.local_world_size,
+        augmentation=data.augment,
+        in_memory=isinstance(data.validation, MemoryImages),
+        any_size=not data.spec.fixed_size,
+        resizes=data.preprocessing.resizes,
+        resident=choose(data, args.data, device)[0],
+        has_momentum=has_momentum(args.optimisation.optimizer),
+        warmup_steps=parts.lr_policy.warmup_steps if train else 0,
+        remainder=len(data.train) % args.data.global_batch_size if train else 0,
+        has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
+        gathers_statistics=bool(layers_with_statistics(parts.model)),
+        never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),
+    )
+
+
+def without_effect(args: Settings, facts: Facts) -> list[str]:
+    """A line for each setting that was given and changes nothing.
+
+    Given is every flag, and in a recipe what differs from the default: a run's own ``config.yaml`` holds all settings.
+    What is off by default and given as off asks for nothing. A recipe describes a training, also to ``--evaluate``.
+    """
+    v = SimpleNamespace(**args.values(), **facts._asdict())
+    lines = []
+    for group, option in all_settings():
+        name, meta = option.name, option.metadata
+        origin, value = args.origins[name], getattr(getattr(args, group), name)
+        asked = origin == FLAG or (origin == RECIPE and value != option.default)
+        if not asked or (value == option.default and not value):
+            continue
+        in_evaluation = meta["in_evaluation"] and group != "optimisation"
+        if args.run.evaluate and not in_evaluation:
+            end = "does nothing with --evaluate" if origin == FLAG else None
+        else:
+            end = meta["effect"] and meta["effect"](v)
+        if end:
+            lines.append(f"{_as_given(name, value, args.run.config if origin == RECIPE else None)} {end}")
+    return lines
+
+
+def _as_given(name: str, value: Any, recipe: str | None) -> str:
+    """The setting as it was written: a flag, or a line of a recipe."""
+    return as_flag(name, value) if recipe is None else f"recipe {recipe}: {name.replace('_', '-')}: {as_text(value)}"

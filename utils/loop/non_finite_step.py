@@ -1,0 +1,115 @@
+"""Steps whose gradient is not finite: undone, explained, told and, if wanted, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.checkpoint.progress import Progress
+from utils.config.settings import Settings
+from utils.data.loaders import Batch, TrainLoader
+from utils.data.sample_plan import step_seed
+from utils.loop.bad_batch import save_bad_batch
+from utils.precision.amp import resolve_amp
+from utils.precision.buffers import BufferCopy
+from utils.precision.diagnosis import BadStep, examine
+from utils.record.writer import NullWriter
+from utils.runtime.distributed import Distributed
+
+Forward = Callable[[nn.Module, Batch], tuple[torch.Tensor, ...]]  # gives logits (n, classes), loss, ...
+
+
+class StepWatch:
+    """Knows how to go back to the beginning of a step and to repeat it with every layer watched.
+
+    While all is well it only copies the buffers. ``folder`` is the run's, None where nothing is written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_loader: TrainLoader,
+        args: Settings,
+        distributed: Distributed,
+        writer: NullWriter,
+        folder: Path | None,
+        description: dict[str, Any] | None,
+    ) -> None:
+        self.model, self.train_loader, self.args = model, train_loader, args
+        self.distributed, self.writer = distributed, writer
+        self.folder, self.description = folder, description
+        self._buffers = BufferCopy(model)
+
+    def begin_step(self, progress: Progress) -> None:
+        """Remember what a forward pass changes, and seed the step's randomness, a function of the position."""
+        self._buffers.remember()
+        self.distributed.seed(self._seed(progress))
+
+    def undo_and_explain(self, progress: Progress, scale: torch.Tensor, forward: Forward) -> BadStep:
+        """Take the step's traces back, find out what was not finite, and write it down. For all ranks together.
+
+        ``scale`` is the loss scale, a tensor (). The samples are read again, so that no step has to keep them.
+        """
+        self._go_back()
+        batches = self.train_loader.step_again(progress.epoch, progress.step_in_epoch)
+        if self.args.precision.dump_bad_batch and self.folder is not None:
+            self._dump(batches, progress, scale)
+        self.distributed.seed(self._seed(progress))
+        finding = examine(
+            self.model,
+            batches,
+            forward=lambda batch: forward(self.model, batch)[:2],
+            backward=lambda batch, loss: (loss * scale * batch.weight).backward(),
+            rank=self.distributed.rank,
+        )
+        self._go_back()
+        findings = self.distributed.gather(finding)
+        position = progress.step + 1, progress.epoch + 1, float(scale)
+        return self._write_down(BadStep.from_findings(*position, findings, self._samples(progress)))
+
+    def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
+        """Write down a step that some optimizers skipped, not all; ``names``: of the parameters it was skipped for."""
+        position = progress.step + 1, progress.epoch + 1, float(scale)
+        origin, samples = f"gradient of {', '.join(names)}", self._samples(progress)
+        return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
+
+    def _write_down(self, bad: BadStep) -> BadStep:
+        self.writer.log(bad.details(), to_console=False)
+        self.writer.text("AMP/non_finite", bad.details(), bad.step)
+        return bad
+
+    def _samples(self, progress: Progress) -> list[int]:
+        return self.train_loader.plan.step_indices(progress.epoch, progress.step_in_epoch).tolist()
+
+    def _seed(self, progress: Progress) -> int:
+        return step_seed(self.args.run.seed, progress.step, self.distributed.rank)
+
+    def _go_back(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        self._buffers.restore()
+
+    def _dump(self, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
+        """All that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
+        path = save_bad_batch(
+            self.folder / "bad_batches",
+            {
+                **{name: self.description[name] for name in ("arch", "settings", "classes")},
+                "image_shape": list(batches[0].images.shape[1:]),
+                "model": self.model.state_dict(),
+                "passes": [
+                    {
+                        "images": batch.images, "targets": batch.targets, "indices": torch.as_tensor(batch.indices),
+                        "weight": batch.weight,
+                    }
+                    for batch in batches
+                ],
+                "step": progress.step + 1, "epoch": progress.epoch + 1, "rank": self.distributed.rank,
+                "seed": self._seed(progress), "scale": float(scale),
+                "amp": resolve_amp(self.args.precision, self.distributed.device),
+            },
+        )  # fmt: skip
+        self.writer.log(f"batch saved: {path}" if path else "batch not saved: there are enough, or the disk refused")

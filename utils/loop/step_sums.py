@@ -1,0 +1,65 @@
+"""The steps since the host last looked: what was computed in them, still on the device."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+
+from utils.checkpoint.progress import Progress
+from utils.data.loaders import Batch
+from utils.record.metrics import COUNT, ClassificationMeter
+from utils.record.reporter import StepRecord
+from utils.runtime.distributed import Distributed
+
+
+class StepSums:
+    """Sums of at most ``steps`` optimizer steps, collected over all ranks at the points that TraVal chooses."""
+
+    def __init__(self, steps: int, distributed: Distributed) -> None:
+        self.steps, self.distributed = steps, distributed
+        self.meter = ClassificationMeter(steps, distributed.device)
+        self.pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
+        self._loss_names: list[str] | None = None
+
+    @property
+    def full(self) -> bool:
+        return len(self.pending) == self.steps
+
+    def add_pass(self, batch: Batch, loss: torch.Tensor, output: torch.Tensor, named: dict[str, torch.Tensor]) -> None:
+        """Add a forward pass of the step under way: its mean loss, logits (n, classes) and named losses."""
+        self.meter.update(len(self.pending), loss, output, batch.targets, named)
+
+    def end_step(self, lr: float, norm: torch.Tensor, scale: torch.Tensor) -> None:
+        """End the step: its learning rate, gradient norm and loss scale."""
+        self.pending.append((lr, norm, scale))
+
+    def collect(self, progress: Progress) -> list[StepRecord]:
+        """Bring the steps to the host, enter them into ``progress`` and begin anew. A synchronisation point."""
+        steps = len(self.pending)
+        if not steps:
+            return []
+        if self._loss_names is None:  # a rank whose first shares are empty has not met them
+            named = self.distributed.gather(list(self.meter.named))
+            self._loss_names = progress.loss_names = list(dict.fromkeys(itertools.chain(*named)))
+        lrs, norms, scales = zip(*self.pending, strict=True)
+        columns = [self.meter.sums, *(self.meter.column(name)[:, None] for name in self._loss_names)]
+        sums = self.distributed.all_reduce_sum(torch.cat(columns, dim=1)[:steps])
+        rows = torch.cat([torch.stack([torch.stack(norms), torch.stack(scales)], dim=1).double(), sums], dim=1).tolist()
+        self.pending.clear()
+        self.meter.reset()
+        first = progress.step - steps + 1
+        records = [_enter(progress, first + n, lr, row) for n, (lr, row) in enumerate(zip(lrs, rows, strict=True))]
+        progress.last_step = list(records[-1])
+        return records
+
+
+def _enter(progress: Progress, step: int, lr: float, row: list[float]) -> StepRecord:
+    """Add one step's sums to the epoch's and the window's."""
+    norm, scale, *sums = row
+    loss, top1, top5, count = sums[: COUNT + 1]
+    progress.samples_seen += round(count)
+    if math.isfinite(loss):  # a skipped step's loss must not spoil the means
+        progress.add(sums)
+    return StepRecord(step, progress.epoch + 1, loss / count, 100 * top1 / count, 100 * top5 / count, lr, norm, scale)

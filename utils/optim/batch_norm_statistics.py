@@ -1,0 +1,117 @@
+"""Batch-norm statistics for weights that no training step has had: those of the moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from utils.runtime.distributed import Distributed
+
+
+class Loader(Protocol):
+    """What ``recompute`` asks of a training loader."""
+
+    def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Any]]:
+        """How many forward passes there are in all, and this rank's batches of them."""
+
+
+@torch.no_grad()
+def recompute(
+    model: nn.Module,
+    loader: Loader,
+    epoch: int,
+    steps: int,
+    distributed: Distributed,
+    autocast: AbstractContextManager,
+    between: Callable[[], None],
+) -> None:
+    """Set ``model``'s batch-norm statistics to the mean and variance over the samples of ``epoch``'s first ``steps``.
+
+    Each layer normalises by the statistics of the pass under way and counts them; mean and unbiased variance over all
+    passes are pooled (PreciseBN: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3). Everything else is
+    in evaluation mode, without dropout, as it is when the statistics are used. Passes are composed without regard to
+    ranks, which take them in turn, and are summed one by one: any number of ranks gets the same bits. ``between`` is
+    called as often on all ranks. A layer that is not called, that the network keeps in evaluation mode, or whose
+    statistics would not be finite keeps what it has.
+    """
+    layers = layers_with_statistics(model)
+    if not layers or not steps:
+        return
+    model.eval()
+    sums = _Sums(layers, distributed.device)
+    total, batches = loader.shared_out(epoch, steps)
+    for _ in range(0, total, distributed.world_size):
+        batch = next(batches, None)  # in the last round some ranks have none, and add nothing
+        if batch is not None:
+            with sums.watching(), autocast:
+                model(batch.images)
+        for row in distributed.all_gather(sums.take()):
+            sums.total += row
+        between()
+    sums.pool()
+
+
+def layers_with_statistics(model: nn.Module) -> list[_BatchNorm]:
+    """The batch-norm layers that gather running statistics when ``model`` trains. Leaves it in training mode."""
+    model.train()
+    layers = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [layer for layer in layers if layer.training and layer.running_mean is not None]
+
+
+class _Sums:
+    """Counts, sums and squares of ``layers``' inputs, in float64: a row for all channels of all layers.
+
+    ``total``: over the passes so far, (3, channels).
+    """
+
+    def __init__(self, layers: list[_BatchNorm], device: torch.device) -> None:
+        self.layers, self.sizes = layers, [layer.num_features for layer in layers]
+        self.total = torch.zeros(3, sum(self.sizes), dtype=torch.float64, device=device)
+        self._row = torch.zeros_like(self.total)
+        self._parts = dict(zip(layers, self._row.split(self.sizes, dim=1), strict=True))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, layers normalise by the batch, as they do without statistics, and their inputs are counted."""
+        kept = [(layer, layer.running_mean, layer.running_var) for layer in self.layers]
+        hooks = [layer.register_forward_pre_hook(self._add) for layer in self.layers]
+        for layer in self.layers:
+            layer.running_mean = layer.running_var = None
+        try:
+            yield
+        finally:
+            for layer, mean, variance in kept:
+                layer.running_mean, layer.running_var = mean, variance
+            for hook in hooks:
+                hook.remove()
+
+    def _add(self, layer: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+        values, row = inputs[0], self._parts[layer]
+        count = values.numel() // layer.num_features
+        mean, variance = torch.zeros(2, layer.num_features, device=values.device)
+        # The kernels of batch norm itself: several times as fast as torch.var_mean.
+        functional.batch_norm(values, mean, variance, training=True, momentum=1.0)
+        mean, variance = mean.double(), variance.double()
+        row += torch.stack([torch.full_like(mean, count), count * mean, (count - 1) * variance + count * mean**2])
+
+    def take(self) -> torch.Tensor:
+        """The row of the pass just made; the next begins at zero."""
+        row = self._row.clone()
+        self._row.zero_()
+        return row
+
+    def pool(self) -> None:
+        """Give the layers the statistics over all passes."""
+        for layer, (count, summed, squares) in zip(self.layers, self.total.split(self.sizes, dim=1), strict=True):
+            mean = summed / count
+            variance = ((squares - count * mean**2) / (count - 1)).clamp(min=0)
+            mean, variance = mean.to(layer.running_mean.dtype), variance.to(layer.running_var.dtype)
+            sound = mean.isfinite() & variance.isfinite()
+            layer.running_mean.copy_(torch.where(sound, mean, layer.running_mean))
+            layer.running_var.copy_(torch.where(sound, variance, layer.running_var))

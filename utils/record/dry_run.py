@@ -1,0 +1,181 @@
+"""The plan that ``--dry-run`` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from utils.checkpoint.resume import Found
+from utils.config.settings import Settings
+from utils.optim.batch_norm_statistics import layers_with_statistics
+from utils.optim.lr_policy import LRPolicy
+from utils.optim.optimizers import has_momentum
+from utils.precision.amp import resolve_amp
+from utils.runtime.distributed import Distributed
+
+
+def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, found: Found | None = None) -> str:
+    """What a run with these settings and ``parts`` would do, as text of a few aligned lines.
+
+    Every setting that shapes the result and has an effect shows in it. ``found`` is what the run goes on from.
+    """
+    steps = parts.train_loader.steps_per_epoch
+    batch, remainder = args.data, parts.train_loader.plan.remainder
+    total = steps * args.optimisation.epochs
+    split = f", {batch.val_split:g} of each class kept for validation" if batch.val_split else ""
+    images = f"{len(parts.data.train):,} training, {len(parts.data.validation):,} validation images"
+    rows = [
+        ("Data", f"{batch.dataname}: {images}{split}"),
+        *_seen(parts),
+        ("Augmentation", _augmentation(args, parts)),
+        ("Mixing", _listed({"mixup": batch.mixup, "cutmix": batch.cutmix}, " alpha ")),
+        ("Loader", parts.loader_choice),
+        ("Network", _network(args, found) + (f"; {parts.untrained} begins anew" if parts.untrained else "")),
+        *_sizes(parts, distributed),
+        (
+            "Batch",
+            f"{batch.batch_size} a process x {distributed.world_size} x {args.optimisation.accumulate} "
+            f"forward passes a step: {batch.global_batch_size} in total" + (remainder and f", {remainder}"),
+        ),
+        ("Steps", f"{steps} an epoch x {args.optimisation.epochs} epochs = {total:,}" + _cut(args, total)),
+        ("Seed", f"{args.run.seed}{', deterministic' if args.run.deterministic else ''}"),
+        ("Loss", _loss(args)),
+        ("Optimizer", _optimizer(args)),
+        ("Clipping", _clipping(args)),
+        ("Learning rate", _curve(args, parts.lr_policy, steps, total)),
+        ("Weight average", _average(args, parts)),
+        ("Precision", _precision(args, parts, distributed.device)),
+        ("Run folder", f"{folder} ({'goes on there' if found and found.folder else 'not created'})"),
+    ]
+    return _aligned(rows)
+
+
+def evaluation_plan(args: Settings, parts: Any, distributed: Distributed, found: Found | None) -> str:
+    """What ``--evaluate`` would do: of the rows of ``plan`` those that concern it."""
+    weights = f"weights of {found.path}" if found is not None else "pretrained weights"
+    rows = [
+        ("Data", f"{args.data.dataname}: {len(parts.data.validation):,} validation images"),
+        *_seen(parts),
+        ("Loader", parts.loader_choice),
+        ("Network", f"{args.model.arch}, {weights}"),
+        *_sizes(parts, distributed),
+        ("Batch", f"{args.data.val_batch_size or args.data.batch_size} a process"),
+        ("Precision", _precision(args, parts, distributed.device)),
+    ]
+    return _aligned(rows)
+
+
+def _aligned(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{title:<14} {text}" for title, text in rows)
+
+
+def _seen(parts: Any) -> list[tuple[str, str]]:
+    """What the network sees."""
+    data = parts.data
+    return [
+        ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
+        ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
+        ("Preprocessing", data.preprocessing_line),
+    ]
+
+
+def _sizes(parts: Any, distributed: Distributed) -> list[tuple[str, str]]:
+    return [
+        ("Parameters", f"{sum(p.numel() for p in parts.model.parameters()):,}"),
+        ("Multiply-adds", f"{multiply_adds(parts.model, parts.data, distributed.device):,} an image"),
+        ("Processes", f"{distributed.world_size} on {distributed.describe_device()}"),
+    ]
+
+
+def multiply_adds(model: torch.nn.Module, data: Any, device: torch.device) -> int:
+    """Multiply-adds of one image's forward pass, counted by torch (matrix products and convolutions)."""
+    image = torch.zeros(1, data.spec.channels, data.image_size, data.image_size, device=device)
+    counter = FlopCounterMode(display=False)
+    model.eval()
+    with torch.no_grad(), counter:
+        model(image)
+    model.train()
+    return counter.get_total_flops() // 2
+
+
+def _cut(args: Settings, total: int) -> str:
+    return f", cut at {args.run.max_steps:,}" if args.run.max_steps and args.run.max_steps < total else ""
+
+
+def _augmentation(args: Settings, parts: Any) -> str:
+    transform = parts.train_loader.transform
+    shift = f"shift (at most {transform.max_shift} px of the stored image, {transform.shift_padding} padding)"
+    names = [shift if name == "shift" else name for name in transform.augment]
+    if transform.cutout:
+        names.append(f"cutout of {transform.cutout} px")
+    return (", ".join(names) or "none") + (", compiled" if args.model.compile_augment else "")
+
+
+def _network(args: Settings, found: Found | None) -> str:
+    model = args.model
+    start = "pretrained weights" if model.pretrained else f"initialisation {model.init}"
+    start = f"weights of {model.weights}" if model.weights else start
+    goes_on = f"; goes on from {found.path}" if found is not None else ""
+    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{goes_on}"
+
+
+def _loss(args: Settings) -> str:
+    smoothing, penalty = args.optimisation.label_smoothing, args.optimisation.grad_penalty
+    return (
+        "cross entropy"
+        + (f", label smoothing {smoothing:g}" if smoothing else "")
+        + (f", gradient penalty {penalty:g}" if penalty else "")
+    )
+
+
+def _optimizer(args: Settings) -> str:
+    settings = args.optimisation
+    momentum = f", momentum {settings.momentum:g}" if has_momentum(settings.optimizer) else ""
+    nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
+    decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
+    return f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}"
+
+
+def _clipping(args: Settings) -> str:
+    settings = args.optimisation
+    return _listed(
+        {"norm": settings.clip_grad_norm, "value": settings.clip_grad_value, "adaptive": settings.clip_grad_agc}, " "
+    )
+
+
+def _listed(parts: dict[str, float | None], between: str) -> str:
+    """Those of ``parts`` that are on, by name and value."""
+    return ", ".join(f"{name}{between}{value:g}" for name, value in parts.items() if value) or "none"
+
+
+def _average(args: Settings, parts: Any) -> str:
+    decay, batches = args.optimisation.ema_decay, args.optimisation.ema_bn_batches
+    if decay is None:
+        return "none"
+    source = f"computed over {batches} training batches before each validation" if batches else "averaged"
+    return f"decay {decay:g}" + (f", batch-norm statistics {source}" if layers_with_statistics(parts.model) else "")
+
+
+def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
+    settings = args.optimisation
+    points = sorted({0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
+    values = "  ".join(f"epoch {point / steps:.3g}: {policy(point):.4g}" for point in points if point < total)
+    drops = ", ".join(f"{milestone:g}" for milestone in settings.lr_milestones or ())
+    return (
+        f"{policy.policy}  {values}"
+        + (f"; x {policy.gamma:g} at epochs {drops}" if policy.policy == "multistep" else "")
+        + (f"; warm-up over {settings.warmup_epochs:g} epochs" if settings.warmup_epochs else "")
+    )
+
+
+def _precision(args: Settings, parts: Any, device: torch.device) -> str:
+    settings, amp = args.precision, resolve_amp(args.precision, device)
+    tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""
+    if amp == "off":
+        return f"float32 (mixed precision off){tf32}"
+    scale = f", loss scale from {settings.init_scale:g}" if parts.scaler.is_enabled() else ""
+    layers = f", float32 in {' '.join(settings.fp32_layers)}" if settings.fp32_layers else ""
+    return f"{amp}{scale}{layers}{tf32}"

@@ -1,0 +1,190 @@
+"""What is told and kept of a run as a whole: its first and last lines, its settings, what its checkpoints repeat."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import shlex
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.checkpoint.checkpoint import FORMAT
+from utils.checkpoint.progress import Progress
+from utils.checkpoint.resume import Found
+from utils.config import arguments
+from utils.config.settings import Settings
+from utils.data.images.decoding import decoder
+from utils.data.sets.datasets import Data
+from utils.precision.amp import resolve_amp
+from utils.record.metrics import Report
+from utils.record.run_folder import Scenario
+from utils.record.writer import NullWriter
+from utils.runtime.distributed import Distributed
+
+TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
+ROUNDING = 1e-6  # in percent
+CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
+STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
+
+
+def announce(
+    argv: list[str], args: Settings, parts: Any, distributed: Distributed, scenario: Scenario, writer: NullWriter
+) -> None:
+    """The first lines of the log: what runs where."""
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    data, remainder = parts.data, parts.train_loader.plan.remainder
+    writer.log(f"Run {scenario.folder}")
+    writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
+    writer.log(
+        f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
+        f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
+        f"loader {parts.loader_choice}"
+    )
+    writer.log(f"Preprocessing: {data.preprocessing_line}")
+    if parts.untrained:
+        writer.log(f"Pretrained but for {parts.untrained}")
+    writer.log(
+        f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
+        f"{distributed.describe_device()}; batch {args.data.global_batch_size}"
+        f"{remainder and f' ({remainder})'}; "
+        f"{parts.train_loader.steps_per_epoch} steps an epoch; "
+        f"mixed precision {resolve_amp(args.precision, distributed.device)}"
+    )
+
+
+def tell_end(
+    args: Settings, data: Data, scenario: Scenario, writer: NullWriter, progress: Progress, report: Report
+) -> None:
+    """The last lines of a run that is done."""
+    for line in doubts(report, data, progress.step) if args.data.dataname != "synthetic" else ():  # of random labels
+        writer.log(f"warning: {line}")
+    if progress.best_epoch:
+        writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
+    elif math.isfinite(report.loss):
+        writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
+    inside = scenario.folder.absolute().is_relative_to(Path(args.run.output).absolute())
+    logs = args.run.output if inside else str(scenario.folder)
+    writer.log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
+    writer.log(final_line(progress, scenario.folder))
+
+
+def doubts(report: Report, data: Data, steps: int) -> list[str]:
+    """A line about each sign that a training has come to nothing, with what usually helps.
+
+    Its last validation's loss is above ten times that of guessing, ln(classes), or it is right no more often than
+    whoever always answers the validation images' most frequent class.
+    """
+    lines, guessing = [], math.log(len(data.classes))
+    if not report.loss <= TIMES_GUESSING * guessing:
+        lines.append(
+            f"val_loss {report.loss:.4g} after {steps:,} step(s) is more than ten times that of guessing "
+            f"(ln {len(data.classes)} = {guessing:.2f}): the network is sure of wrong answers; what usually helps: a "
+            "lower --lr, --warmup-epochs, --clip-grad-norm 1"
+        )
+    counts = torch.bincount(data.validation.labels.cpu())
+    share = 100 * counts.max().item() / len(data.validation)
+    if share < 100 and report.top1 <= share + ROUNDING:
+        lines.append(
+            f"val_top1 {report.top1:.2f} after {steps:,} step(s) is no better than always answering "
+            f"{data.classes[counts.argmax()]}, the class of {share:.2f} % of the validation images; what usually "
+            "helps: more --epochs, a lower --lr, and labels that fit their images (scripts/check_data.py)"
+        )
+    return lines
+
+
+def tensorboard() -> str:
+    """How to start it: by its name where that is this python's own, else by its path."""
+    own = Path(sys.executable).with_name("tensorboard")
+    if not own.is_file() or shutil.which("tensorboard") == str(own):
+        return "tensorboard"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
+
+
+def final_line(progress: Progress, folder: Path | None) -> str:
+    """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
+
+    ``val_epoch``: the epoch of that validation, also of one that --max-steps cut. Such a first epoch is the best one
+    while there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
+    """
+    report = Report(*progress.last_validation)
+    epoch = progress.epoch + (progress.step_in_epoch > 0)
+    best = (progress.best_top1, progress.best_epoch)
+    if not progress.best_epoch:
+        best = (report.top1, epoch) if math.isfinite(report.loss) else (math.nan, 0)
+    run = f" run={folder}" if folder else ""
+    return f"{figures(report)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{run}"
+
+
+def figures(report: Report) -> str:
+    """A validation's result for scripts; all that the last line of ``--evaluate`` holds."""
+    return f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} val_count={report.count}"
+
+
+def reached(state: dict[str, Any]) -> str:
+    """Where a checkpoint was made, in words; nothing for bare weights."""
+    progress = state.get("progress")
+    if not isinstance(progress, dict) or "step" not in progress:
+        return ""
+    return f", after epoch {progress.get('epoch')}, step {progress['step']}"
+
+
+def tell_finished(found: Found, distributed: Distributed) -> int:
+    """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
+    progress = Progress.from_state(found.state["progress"])
+    if distributed.is_main:
+        print(f"{found.folder or found.path} is finished: {progress.epoch} epochs, {progress.step} steps")
+        print(final_line(progress, found.folder))
+    return 0
+
+
+def describe(args: Settings, data: Data) -> dict[str, Any]:
+    """The parts of a checkpoint that do not change during a run."""
+    return {
+        "format": FORMAT,
+        "arch": args.model.arch,
+        "classes": list(data.classes),
+        "preprocessing": data.preprocessing.state(),
+        "settings": args.values(),
+        "versions": versions(),
+        "fingerprint": data.fingerprint,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What the run's bits depend on besides its settings."""
+    # Asked of the installation: a run imports only what it uses.
+    libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
+    return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
+
+
+def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:
+    """``config.yaml``: every setting and where it came from, in a form that --config reads back.
+
+    One that is there already is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
+    """
+    made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
+    header = f"main.py {shlex.join(argv)}\n{made_by}"
+    path, temporary = scenario.folder / "config.yaml", scenario.folder / ".config.yaml.tmp"
+    if path.is_file():
+        kept = (scenario.folder / f"config.{number}.yaml" for number in itertools.count(1))
+        shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
+    temporary.write_text(arguments.as_recipe(args, header), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def warn_of_little_space(scenario: Scenario, writer: NullWriter) -> None:
+    """Say so, once there is a first checkpoint, when the disk is too full for those to come. For the main process."""
+    first = (scenario.checkpoints / "initial.pt").stat().st_size
+    free, needed = shutil.disk_usage(scenario.checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
+    if free < needed:
+        writer.log(
+            f"warning: {scenario.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
+            f"{needed / 1e6:,.1f} MB; free some space or choose another --output"
+        )

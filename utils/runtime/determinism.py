@@ -1,0 +1,41 @@
+"""Whether a network can be trained with ``--deterministic``: found out before a run begins, not in its first step."""
+
+from __future__ import annotations
+
+import copy
+import re
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from utils.config.settings import UserError
+
+_REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+def refuse_without_determinism(
+    model: nn.Module, images: torch.Tensor, autocast: AbstractContextManager, training: bool
+) -> None:
+    """Raise ``UserError`` when ``model`` computes something of ``images`` that has no deterministic algorithm here.
+
+    Tried on a copy: the forward pass of validation and, with ``training``, a training step's forward and backward pass.
+    ``torch.use_deterministic_algorithms`` must be on; its errors depend on the device, the type of numbers and their
+    layout. On a GPU it is mostly adaptive pooling to several places that has none; to one place it is a mean.
+    """
+    model = copy.deepcopy(model)
+    try:
+        with torch.no_grad(), autocast:
+            model.eval()(images)
+        if training:
+            with autocast:
+                output = model.train()(images)
+            output.float().sum().backward()
+    except RuntimeError as error:
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            raise
+        raise UserError(
+            f"--deterministic: the network needs {refused[1]}, which torch {torch.__version__} cannot compute "
+            f"deterministically on {images.device.type}; remove the flag or choose another --arch"
+        ) from error

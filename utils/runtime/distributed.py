@@ -1,0 +1,353 @@
+"""Process group, device and rank: the only file that asks "which rank am I".
+
+``torchrun`` tells a process its place through environment variables; plain ``python`` is rank 0 of
+1. With one process no group is made and every collective here is the identity, so there is no
+second code path for callers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from utils.config.settings import RunSettings, UserError
+from utils.runtime.cpu import keep_freed_memory, threads_per_process
+from utils.runtime.long_work import LongWork
+
+if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
+    import torch
+
+T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process's place: its rank among all processes and among those of its machine."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        """What torchrun says, or a single process. Raises ``UserError`` on half an environment."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return cls()
+        try:
+            rank, world_size, local_rank, local_world_size = (
+                int(os.environ.get(name, "0" if name == "LOCAL_RANK" else "1")) for name in names
+            )
+        except ValueError as error:
+            raise UserError(f"environment: {', '.join(names)} must be whole numbers; start with torchrun") from error
+        if not 0 <= rank < world_size or local_rank < 0 or local_world_size < 1:
+            raise UserError(
+                f"environment: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
+                f"{local_world_size} cannot be; start with torchrun"
+            )
+        return cls(rank, world_size, local_rank, local_world_size)
+
+    @property
+    def is_main(self) -> bool:
+        """True on the one process that writes files and prints."""
+        return self.rank == 0
+
+
+class Distributed:
+    """The process group as a context manager: entered once, torn down whatever happens inside."""
+
+    def __init__(self, ranks: Ranks, settings: RunSettings, tf32: bool | None = None) -> None:
+        """Choose the device; raises ``UserError`` when it is not there. ``tf32`` as in ``PrecisionSettings``."""
+        import torch
+
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.local_world_size = ranks.local_world_size
+        self.is_main = ranks.is_main
+        self.deterministic, self.tf32 = settings.deterministic, tf32
+        self.timeout = timedelta(seconds=settings.timeout)
+        try:
+            self.device = _choose_device(settings, ranks)
+        except UserError as error:
+            error.on_all_ranks = ranks.local_rank > 0  # one process of each machine is enough to say it
+            raise
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def __enter__(self) -> Distributed:
+        import torch
+
+        _set_determinism(self.deterministic)
+        if self.tf32 is not None:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        if self.device.type == "cpu":
+            # torchrun sets one thread a process, which leaves cores idle; share them out instead.
+            torch.set_num_threads(threads_per_process(self.local_world_size))
+            keep_freed_memory()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _hear_of_launchers_death()
+        if self.world_size > 1:
+            with _meeting():
+                torch.distributed.init_process_group(
+                    backend="nccl" if self.device.type == "cuda" else "gloo",
+                    timeout=self.timeout,
+                    device_id=self.device if self.device.type == "cuda" else None,
+                )
+            self._beside = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def describe_device(self) -> str:
+        """The device in words, for the log."""
+        import torch
+
+        if self.device.type == "cuda":
+            return f"cuda ({torch.cuda.get_device_name(self.device)})"
+        return f"cpu, {torch.get_num_threads()} thread(s) each"
+
+    # ------------------------------------------------------------------------- collectives
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of ``tensor`` (any shape) over ranks, in place; every rank gets the same bits."""
+        import torch
+
+        if self.world_size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's ``tensor``, of one shape on all of them, in the order of ranks, on every rank."""
+        import torch
+
+        if self.world_size == 1:
+            return [tensor]
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        torch.distributed.all_gather(gathered, tensor)
+        return gathered
+
+    def maximum(self, numbers: Sequence[float]) -> list[float]:
+        """The largest of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
+        import torch
+
+        tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
+        return tensor.tolist()
+
+    def on_main(self, function: Callable[[], T], long_work: str = "") -> T:
+        """Run ``function`` on rank 0 and hand its (picklable) result to every rank.
+
+        A ``UserError`` or ``OSError`` is raised on every rank, so that none waits for one that has failed.
+        ``long_work`` names what may take longer than ``--timeout``, see ``patiently``.
+        """
+        import torch
+
+        result: list[Any] = [None]
+        with self.together(), self.patiently(long_work) if long_work else nullcontext():
+            if self.is_main:
+                result[0] = function()
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(result, src=0, device=self.device)
+        return result[0]
+
+    def patiently(self, what: str) -> AbstractContextManager[None]:
+        """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
+
+        ``--timeout`` then limits a rank's silence, not its work. To be entered by all ranks; ``what`` is said when it
+        takes long.
+        """
+        if self.world_size == 1:
+            return nullcontext()
+        return LongWork(self._beside, what, _tell if self.is_main else lambda line: None).waited_for()
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
+        import torch
+
+        gathered: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(gathered, value)
+        return gathered
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What raises ``UserError`` on any rank inside is raised on every rank, with all ranks' mistakes."""
+        mistakes: list[str] = []
+        try:
+            yield
+        except UserError as error:
+            mistakes = error.mistakes
+        except OSError as error:
+            mistakes = [str(error)]
+        mistakes = list(dict.fromkeys(line for lines in self.gather(mistakes) for line in lines))
+        if mistakes:
+            raise UserError(*mistakes, on_all_ranks=True)
+
+    # ------------------------------------------------------------------------------- model
+
+    def wrap(self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool) -> torch.nn.Module:
+        """The model with gradients averaged over ranks, and rank 0's weights on all of them.
+
+        ``static_graph``: every backward pass is alike, none without an exchange among them; DDP can then settle on an
+        order after the first.
+        """
+        import torch
+
+        if self.world_size == 1:
+            return model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        wrapped = torch.nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph
+        )
+        if self.deterministic:
+            self._settle(wrapped, image_shape)
+        return wrapped
+
+    def _settle(self, wrapped: torch.nn.parallel.DistributedDataParallel, image_shape: tuple[int, ...]) -> None:
+        """Two backward passes that leave nothing behind but DDP's final order of gradients.
+
+        DDP lays its buckets out anew after the first backward pass. Without this, the first step after a
+        resume would add up the ranks' gradients in another order than the same step of a whole run.
+        """
+        import torch
+
+        buffers = [buffer.clone() for buffer in wrapped.module.buffers()]
+        wrapped.train()
+        for _ in range(2):
+            wrapped(torch.zeros(2, *image_shape, device=self.device)).sum().backward()
+        wrapped.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in zip(wrapped.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+    def accumulating(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
+        """Around forward and backward: ranks exchange gradients only in the last pass of a step."""
+        return model.no_sync() if self.world_size > 1 and more_to_come else nullcontext()
+
+    def seed(self, seed: int) -> None:
+        """Seed this process's device generators (what torch.manual_seed does, without its bookkeeping)."""
+        import torch
+
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def equalise_buffers(self, model: torch.nn.Module) -> None:
+        """Give every rank rank 0's buffers (batch-norm statistics), which differ after a training step."""
+        import torch
+
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that nothing waits for the copy."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def lost_contact(error: RuntimeError) -> str | None:
+    """What a collective says when another process has ended or keeps silent, in a line; None for all other errors."""
+    import torch
+
+    text = " ".join(str(error).split())
+    if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
+        return None
+    return re.sub(r"^\[[^\]]*\] *", "", text).partition(". ")[0][:200]  # without the place in gloo's source
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Around the processes' first contact: what the environment lacks, or the port another program has, is told."""
+    import torch
+
+    try:
+        yield
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"environment: {port_in_use(os.environ.get('MASTER_PORT', ''))}; set another MASTER_PORT"
+        ) from error
+    except ValueError as error:
+        if "MASTER_" not in str(error):
+            raise
+        raise UserError("environment: MASTER_ADDR and MASTER_PORT must be set, too; start with torchrun") from error
+
+
+def port_in_use(port: str) -> str:
+    """What to tell of a ``port`` on which these processes were to meet."""
+    return f"port {port} is in use on this machine, by another training perhaps"
+
+
+def _hear_of_launchers_death() -> None:
+    """Have the system send SIGTERM when torchrun dies, also by kill -9: nobody else would end this process then."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end_process(code: int) -> NoReturn:
+    """End with exit code ``code``: one of several processes without the interpreter's own teardown.
+
+    DDP leaves gloo's process group alive after it is destroyed, and a thread of it that lets go of a tensor
+    during the teardown aborts the process (exit code 134 after a finished run, once in some twenty on busy cores).
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.exit(code)
+    atexit._run_exitfuncs()  # data workers and logging end as they would
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _choose_device(settings: RunSettings, ranks: Ranks) -> torch.device:
+    import torch
+
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if settings.device == "cpu" or (settings.device == "auto" and not available and not settings.gpu_ids):
+        return torch.device("cpu")
+    if not available:
+        asked = "--gpu-ids" if settings.gpu_ids else "--device cuda"
+        raise UserError(f"{asked}: torch {torch.__version__} sees no GPU here; use --device cpu or mend the driver")
+    ids = settings.gpu_ids or tuple(range(available))
+    if settings.gpu_ids and len(ids) != ranks.local_world_size:
+        raise UserError(
+            f"--gpu-ids names {len(ids)} GPUs for {ranks.local_world_size} processes; "
+            f"start with torchrun --nproc-per-node {len(ids)}"
+        )
+    if max(ids) >= available:
+        raise UserError(f"--gpu-ids {max(ids)}: there are GPUs 0 to {available - 1} here")
+    if ranks.local_world_size > len(ids):
+        raise UserError(
+            f"{ranks.local_world_size} processes but {len(ids)} GPUs; lower torchrun's --nproc-per-node or --device cpu"
+        )
+    return torch.device("cuda", ids[ranks.local_rank])
+
+
+def _set_determinism(deterministic: bool) -> None:
+    import torch
+
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first call
+        torch.use_deterministic_algorithms(True)
