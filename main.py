@@ -28,16 +28,16 @@ from utils.config import arguments
 from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from utils.record.run_folder import Scenario
+from utils.record.run_folder import RunFolder
 from utils.runtime.console import INTERRUPTED, say
 from utils.runtime.cpu import let_threads_wait_briefly
-from utils.runtime.distributed import Distributed, Ranks, end_process, lost_contact
+from utils.runtime.distributed import Distributed, RankInfo, end_process, lost_contact
 
 if TYPE_CHECKING:
     import torch
 
     from utils.checkpoint.checkpoint import Checkpointer
-    from utils.checkpoint.resume import Found
+    from utils.checkpoint.resume import ResumePoint
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.data.preprocessing import Known
     from utils.data.sets.datasets import Data
@@ -71,7 +71,7 @@ def main(argv: list[str], ends_process: bool = False) -> int:
     ``ends_process``: nothing comes after it, so that no signal shall change that code any more.
     """
     let_threads_wait_briefly()
-    ranks = Ranks()
+    ranks = RankInfo()
 
     def end_at_once(stop: BaseException) -> None:
         if ranks.is_main:
@@ -80,7 +80,7 @@ def main(argv: list[str], ends_process: bool = False) -> int:
 
     signals = StopSignals(end_at_once if ends_process else None)
     try:
-        ranks = Ranks.from_environment()
+        ranks = RankInfo.from_environment()
         args = arguments.parse(argv, ranks.world_size)
         with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
             return run(argv, args, distributed, signals)
@@ -131,11 +131,11 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
         warn(line)
         warnings.append(line)
 
-    found = distributed.on_main(lambda: find(args, Scenario.parent(args), hear))
+    found = distributed.run_on_rank0(lambda: find(args, RunFolder.parent(args), hear))
     if found is not None:  # its settings stand in for the defaults
         args = arguments.parse(argv, distributed.world_size, found.settings)
     if args.run.resume and not args.run.evaluate and found is not None:
-        distributed.on_main(found.refuse_strange_files)
+        distributed.run_on_rank0(found.refuse_strange_files)
         if args.run.resume_override:
             refuse_impossible(found, args)
         else:
@@ -155,7 +155,7 @@ def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals:
     return train(argv, args.with_absolute_paths(), parts, distributed, found, warnings, stop_signals)
 
 
-def build(args: Settings, distributed: Distributed, found: Found | None) -> Parts:
+def build(args: Settings, distributed: Distributed, found: ResumePoint | None) -> Parts:
     """All parts; whatever can be wrong with them shows here, before anything is created."""
     from models import unknown_arch
     from utils.checkpoint.override import refuse_other_head
@@ -168,13 +168,13 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
     from utils.precision.amp import build_scaler
 
     evaluating = args.run.evaluate
-    with distributed.together():
+    with distributed.raise_on_all_ranks():
         mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
         if any(mistakes):
             raise UserError(*filter(None, mistakes))
     if not args.run.dry_run:
-        distributed.on_main(lambda: prepare(args.data, tell, evaluating), long_work="Preparing the data")
-    with distributed.together(), distributed.patiently("Reading the data"):
+        distributed.run_on_rank0(lambda: prepare(args.data, tell, evaluating), long_work="Preparing the data")
+    with distributed.raise_on_all_ranks(), distributed.patiently("Reading the data"):
         weights = read_weights(args, found)
         data = read_data(args, distributed.device, found)
         data = data.shown_to(known_preprocessing(args, found, weights), args.data)
@@ -207,7 +207,7 @@ def build(args: Settings, distributed: Distributed, found: Found | None) -> Part
         )
 
 
-def read_data(args: Settings, device: torch.device, found: Found | None) -> Data:
+def read_data(args: Settings, device: torch.device, found: ResumePoint | None) -> Data:
     """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of the checkpoint."""
     from utils.data.sets.datasets import Trained, get_data, get_test_data
 
@@ -221,7 +221,7 @@ def read_data(args: Settings, device: torch.device, found: Found | None) -> Data
 
 
 def build_network(
-    args: Settings, data: Data, device: torch.device, found: Found | None, weights: Weights | None
+    args: Settings, data: Data, device: torch.device, found: ResumePoint | None, weights: Weights | None
 ) -> tuple[torch.nn.Module, str, bool]:
     """The network on ``device``, which of its pretrained parts begin anew, and whether it is in channels-last."""
     from models import build_model, check_forward
@@ -281,7 +281,7 @@ def refuse_what_would_fail(
         refuse_without_second_derivative(model, image_shape, device)
 
 
-def read_weights(args: Settings, found: Found | None) -> Weights | None:
+def read_weights(args: Settings, found: ResumePoint | None) -> Weights | None:
     """What ``--weights``, or the checkpoint to evaluate, holds, and its path. A resume reads its own later."""
     from utils.checkpoint import checkpoint
 
@@ -291,7 +291,7 @@ def read_weights(args: Settings, found: Found | None) -> Weights | None:
     return (checkpoint.load(path), path) if path else None
 
 
-def known_preprocessing(args: Settings, found: Found | None, weights: Weights | None) -> Known | None:
+def known_preprocessing(args: Settings, found: ResumePoint | None, weights: Weights | None) -> Known | None:
     """What the weights to begin with, to go on from or to evaluate were trained for, if they say it."""
     from models.pretrained import preprocessing_of
     from utils.data.preprocessing import Known, Preprocessing
@@ -317,8 +317,8 @@ def load_weights(model: torch.nn.Module, state: dict[str, Any], path: Path) -> N
 
 
 def train(
-    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: Found | None, warnings: list[str],
-    stop_signals: StopSignals,
+    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None,
+    warnings: list[str], stop_signals: StopSignals,
 ) -> int:  # fmt: skip
     """Train, from the beginning or from ``found``, into the run's folder. ``warnings`` go into its log."""
     from utils.checkpoint.checkpoint import Checkpointer
@@ -331,32 +331,35 @@ def train(
     if found is not None and args.run.resume_override:
         found, changes = overridden(args, parts, distributed, found)
     if found is not None and found.folder is not None:
-        scenario = Scenario(found.folder)
+        run_folder = RunFolder(found.folder)
     else:
-        scenario = distributed.on_main(lambda: Scenario.create(args))
-    with distributed.together():
-        writer = build_writer(distributed.is_main, scenario.folder, progress=args.logging.progress, resumed=position)
-    checkpointer = Checkpointer(scenario.checkpoints, distributed.is_main)
+        run_folder = distributed.run_on_rank0(lambda: RunFolder.create(args))
+    with distributed.raise_on_all_ranks():
+        writer = build_writer(distributed.is_main, run_folder.folder, progress=args.logging.progress, resumed=position)
+    checkpointer = Checkpointer(run_folder.checkpoints, distributed.is_main)
     try:
         with stop_signals.held():
-            traval = build_traval(args, parts, distributed, scenario, writer, checkpointer, stop_signals)
-            announce(argv, args, parts, distributed, scenario, writer)
+            traval = build_traval(args, parts, distributed, run_folder, writer, checkpointer, stop_signals)
+            announce(argv, args, parts, distributed, run_folder, writer)
             for line in (*warnings, *changes):
                 writer.log(f"warning: {line}", to_console=False)
             if found is not None:
-                with distributed.together(), found.fitting():  # each process reads; nothing is saved before all have
+                with (
+                    distributed.raise_on_all_ranks(),
+                    found.fitting(),
+                ):  # each process reads; nothing is saved before all have
                     traval.load_state(found.read())  # and nothing keeps it
                 writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
                 if found.folder is None or changes:  # from here on with these settings
                     traval.save_now("last")
-                    distributed.on_main(lambda: save_settings(argv, args, scenario))
+                    distributed.run_on_rank0(lambda: save_settings(argv, args, run_folder))
             else:
-                begin(argv, args, parts, distributed, scenario, writer, traval)
+                begin(argv, args, parts, distributed, run_folder, writer, traval)
             report = traval.fit()
-        tell_end(args, parts.data, scenario, writer, traval.progress, report)
+        tell_end(args, parts.data, run_folder, writer, traval.progress, report)
         return 0
     except Stopped as stop:
-        writer.log(f"Run {scenario.folder} {stop}")
+        writer.log(f"Run {run_folder.folder} {stop}")
         return stop.exit_code
     except TrainingFailure as error:
         writer.log(f"Stopped: {error}", to_console=False)
@@ -368,7 +371,7 @@ def train(
             writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
         raise
     except OSError as error:  # of the log, TensorBoard or the metrics files
-        raise UserError(f"--output: cannot write {scenario.folder} ({error}); --resume auto continues") from error
+        raise UserError(f"--output: cannot write {run_folder.folder} ({error}); --resume auto continues") from error
     finally:
         with suppress(OSError):  # what matters was flushed before
             writer.close()
@@ -376,7 +379,9 @@ def train(
             checkpointer.wait()
 
 
-def overridden(args: Settings, parts: Parts, distributed: Distributed, found: Found) -> tuple[Found, list[str]]:
+def overridden(
+    args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint
+) -> tuple[ResumePoint, list[str]]:
     """What --resume-override makes of ``found``, and a line, told here, about each thing that is different."""
     from utils.checkpoint.override import carry_over
 
@@ -391,7 +396,7 @@ def overridden(args: Settings, parts: Parts, distributed: Distributed, found: Fo
 
 
 def build_traval(
-    args: Settings, parts: Parts, distributed: Distributed, scenario: Scenario, writer: NullWriter,
+    args: Settings, parts: Parts, distributed: Distributed, run_folder: RunFolder, writer: NullWriter,
     checkpointer: Checkpointer, stop_signals: StopSignals,
 ) -> TraVal:  # fmt: skip
     """The training loop with all that it needs."""
@@ -402,25 +407,25 @@ def build_traval(
         parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args,
         parts.validation_loader, distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer,
         checkpointer=checkpointer, description=describe(args, parts.data), stop_signals=stop_signals,
-        curr_scen_name=scenario.name,
+        curr_scen_name=run_folder.name,
     )  # fmt: skip
 
 
 def begin(
-    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, scenario: Scenario, writer: NullWriter,
+    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, run_folder: RunFolder, writer: NullWriter,
     traval: TraVal,
 ) -> None:  # fmt: skip
     """What a new run leaves before its first step; a disk that is too full shows here."""
     from utils.record.summary import save_settings, warn_of_little_space
 
-    distributed.on_main(lambda: save_settings(argv, args, scenario))
-    writer.text("Settings", (scenario.folder / "config.yaml").read_text() if distributed.is_main else "")
+    distributed.run_on_rank0(lambda: save_settings(argv, args, run_folder))
+    writer.text("Settings", (run_folder.folder / "config.yaml").read_text() if distributed.is_main else "")
     writer.weights(parts.model)
     traval.save_now("initial")
-    distributed.on_main(lambda: warn_of_little_space(scenario, writer))
+    distributed.run_on_rank0(lambda: warn_of_little_space(run_folder, writer))
 
 
-def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
+def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None) -> int:
     """Validate once and leave nothing behind."""
     from utils.checkpoint.checkpoint import average_moved_since_validation
     from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -449,7 +454,7 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Foun
 
 
 def tell_doubts(
-    args: Settings, parts: Parts, distributed: Distributed, found: Found | None, hear: Callable[[str], None]
+    args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None, hear: Callable[[str], None]
 ) -> None:
     """Hand ``hear`` what a user should know of the data and of the network before it is trained."""
     from models.oversized import oversized_layer
@@ -462,7 +467,7 @@ def tell_doubts(
 
 
 def tell_idle_settings(
-    args: Settings, parts: Parts, distributed: Distributed, found: Found | None, hear: Callable[[str], None]
+    args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None, hear: Callable[[str], None]
 ) -> None:
     """Hand ``hear`` a line about each setting that was given and has no effect."""
     from utils.loop.effects import facts_of, without_effect
@@ -473,7 +478,7 @@ def tell_idle_settings(
             hear(line)
 
 
-def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Found | None) -> int:
+def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None) -> int:
     """Print what the run would do."""
     from utils.record.dry_run import evaluation_plan, plan
 
@@ -481,7 +486,7 @@ def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: Fou
         print(evaluation_plan(args, parts, distributed, found))
     elif distributed.is_main:
         folder = found.folder if found is not None and found.folder else None
-        print(plan(args, parts, distributed, folder or Scenario.planned(args), found))
+        print(plan(args, parts, distributed, folder or RunFolder.planned(args), found))
     return 0
 
 

@@ -24,15 +24,15 @@ from scripts.common.command_line import ToolParser, as_training, make_folder, ru
 from utils.config import arguments
 from utils.config.rules import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of
-from utils.record.run_folder import Scenario
-from utils.runtime.distributed import Distributed, Ranks
+from utils.record.run_folder import RunFolder
+from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
     import torch
 
     from scripts.audit.measure import Pass
     from scripts.audit.results import Audit
-    from utils.checkpoint.resume import Found
+    from utils.checkpoint.resume import ResumePoint
 
 NAME = "amp_audit.py"
 BATCHES, TOP = 3, 10
@@ -54,7 +54,7 @@ class Subject:
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
     own, args, source = read_flags(argv)
-    with Distributed(Ranks(), args.run) as distributed:
+    with Distributed(RankInfo(), args.run) as distributed:
         import torch
 
         from scripts.audit.audit import audit
@@ -92,7 +92,7 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found | dict[str, Any] | None]:
+def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, ResumePoint | dict[str, Any] | None]:
     """The tool's flags, the training settings, and the checkpoint or saved batch that they rest on."""
     parser = build_parser()
     own, others = parser.parse_known_args(argv)
@@ -110,7 +110,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Found
         return own, args, None
     from utils.checkpoint.resume import find
 
-    found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+    found = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
     if found is None:
         raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
     return own, arguments.parse(others, checkpoint=found.settings), found
@@ -121,7 +121,7 @@ def told(args: Settings, name: str) -> bool:
     return args.origins[name] in (FLAG, RECIPE)
 
 
-def default_folder(own: argparse.Namespace, args: Settings, source: Found | dict[str, Any] | None) -> str:
+def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint | dict[str, Any] | None) -> str:
     """A folder of its own for fresh weights, for each run and for each saved batch."""
     parts = [args.data.dataname, args.model.arch.replace("/", "_")]
     if own.batch is not None:
@@ -134,7 +134,9 @@ def default_folder(own: argparse.Namespace, args: Settings, source: Found | dict
 # ----------------------------------------------------------------------------------------- training
 
 
-def from_training(own: argparse.Namespace, args: Settings, found: Found | None, distributed: Distributed) -> Subject:
+def from_training(
+    own: argparse.Namespace, args: Settings, found: ResumePoint | None, distributed: Distributed
+) -> Subject:
     """The network and the first batches of the training that the settings mean."""
     import itertools
 
@@ -183,9 +185,9 @@ def load_dump(path: Path) -> dict[str, Any]:
 
 def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
     """The settings of the run that saved the batch, without those that are a machine's affair."""
-    from utils.checkpoint.resume import Found
+    from utils.checkpoint.resume import ResumePoint
 
-    return Found(Path(), dump, digest="").settings
+    return ResumePoint(Path(), dump, digest="").settings
 
 
 def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Subject:

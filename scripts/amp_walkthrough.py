@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.common.command_line import ToolParser, as_training, run_tool, table
 from utils.config.rules import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, all_settings
-from utils.record.run_folder import Scenario
-from utils.runtime.distributed import Distributed, Ranks
+from utils.record.run_folder import RunFolder
+from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
     import torch
 
     from scripts.audit.walkthrough import Agreement, Step
-    from utils.checkpoint.resume import Found
+    from utils.checkpoint.resume import ResumePoint
 
 NAME = "amp_walkthrough.py"
 DESCRIPTION = (
@@ -57,11 +57,11 @@ def walk_through(argv: list[str]) -> int:
     if args.run.resume:
         from utils.checkpoint.resume import find
 
-        found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+        found = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
         if found is None:
             raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
         _, args = parser.split(argv, found.settings)
-    with Distributed(Ranks(), args.run) as distributed:
+    with Distributed(RankInfo(), args.run) as distributed:
         if found is not None or is_about_network(args):
             return of_network(args, distributed, found)
         return of_layer(args, distributed)
@@ -123,7 +123,7 @@ def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
 # ----------------------------------------------------------------------------------- a real network
 
 
-def of_network(args: Settings, distributed: Distributed, found: Found | None) -> int:
+def of_network(args: Settings, distributed: Distributed, found: ResumePoint | None) -> int:
     """A real network on the first batch of its training."""
     from main import build
     from scripts.audit import walkthrough

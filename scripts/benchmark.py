@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, whole
 from utils.config.settings import RunSettings, UserError
 from utils.runtime.cpu import SPINS, threads_per_process
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
     from scripts.benchmarks.measure import Match, Row, Setup
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     # Of the measured commands: main.py sets the spinning of its threads itself, and the others go without.
     environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
-    with Distributed(Ranks(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
+    with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
         from scripts.benchmarks.measure import Setup
 
         setup = Setup(

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from utils.config.settings import RunSettings, Settings, UserError, flag_of
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ COSTS = {
 def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
     own = read_flags(argv)
-    with Distributed(Ranks(), RunSettings(device=own.device)) as distributed:
+    with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed:
         return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)
 
 
@@ -342,7 +342,7 @@ def accounted(
     batch = Batch(images, targets, np.arange(len(images)), 0)
     loader = SimpleNamespace(
         image_shape=tuple(images.shape[1:]),
-        step_again=lambda *_: [batch],  # this and the plan: for a step that is skipped after all
+        replay_step=lambda *_: [batch],  # this and the plan: for a step that is skipped after all
         plan=SimpleNamespace(step_indices=lambda *_: batch.indices),
     )
     traval = TraVal(

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds
 from utils.config import arguments
 from utils.config.settings import Settings, UserError
-from utils.record.run_folder import Scenario
-from utils.runtime.distributed import Distributed, Ranks
+from utils.record.run_folder import RunFolder
+from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from scripts.tuning.advice import Change
     from scripts.tuning.measure import Subject
     from scripts.tuning.report import Memory
-    from utils.checkpoint.resume import Found
+    from utils.checkpoint.resume import ResumePoint
     from utils.data.sets.datasets import Data
     from utils.train_validation import TraVal
 
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     """The tool; gives its exit code."""
     own, flags = read_flags(argv)
     args = settings(flags)
-    with Distributed(Ranks(), args.run, args.precision.tf32) as distributed:
+    with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         if own.memory_of:
             return tell_memory(own.memory_of, args, distributed)
         import torch
@@ -73,7 +73,7 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     from main import build
     from scripts.tuning.measure import Subject
     from scripts.tuning.report import csv_rows, report
-    from scripts.tuning.trials import Trials, place_of
+    from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
@@ -87,7 +87,7 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
         measured, peak = examine_parts(now, own.seconds, progress.begin)
         variant = partial(build_variant, flags, parts.data, distributed)
         advice = Trials(now, variant, measured, own.seconds, progress.begin).advise(
-            place_of(now, parts.data, own.try_compile)
+            hardware_of(now, parts.data, own.try_compile)
         )
         torch.set_num_threads(now.threads)
         progress.begin("memory")
@@ -134,7 +134,7 @@ def settings(flags: Sequence[str]) -> Settings:
     if args.run.resume:
         from utils.checkpoint.resume import find
 
-        found = find(args, Scenario.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+        found = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
         if found is not None:
             args = arguments.parse(list(flags), checkpoint=found.settings)
     return dataclasses.replace(
@@ -145,7 +145,7 @@ def settings(flags: Sequence[str]) -> Settings:
     )
 
 
-def sizes_for_weights(args: Settings, found: Found | None) -> dict[str, int]:
+def sizes_for_weights(args: Settings, found: ResumePoint | None) -> dict[str, int]:
     """How large training shows images to the weights that it begins with: a fresh network shall see the same."""
     if found is None and not args.model.pretrained and not args.model.weights:
         return {}

@@ -16,9 +16,9 @@ from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.loop.bad_images import BadImages
-from utils.loop.non_finite_step import StepWatch
+from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.step_sums import StepSums
-from utils.loop.stop_signals import Agreement, Stopped, StopSignals
+from utils.loop.stop_signals import StopConsensus, Stopped, StopSignals
 from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
@@ -77,7 +77,7 @@ class TraVal:
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
         classes = len((description or {}).get("classes", ()))
         self.reporter = Reporter(self.writer, args, scaled=scaler.is_enabled(), classes=classes)
-        self.agreement = Agreement(distributed, stop_signals)
+        self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True
         self.autocast = autocast(args.precision, self.device)
@@ -93,7 +93,7 @@ class TraVal:
             self.args.optimisation, self.model, self.optimizers, each_skips=self.scaler.is_enabled()
         )
         folder = self.checkpointer.folder.parent if self.checkpointer is not None else None
-        self.watch = StepWatch(
+        self.watch = NonFiniteStepHandler(
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
         )
         # The scaler leaves an optimizer out when its gradient is not finite; the hook tells, without synchronising.
@@ -118,7 +118,7 @@ class TraVal:
         """Train the (rest of the) epoch; gives its report over all ranks."""
         steps, title = self.train_loader.steps_per_epoch, f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         self.network.train()
-        self.agreement.begin()
+        self.consensus.begin()
         self.reporter.begin_epoch(self.progress, steps)
         with self.writer.bar(steps, self.progress.step_in_epoch, title, "step") as bar:
             for _, passes in itertools.groupby(self._batches(epoch), key=lambda batch: batch.number):
@@ -135,7 +135,7 @@ class TraVal:
         """One optimizer step over one or more forward passes, whose gradients add up."""
         lr = self._begin_step()
         for batch in batches:
-            with self.distributed.accumulating(self.network, more_to_come=not batch.ends_step):
+            with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
                 output, loss, named = self._forward(self.network, batch)  # autocast covers this and no more
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(loss).backward(batch.weight + 0 * loss.detach())
@@ -167,13 +167,20 @@ class TraVal:
         With a moving average of the weights its result is the one that counts; the raw weights' stands
         beside it. The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
-        common = self.validation_loader, self.distributed, self.autocast, self.writer, self.bad_images, self._obey
-        self.agreement.begin()
+        common = (
+            self.validation_loader,
+            self.distributed,
+            self.autocast,
+            self.writer,
+            self.bad_images,
+            self.stop_if_requested,
+        )
+        self.consensus.begin()
         result = raw = validate(self.model, *common)
         if self.ema is not None:
             batch_norm_statistics.recompute(
                 self.ema.module, self.train_loader, epoch, self.args.optimisation.ema_bn_batches, self.distributed,
-                self.autocast, self._obey,
+                self.autocast, self.stop_if_requested,
             )  # fmt: skip
             result = validate(self.ema.module, *common)
         self.bad_images.collect(self.progress)
@@ -229,7 +236,7 @@ class TraVal:
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
             self._collect()
             self.save("last")
-        self._obey()
+        self.stop_if_requested()
 
     def _refuse_non_finite(self, norm: torch.Tensor) -> None:
         """Without a scaler, which would skip it, a step without a finite gradient ends the run before the update.
@@ -258,12 +265,12 @@ class TraVal:
         self.save_now("last")
         raise TrainingFailure(message)
 
-    def _obey(self) -> None:
+    def stop_if_requested(self) -> None:
         """End the run with its state saved when a process was told to stop, or when a checkpoint cannot be written.
 
-        Called by all ranks between two steps or rounds of validation; synchronises now and then (see ``Agreement``).
+        All ranks call it between two steps or rounds of validation; it synchronises now and then (``StopConsensus``).
         """
-        told, failed = self.agreement.ask(self.checkpointer is not None and self.checkpointer.failed)
+        told, failed = self.consensus.poll(self.checkpointer is not None and self.checkpointer.failed)
         if failed:
             self._wait_for_checkpoint()  # raises
         if told:
@@ -337,13 +344,13 @@ class TraVal:
         """
         if not names or self.checkpointer is None:
             return
-        self.distributed.equalise_buffers(self.model)
+        self.distributed.broadcast_buffers(self.model)
 
         def save() -> None:
             self.writer.flush()
             self.checkpointer.save({**self.description, **self.state()}, *names)
 
-        self.distributed.on_main(save)
+        self.distributed.run_on_rank0(save)
 
     def save_now(self, name: str) -> None:
         """Save under ``name`` and return when it is on the disk."""
@@ -353,4 +360,4 @@ class TraVal:
 
     def _wait_for_checkpoint(self) -> None:  # when that fails, all ranks end
         if self.checkpointer is not None:
-            self.distributed.on_main(self.checkpointer.wait)
+            self.distributed.run_on_rank0(self.checkpointer.wait)

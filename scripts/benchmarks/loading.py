@@ -24,7 +24,7 @@ from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.preprocessing import resolve
 from utils.data.sets.datasets import SPECS, Data
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 CIFAR10_IMAGES, BATCH_SIZE = 50_000, 128
@@ -128,7 +128,7 @@ def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLo
     spec = SPECS[args.data.dataname]
     classes = tuple(str(label) for label in range(int(images.labels.max()) + 1))
     made = Data(spec, *resolve(args.data, spec.preprocessing, None), spec.augment, classes, images, images)
-    with Distributed(Ranks(), args.run) as distributed:
+    with Distributed(RankInfo(), args.run) as distributed:
         return loaders(
             made, args.data, distributed.device, seed=0, channels_last=not spec.fixed_size, rank=0, world_size=1,
             progress=False,
@@ -180,7 +180,7 @@ def decode(setup: Setup) -> Iterator[Match | str]:
     training, validation = both_loaders(images, *flags)
 
     def bytes_of(epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
-        return (item[1:] for item in training.source.batches(training.plan.shares(epoch, 0)))
+        return (item[1:] for item in training.source.batches(training.plan.micro_batches(epoch, 0)))
 
     def each(open_image: Callable, transform: Callable) -> dict[str, Measure]:
         return {"": loading(setup, lambda _: [(torch.stack([transform(open_image(p)) for p in images.paths]),)])}

@@ -18,7 +18,7 @@ from utils.config import arguments
 from utils.config.settings import Settings
 from utils.record.summary import describe
 from utils.record.writer import NullWriter, build_writer
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
 
 STEPS_A_CHECKPOINT = 50
@@ -41,7 +41,7 @@ def logging_cost(setup: Setup) -> Iterator[Match]:
         "--lr", "0.01", "--epochs", "1000000", "--device", "cpu",
     ])  # fmt: skip
     with (
-        Distributed(Ranks(), args.run) as distributed,
+        Distributed(RankInfo(), args.run) as distributed,
         TemporaryDirectory(dir=setup.scratch) as run,
         open(Path(run, "console.txt"), "w", encoding="utf-8") as console,
     ):
@@ -80,7 +80,7 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
         "--dataname", "cifar10", "--datapath", str(tree), "--arch", "resnet18", "--batch-size", "128", "--lr", "0.01",
         "--epochs", "1000000", "--device", setup.device.type,
     ])  # fmt: skip
-    with Distributed(Ranks(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
+    with Distributed(RankInfo(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
         writer = build_writer(True, Path(run), progress=False)
         traval = build(args, distributed, writer=writer, checkpointer=Checkpointer(Path(run), True))
 

@@ -118,7 +118,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Place:
+class Hardware:
     """What decides which changes make sense here.
 
     ``cores``: those lent to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
@@ -143,7 +143,7 @@ class Place:
     try_compile: bool
 
 
-def changes(place: Place) -> list[Change]:
+def changes(place: Hardware) -> list[Change]:
     """What is worth a trial, and what is not with the reason, in the order of the report."""
     return [*_loader_changes(place), *_compute_changes(place)]
 
@@ -154,7 +154,7 @@ def ladder(workers: int, cores: int) -> list[int]:
     return sorted(count for count in steps - {workers} if count >= min(workers, cores) // 2)
 
 
-def _loader_changes(place: Place) -> list[Change]:
+def _loader_changes(place: Hardware) -> list[Change]:
     if place.workers is None:
         return []
     found = [Change("loader", "loader", ("--workers", str(count))) for count in ladder(place.workers, place.cores)]
@@ -167,7 +167,7 @@ def _loader_changes(place: Place) -> list[Change]:
     return found
 
 
-def _compute_changes(place: Place) -> list[Change]:
+def _compute_changes(place: Hardware) -> list[Change]:
     found = []
     if place.convolutions:
         found.append(Change("compute", "channels", ("--channels-last", "off" if place.channels_last else "on")))

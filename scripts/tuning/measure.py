@@ -69,7 +69,7 @@ class Subject:
     def passes(self) -> list[Batch]:
         """The forward passes of an epoch's first step, on the device. No step is larger."""
         if self._passes is None:
-            self._passes = self.loader.step_again(0, 0)
+            self._passes = self.loader.replay_step(0, 0)
         return self._passes
 
     @property
@@ -212,15 +212,20 @@ def loader_split(subject: Subject, seconds: float) -> dict[str, float]:
     read, augmented, copied = [], [], []
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(read) < 3:
-        share = subject.loader.plan.shares(next(subject.epochs), 0)[0]
-        few = share.indices[:READ_AT_ONCE]
+        micro_batch = subject.loader.plan.micro_batches(next(subject.epochs), 0)[0]
+        few = micro_batch.indices[:READ_AT_ONCE]
         took, (_, pixels, labels) = _clocked(
-            lambda share=share, few=few: source.read(dataclasses.replace(share, indices=few, count=len(few))), device
+            lambda micro_batch=micro_batch, few=few: source.read(
+                dataclasses.replace(micro_batch, indices=few, count=len(few))
+            ),
+            device,
         )
         read.append(took / len(few))
-        rows = torch.arange(len(share.indices), device=pixels.device) % len(few)  # the same few fill the batch
+        rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # the same few fill the batch
         whole = pixels[rows], labels[rows]
-        took, _ = _clocked(lambda share=share, whole=whole: list(subject.loader.prepare([share], *whole)), device)
+        took, _ = _clocked(
+            lambda micro_batch=micro_batch, whole=whole: list(subject.loader.prepare([micro_batch], *whole)), device
+        )
         augmented.append(took / len(rows))
         if device.type == "cuda" and subject.workers is not None:
             pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)

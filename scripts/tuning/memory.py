@@ -35,7 +35,7 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
         images = images.contiguous(memory_format=torch.channels_last)
     targets = torch.randint(classes, (size,), device=traval.device)
     batch = Batch(images, targets, np.arange(size), 0)
-    traval.train_loader.step_again = lambda *_: [batch]  # for a step that the scaler skips
+    traval.train_loader.replay_step = lambda *_: [batch]  # for a step that the scaler skips
     for _ in range(STEPS):
         synchronise(traval.device)
         began = time.perf_counter()

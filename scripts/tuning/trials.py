@@ -15,8 +15,8 @@ from scripts.common.step_timing import Row, failure_of, unsupported
 from scripts.tuning.advice import (
     Advice,
     Change,
+    Hardware,
     Measured,
-    Place,
     Trial,
     Turns,
     advice_of,
@@ -63,7 +63,7 @@ def examine(subject: Subject, seconds: float, begin: Begin) -> tuple[Measured, t
     return Measured(loader, compute, spread(loop), waits, split, shares, subject.workers, gpu, busy), peak
 
 
-def place_of(subject: Subject, data: Data, try_compile: bool) -> Place:
+def hardware_of(subject: Subject, data: Data, try_compile: bool) -> Hardware:
     """What decides which changes make sense for ``subject``."""
     args, device, transform = subject.args, subject.device, subject.loader.transform
     gpu, amp = device.type == "cuda", resolve_amp(args.precision, device)
@@ -71,7 +71,7 @@ def place_of(subject: Subject, data: Data, try_compile: bool) -> Place:
     if not gpu and "fp16" in formats:
         formats["fp16"] = "emulated on a CPU"
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
-    return Place(
+    return Hardware(
         gpu=gpu, cores=cores_per_process(1), threads=subject.threads, workers=subject.workers,
         batch_size=args.data.batch_size, samples=len(data.train),
         resident_bytes=(len(data.train) + len(data.validation)) * data.spec.channels * size**2,
@@ -99,7 +99,7 @@ class Trials:
     seconds: float
     begin: Begin
 
-    def advise(self, place: Place) -> Advice:
+    def advise(self, place: Hardware) -> Advice:
         """Try all changes, measure those that promise something again in the real loop, then all that help together.
 
         The second measurement is on top of the changes that have been found to help before it: faster computation

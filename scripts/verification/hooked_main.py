@@ -19,7 +19,7 @@ from scripts.verification.faults import Fault
 from scripts.verification.records import DONE
 from utils.config.settings import UserError
 from utils.runtime.cpu import let_threads_wait_briefly
-from utils.runtime.distributed import Ranks, end_process
+from utils.runtime.distributed import RankInfo, end_process
 
 NAME = "hooked_main.py"
 NOT_STRUCK = 70  # exit code of a training that ended well without meeting its fault
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     try:
         text = os.environ.get("HOOK_FAULT")
         fault = Fault.from_text(text) if text is not None else None
-        rank = Ranks.from_environment().rank
+        rank = RankInfo.from_environment().rank
     except UserError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from tests.end_to_end.forked import ROOT, Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
 from utils import train_validation
 from utils.checkpoint import checkpoint
-from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, Agreement, StoppedAtOnce, StopSignals
+from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, StopConsensus, StoppedAtOnce, StopSignals
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
 FLAGS += ("--accumulate", 2, "--batch-size", 32, "--print-freq", 10, "--no-progress")
@@ -68,8 +68,8 @@ MOMENTS = {
     "before a step": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM,), 30),
     "within a step": (train_validation.TraVal, "_forward", 61, (signal.SIGUSR1,), None),
     "at the last step of an epoch": (train_validation.TraVal, "training_step", 23, (signal.SIGTERM,), 23),
-    "in validation": (train_validation.TraVal, "_obey", 23 + 8, (signal.SIGTERM,), 23),
-    "in the average's validation": (train_validation.TraVal, "_obey", 23 + 12 + 8, (signal.SIGTERM,), 23),
+    "in validation": (train_validation.TraVal, "stop_if_requested", 23 + 8, (signal.SIGTERM,), 23),
+    "in the average's validation": (train_validation.TraVal, "stop_if_requested", 23 + 12 + 8, (signal.SIGTERM,), 23),
     "while saving": (checkpoint, "sha256", 2, (signal.SIGUSR1,), None),
     "twice": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM, signal.SIGTERM), 30),
     "both": (train_validation.TraVal, "training_step", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
@@ -196,7 +196,7 @@ def test_a_signal_before_training_ends_at_once_with_the_same_code_and_a_line(num
 
 
 class Rank:
-    """What an ``Agreement`` needs of ``Distributed``, for two ranks that are threads with clocks of their own."""
+    """What an ``StopConsensus`` needs of ``Distributed``, for two ranks that are threads with clocks of their own."""
 
     world_size = 2
 
@@ -218,15 +218,15 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
     def live(number, seconds_a_call, signalled_at):
         clock.now = 0.0
         signals, exchanges, heard = StopSignals(), [], None
-        agreement = Agreement(Rank(number, together, said), signals)
+        consensus = StopConsensus(Rank(number, together, said), signals)
         for call in range(1, 2001):
             clock.now += seconds_a_call
             if call == signalled_at:
                 with signals.held():
                     signals._note(signal.SIGUSR1, None)
-            before = agreement._asked
-            number_heard, _ = agreement.ask()
-            if agreement._asked != before:
+            before = consensus._asked
+            number_heard, _ = consensus.poll()
+            if consensus._asked != before:
                 exchanges.append(call)
             if number_heard and heard is None:
                 heard = call, number_heard

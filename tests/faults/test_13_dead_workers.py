@@ -20,7 +20,7 @@ from tests.faults.conftest import SECONDS
 from utils.config.settings import UserError
 from utils.data import sources
 from utils.data.images.view import View
-from utils.data.sample_plan import Share
+from utils.data.sample_plan import MicroBatch
 from utils.data.sets import cache
 from utils.data.sets.readers import ImageFiles
 from utils.data.sources import StreamSource, measured_workers
@@ -56,12 +56,12 @@ def streaming(files, workers=1, **options):
     return StreamSource(files, CPU, workers=workers, **options)
 
 
-def shares(count=COUNT // 4):
-    return [Share(0, step, np.arange(4 * step, 4 * step + 4), 4, 1.0, True) for step in range(count)]
+def micro_batches(count=COUNT // 4):
+    return [MicroBatch(0, step, np.arange(4 * step, 4 * step + 4), 4, 1.0, True) for step in range(count)]
 
 
 def stream(files):
-    return list(streaming(files).batches(shares()))
+    return list(streaming(files).batches(micro_batches()))
 
 
 def fill_cache(files):
@@ -127,7 +127,7 @@ def test_an_error_of_the_program_in_a_worker_keeps_its_kind_and_its_traceback(mo
 
 def test_a_worker_that_dies_between_two_batches_is_told_at_the_next_not_where_training_stands(files):
     source = streaming(files, workers=2)
-    batches = source.batches(shares())
+    batches = source.batches(micro_batches())
     next(batches)
     victim = source._reading._processes[0].pid
     os.kill(victim, signal.SIGKILL)

@@ -19,7 +19,7 @@ from tests.faults.small_run import told
 from utils.config import arguments
 from utils.config.settings import ModelSettings, UserError
 from utils.data.preprocessing import Preprocessing
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 COLOURS = ("china", "flower")
@@ -70,7 +70,7 @@ def built(tree, *flags):
     args = arguments.parse(
         ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0", *map(str, flags)]
     )
-    with Distributed(Ranks(), args.run) as distributed:
+    with Distributed(RankInfo(), args.run) as distributed:
         parts = main.build(args, distributed, None)
     batch = next(parts.validation_loader.batches())
     return parts, batch.images, answers(parts.model.eval(), batch.images)
@@ -274,9 +274,9 @@ def test_training_crops_are_resized_and_normalised_as_the_weights_say(tree, tmp_
     timm_weights(monkeypatch, tmp_path, "test_vit")
     flags = ("--pretrained", "--arch", "test_vit", "--augment", "resized-crop", "--batch-size", 8)
     parts, _, _ = built(tree, *flags)
-    (batch,) = parts.train_loader.step_again(0, 0)
+    (batch,) = parts.train_loader.replay_step(0, 0)
     linear, _, _ = built(tree, *flags, "--interpolation", "bilinear", "--mean", 0, "--std", 1)
-    (other,) = linear.train_loader.step_again(0, 0)
+    (other,) = linear.train_loader.replay_step(0, 0)
     assert np.array_equal(batch.indices, other.indices)
     as_pixels = batch.images * 0.5 + 0.5
     gap = (as_pixels - other.images).abs() * 255

@@ -15,7 +15,7 @@ from utils.config.arguments import parse
 from utils.data.loaders import Batch
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import build_scaler
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
 
 PRINTED = 5e-5  # half of the last printed digit
@@ -35,7 +35,7 @@ def make(layer, amp):
     device = torch.device("cpu")
     return TraVal(
         layer, SimpleNamespace(image_shape=(1,)), optimizer, Recorder(), build_scaler(args.precision, device), args, None,
-        distributed=Distributed(Ranks(), args.run), lr_policy=LRPolicy("constant", 1.0, 1),
+        distributed=Distributed(RankInfo(), args.run), lr_policy=LRPolicy("constant", 1.0, 1),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from scripts.common.step_timing import (
 )
 from utils.config.settings import PrecisionSettings, RunSettings, UserError
 from utils.optim import ema
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "benchmark_amp.py"
@@ -361,7 +361,7 @@ def test_accounting_compares_two_loops_that_train_alike(tool):
     torch.manual_seed(0)
     batches, network = workload.make_batches(CPU), workload.build()
     twin, start = copy.deepcopy(network), vector(network)
-    ours = tool.accounted(args, twin, *batches[0], Distributed(Ranks(), RunSettings(device="cpu")))
+    ours = tool.accounted(args, twin, *batches[0], Distributed(RankInfo(), RunSettings(device="cpu")))
     ours(3)
     Training(network, batches, workload.criterion, PrecisionSettings(amp="off"), CPU, momentum=0.9).run(3)
     assert torch.equal(vector(network), vector(twin))
@@ -402,7 +402,7 @@ def test_only_the_side_with_an_average_keeps_one(tool, monkeypatch):
     made, make = [], ema.build_ema
     monkeypatch.setattr(ema, "build_ema", lambda model, decay: made.append(make(model, decay)) or made[-1])
     args = tool.accounting_settings(own, CPU)
-    sides = tool.loops(args, WORKLOADS["network"](), Distributed(Ranks(), RunSettings(device="cpu")))
+    sides = tool.loops(args, WORKLOADS["network"](), Distributed(RankInfo(), RunSettings(device="cpu")))
     without, average = made
     before = vector(average.module).clone()
     for run in sides.values():

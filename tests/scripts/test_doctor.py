@@ -21,9 +21,9 @@ from scripts.common.figures import Spread
 from scripts.tuning.advice import (
     Advice,
     Change,
+    Hardware,
     Largest,
     Measured,
-    Place,
     StopSearch,
     Trial,
     Turns,
@@ -38,10 +38,10 @@ from scripts.tuning.advice import (
 from scripts.tuning.measure import Subject, Window, covered, in_turns, step_shares
 from scripts.tuning.memory import CpuRoom, GpuRoom, search
 from scripts.tuning.report import Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
-from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, place_of
+from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from utils.config.settings import UserError
 from utils.data import sources
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "doctor.py"
@@ -220,7 +220,7 @@ def place(**more):
         "resident_room": 20.0, "same_crops": True, "convolutions": True, "channels_last": True,
         "formats": {"bf16": "", "fp16": "emulated"}, "compiled": False, "try_compile": False,
     }  # fmt: skip
-    return Place(**(usual | more))
+    return Hardware(**(usual | more))
 
 
 def tried(place):
@@ -347,7 +347,7 @@ def subject(tool, *flags):
     from main import build
 
     args = tool.settings(["--device", "cpu", *map(str, flags)])
-    distributed = Distributed(Ranks(), args.run)
+    distributed = Distributed(RankInfo(), args.run)
     parts = build(args, distributed, None)
     traval = tool.build_traval(args, parts.model, parts.train_loader, distributed)
     return Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts.data
@@ -427,7 +427,7 @@ def test_measuring_takes_each_image_of_an_epoch_once_and_leaves_the_weights_near
 
 def test_the_place_is_that_of_the_settings(tool, pictures):
     now, data = on_pictures(tool, pictures)
-    found = place_of(now, data, try_compile=True)
+    found = hardware_of(now, data, try_compile=True)
     assert (found.workers, found.batch_size, found.samples, found.convolutions) == (0, 4, 24, False)
     assert (found.gpu, found.same_crops, found.compiled, found.try_compile) == (False, False, False, True)
     assert found.resident_bytes == 28 * 3 * 8 * 8

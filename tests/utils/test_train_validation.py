@@ -19,7 +19,7 @@ from utils.optim.ema import build_ema
 from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TrainingFailure, TraVal
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
     return TraVal(
         model, train_loader, build_optimizer(args.optimisation, model),
         criterion or build_criterion(args.optimisation), build_scaler(args.precision, device), args, validation_loader,
-        distributed=Distributed(Ranks(), args.run), ema=build_ema(model, args.optimisation.ema_decay),
+        distributed=Distributed(RankInfo(), args.run), ema=build_ema(model, args.optimisation.ema_decay),
         lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch), **more,
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def steps(traval, count):
     done = []
     for _ in range(count):
         plan = traval.train_loader.plan
-        shares = plan.shares(0, traval.progress.step)
+        shares = plan.micro_batches(0, traval.progress.step)
         first = next(
             index for index, b in enumerate(traval.train_loader.batches(0)) if b.number == traval.progress.step
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from utils.checkpoint.progress import NOTHING, Progress
-from utils.checkpoint.resume import Found
+from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError, as_flag
 
 SHAPES_STATE = ("arch", "optimizer")  # another network or optimizer has no use for the state
@@ -21,7 +21,7 @@ SHAPES_PLAN = (
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay")  # of an optimizer's group; the rate is set in each step
 
 
-def refuse_impossible(found: Found, args: Settings) -> None:
+def refuse_impossible(found: ResumePoint, args: Settings) -> None:
     """Raise ``UserError`` with a line for each difference that the state cannot follow."""
     lines, differences = [], found.differences(args)
     for name in SHAPES_STATE:
@@ -33,7 +33,7 @@ def refuse_impossible(found: Found, args: Settings) -> None:
         raise UserError(*lines, on_all_ranks=True)
 
 
-def refuse_other_head(found: Found, classes: tuple[str, ...]) -> None:
+def refuse_other_head(found: ResumePoint, classes: tuple[str, ...]) -> None:
     """Raise ``UserError`` when the data set has another number of classes."""
     if len(classes) != len(found.state["classes"]):
         (line,) = found.data_differences(classes, None)
@@ -41,7 +41,7 @@ def refuse_other_head(found: Found, classes: tuple[str, ...]) -> None:
 
 
 def carry_over(
-    found: Found, args: Settings, classes: tuple[str, ...], fingerprint: str, steps_per_epoch: int,
+    found: ResumePoint, args: Settings, classes: tuple[str, ...], fingerprint: str, steps_per_epoch: int,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
     """The state to go on from under ``args`` and on this data, and a line about each thing that becomes different.

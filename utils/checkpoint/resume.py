@@ -24,7 +24,7 @@ Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class ResumePoint:
     """A checkpoint to go on from; ``folder`` is its run's, None when the file lies outside of one.
 
     ``state`` is what it holds besides tensors: as it lives as long as the run and goes to all processes, the weights
@@ -37,7 +37,7 @@ class Found:
     folder: Path | None = None
 
     @classmethod
-    def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> Found:
+    def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> ResumePoint:
         """From what was read of ``path``."""
         return cls(path, _plain_parts(state), checkpoint.sha256(path), folder)
 
@@ -131,7 +131,7 @@ class Found:
             raise UserError(f"{self.path}: does not fit this run ({reason})", on_all_ranks=True) from error
 
 
-def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
+def find(args: Settings, parent: Path, warn: Warn) -> ResumePoint | None:
     """The checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to begin anew.
 
     ``parent`` holds all runs of this data set and network. Raises ``UserError``.
@@ -142,11 +142,11 @@ def find(args: Settings, parent: Path, warn: Warn) -> Found | None:
         # To evaluate, the weights are enough; to continue, nothing may be missing.
         return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)
     if args.run.evaluate and args.model.weights:
-        return Found.of(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
+        return ResumePoint.of(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
     return None
 
 
-def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> Found:
+def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:
     """The checkpoint file ``path``, or the newest one of a run whose folder, or whose checkpoints', ``path`` is.
 
     Raises ``UserError``.
@@ -156,13 +156,13 @@ def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = c
         found = checkpoint.newest(folder / "checkpoints", warn, read)
         if found is None:
             raise UserError(f"--resume {path}: {_why_nothing(folder)}")
-        return Found.of(*found, folder)
+        return ResumePoint.of(*found, folder)
     state = read(path)
     folder = path.absolute().parent.parent
-    return Found.of(path, state, folder if (folder / "config.yaml").is_file() else None)
+    return ResumePoint.of(path, state, folder if (folder / "config.yaml").is_file() else None)
 
 
-def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None:
+def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> ResumePoint | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
 
     Without one, ``warn`` is told why a new run begins although there are others.
@@ -178,7 +178,7 @@ def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> Found | None
             continue
         found = checkpoint.newest(folder / "checkpoints", warn)
         if found:
-            return Found.of(*found, folder)
+            return ResumePoint.of(*found, folder)
         if any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")

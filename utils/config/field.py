@@ -70,7 +70,7 @@ def setting(
     many: bool = False,
     words: tuple[str, ...] = (),
     bare: str | None = None,
-    shapes_result: bool = True,
+    affects_result: bool = True,
     in_recipe: bool = True,
     in_evaluation: bool = True,
     effect: Effect | None = None,
@@ -79,7 +79,7 @@ def setting(
 
     ``type`` is taken from the default where there is one. ``many`` makes a tuple of values. ``words`` are
     allowed instead of a number. ``bare`` is the value of the flag without one; ``--no-FLAG`` is then 'off'.
-    ``shapes_result`` says that two runs that differ here are different experiments: such settings
+    ``affects_result`` says that two runs that differ here are different experiments: such settings
     must agree for a resume and travel with a checkpoint. ``in_recipe`` False keeps a flag that
     says what to do now (rather than how) out of recipes and of the saved configuration.
     ``in_evaluation`` False says that ``--evaluate`` makes no use of it, ``effect`` what else may keep it from having
@@ -98,7 +98,7 @@ def setting(
             "many": many,
             "words": words,
             "bare": bare,
-            "shapes_result": shapes_result,
+            "affects_result": affects_result,
             "in_recipe": in_recipe,
             "in_evaluation": in_evaluation,
             "effect": effect,

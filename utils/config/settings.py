@@ -75,47 +75,47 @@ class RunSettings:
 
     config: str | None = setting(
         None, "recipe: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
-        shapes_result=False, in_recipe=False,
+        affects_result=False, in_recipe=False,
     )  # fmt: skip
     output: str = setting(
-        "runs", "folder that holds all runs", check=not_empty, metavar="DIR", shapes_result=False, in_recipe=False,
+        "runs", "folder that holds all runs", check=not_empty, metavar="DIR", affects_result=False, in_recipe=False,
         in_evaluation=False, effect=_NEW_FOLDER,
     )  # fmt: skip
     name: str | None = setting(
-        None, "text added to the run folder's name", type=str, check=safe_name, metavar="TEXT", shapes_result=False,
+        None, "text added to the run folder's name", type=str, check=safe_name, metavar="TEXT", affects_result=False,
         in_evaluation=False, effect=_NEW_FOLDER,
     )  # fmt: skip
     seed: int = setting(
         0, "seed of initialisation, sample order and augmentation", check=between(0, LARGEST_INT), in_evaluation=False
     )
     deterministic: bool = setting(
-        False, "only algorithms that give the same bits each time (slower on a GPU)", shapes_result=False
+        False, "only algorithms that give the same bits each time (slower on a GPU)", affects_result=False
     )
-    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"), shapes_result=False)
+    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"), affects_result=False)
     gpu_ids: tuple[int, ...] | None = setting(
         None, "which GPUs this machine's processes use, one each", type=int, many=True,
-        check=between(0, 1023), metavar="ID", shapes_result=False, in_recipe=False,
+        check=between(0, 1023), metavar="ID", affects_result=False, in_recipe=False,
     )  # fmt: skip
     resume: str | None = setting(
         None, "continue a run: 'auto' (the newest with these settings), a checkpoint file or a run folder",
-        type=str, check=not_empty, metavar="{auto,PATH}", shapes_result=False, in_recipe=False,
+        type=str, check=not_empty, metavar="{auto,PATH}", affects_result=False, in_recipe=False,
     )  # fmt: skip
     resume_override: bool = setting(
         False, "with --resume PATH: go on although settings or data differ from the run's",
-        shapes_result=False, in_recipe=False,
+        affects_result=False, in_recipe=False,
     )  # fmt: skip
     evaluate: bool = setting(
         False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
-        shapes_result=False, in_recipe=False,
+        affects_result=False, in_recipe=False,
     )  # fmt: skip
-    dry_run: bool = setting(False, "print the plan and create nothing", shapes_result=False, in_recipe=False)
+    dry_run: bool = setting(False, "print the plan and create nothing", affects_result=False, in_recipe=False)
     max_steps: int | None = setting(
         None, "stop after this many optimizer steps in all (the learning rate still plans for --epochs)",
-        type=int, check=positive_int, shapes_result=False, in_recipe=False, in_evaluation=False,
+        type=int, check=positive_int, affects_result=False, in_recipe=False, in_evaluation=False,
     )  # fmt: skip
     timeout: float = setting(
         600.0, "seconds without a sign of another process before all end", check=between(1, 10**6),
-        shapes_result=False, effect=needs("several processes", lambda v: v.processes > 1),
+        affects_result=False, effect=needs("several processes", lambda v: v.processes > 1),
     )  # fmt: skip
 
 
@@ -125,10 +125,10 @@ class DataSettings:
 
     dataname: str = setting("digits", "data set", choices=DATASETS)
     datapath: str | None = setting(
-        None, "where the data lies", type=str, check=not_empty, metavar="DIR", shapes_result=False,
+        None, "where the data lies", type=str, check=not_empty, metavar="DIR", affects_result=False,
         effect=needs("a --dataname that lies on a disk", _has_folder),
     )  # fmt: skip
-    download: bool = setting(False, "fetch the data set through torchvision when it is missing", shapes_result=False)
+    download: bool = setting(False, "fetch the data set through torchvision when it is missing", affects_result=False)
     val_split: float | None = setting(
         None, "share of a folder without val/ or test/ to validate on, for example 0.1", type=float,
         check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
@@ -161,19 +161,19 @@ class DataSettings:
     )  # fmt: skip
     workers: int | str = setting(
         "auto", "processes that read images, per training process; 0 reads in place, auto measures how many pay",
-        type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", shapes_result=False,
+        type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", affects_result=False,
         effect=needs("images in files, or --loader stream", lambda v: not (v.in_memory and v.resident)),
     )  # fmt: skip
     decode: str = setting(
         "cpu", "where JPEG files are decoded, cropped and resized when images stream; gpu needs a GPU",
-        choices=("cpu", "gpu"), shapes_result=False,
+        choices=("cpu", "gpu"), affects_result=False,
         effect=needs(
             "image files of any size that stream", lambda v: v.any_size and not v.in_memory and not v.resident
         ),
     )  # fmt: skip
     cache_dir: str | None = setting(
         None, "folder for the decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
-        metavar="DIR", shapes_result=False,
+        metavar="DIR", affects_result=False,
         effect=needs(
             "image files that are decoded into memory (--loader resident)",
             lambda v: v.resident and (not v.in_memory or v.local_processes > 1),  # which then share a file there
@@ -181,11 +181,11 @@ class DataSettings:
     )  # fmt: skip
     skip_bad_images: bool = setting(
         False, "go on when images cannot be read: in training the next one stands in, in validation they are left out",
-        shapes_result=False,  # for a run that meets none it changes nothing, and one that does cannot go on without
+        affects_result=False,  # for a run that meets none it changes nothing, and one that does cannot go on without
         effect=_IMAGE_FILES,
     )  # fmt: skip
     batch_size: int = setting(
-        64, "images per process in one forward pass", short="-b", check=between(1, 2**20), shapes_result=False,
+        64, "images per process in one forward pass", short="-b", check=between(1, 2**20), affects_result=False,
         effect=_VALIDATION_BATCH,
     )  # fmt: skip
     global_batch_size: int | None = setting(
@@ -199,11 +199,11 @@ class DataSettings:
     )  # fmt: skip
     val_batch_size: int | None = setting(
         None, "images per process in one validation pass [batch size]", type=int, check=between(1, 2**20),
-        shapes_result=False,
+        affects_result=False,
     )  # fmt: skip
     loader: str = setting(
         "auto", "resident: all images in the device's memory; stream: worker processes read them",
-        choices=("auto", "resident", "stream"), shapes_result=False,
+        choices=("auto", "resident", "stream"), affects_result=False,
     )  # fmt: skip
     augment: tuple[str, ...] | None = setting(
         None, "training augmentation, or none [the data set's own]", type=str, many=True,
@@ -245,7 +245,7 @@ class ModelSettings:
     )
     channels_last: str = setting(
         "auto", "channels-last memory format: auto takes it where it was measured to be faster",
-        choices=("auto", "on", "off"), bare="on", shapes_result=False,
+        choices=("auto", "on", "off"), bare="on", affects_result=False,
         effect=needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
     )  # fmt: skip
     compile: bool = setting(False, "compile the network with torch.compile")
@@ -335,7 +335,7 @@ class PrecisionSettings:
     )
     max_skipped_steps: int = setting(
         20, "stop after more than this many steps in a row without a finite gradient (fp16)",
-        check=between(0, LARGEST_INT), shapes_result=False, in_evaluation=False, effect=_SCALER,
+        check=between(0, LARGEST_INT), affects_result=False, in_evaluation=False, effect=_SCALER,
     )  # fmt: skip
     fp32_layers: tuple[str, ...] | None = setting(
         None, "layers to compute in float32, by their names in the network (amp_audit.py finds them)", type=str,
@@ -344,7 +344,7 @@ class PrecisionSettings:
     )  # fmt: skip
     dump_bad_batch: bool = setting(
         False, "save the batch and weights of a step whose gradient is not finite, for scripts/amp_audit.py --batch",
-        shapes_result=False, in_evaluation=False,
+        affects_result=False, in_evaluation=False,
     )  # fmt: skip
 
 
@@ -353,16 +353,16 @@ class LoggingSettings:
     """What is shown and saved, how often."""
 
     print_freq: int = setting(
-        50, "optimizer steps between two log lines and TensorBoard points", check=positive_int, shapes_result=False,
+        50, "optimizer steps between two log lines and TensorBoard points", check=positive_int, affects_result=False,
         in_evaluation=False,
     )  # fmt: skip
-    progress: bool = setting(True, "progress bars on a terminal", shapes_result=False)
+    progress: bool = setting(True, "progress bars on a terminal", affects_result=False)
     save_every_epochs: int = setting(
-        1, "epochs between two checkpoints", check=positive_int, shapes_result=False, in_evaluation=False
+        1, "epochs between two checkpoints", check=positive_int, affects_result=False, in_evaluation=False
     )
     save_every_steps: int | None = setting(
         None, "optimizer steps between two checkpoints within an epoch", type=int, check=positive_int,
-        shapes_result=False, in_evaluation=False,
+        affects_result=False, in_evaluation=False,
     )  # fmt: skip
 
 
@@ -399,7 +399,7 @@ class Settings:
     def result_values(self) -> dict[str, Any]:
         """The settings that must agree for one run to be the continuation of another."""
         values = self.values()
-        return {option.name: values[option.name] for _, option in all_settings() if option.metadata["shapes_result"]}
+        return {option.name: values[option.name] for _, option in all_settings() if option.metadata["affects_result"]}
 
 
 def groups() -> list[str]:

@@ -20,7 +20,7 @@ from utils.data.images.gpu_decoding import require_decoder
 from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
 from utils.data.images.view import View
 from utils.data.mixing import Mixing
-from utils.data.sample_plan import SamplePlan, Share, validation_batches
+from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sets import cache
 from utils.data.sets.datasets import Data, DatasetSpec
 from utils.data.sets.readers import Images, MemoryImages
@@ -37,9 +37,9 @@ class Batch:
     """One forward pass on one rank.
 
     ``images``: float32 (m, c, size, size), normalised, on the device. ``targets``: int64 (n,), n <= m, or of mixed
-    images float32 (n, classes), the part of each class; images beyond n only fill up a share that is too small and
-    count for nothing (see ``Share``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the step
-    within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``:
+    images float32 (n, classes), the part of each class; images beyond n only fill up a micro-batch that is too small
+    and count for nothing (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the
+    step within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``:
     ``unreadable``, the paths of the images of this batch that cannot be read, in the order of its samples and again
     each time; in training those passed over to find the next readable one, which is shown with its own label, and
     ``replaced``, for how many of the n samples. In validation they are left out, so a batch may be empty.
@@ -76,7 +76,7 @@ class TrainLoader:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The forward passes of ``epoch`` from step ``first_step`` on."""
         steps = range(first_step, self.steps_per_epoch)
-        return self._read(share for step in steps for share in self.plan.shares(epoch, step))
+        return self._read(micro_batch for step in steps for micro_batch in self.plan.micro_batches(epoch, step))
 
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Batch]]:
         """The first ``steps`` steps of ``epoch`` in forward passes that are the same on any number of ranks.
@@ -84,25 +84,33 @@ class TrainLoader:
         How many passes there are, and this rank's of them: every world_size-th, as in validation.
         """
         alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
-        shares = [share for step in range(min(steps, self.steps_per_epoch)) for share in alone.shares(epoch, step)]
-        return len(shares), self._read(shares[self.plan.rank :: self.plan.world_size])
+        micro_batches = [
+            micro_batch
+            for step in range(min(steps, self.steps_per_epoch))
+            for micro_batch in alone.micro_batches(epoch, step)
+        ]
+        return len(micro_batches), self._read(micro_batches[self.plan.rank :: self.plan.world_size])
 
-    def _read(self, shares: Iterable[Share]) -> Iterator[Batch]:
-        return self._one_ahead(chain.from_iterable(starmap(self.prepare, self.source.batches(shares))))
+    def _read(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
+        return self._one_ahead(chain.from_iterable(starmap(self.prepare, self.source.batches(micro_batches))))
 
-    def step_again(self, epoch: int, step: int) -> list[Batch]:
+    def replay_step(self, epoch: int, step: int) -> list[Batch]:
         """The same forward passes of one step once more, without the worker processes."""
-        return [batch for share in self.plan.shares(epoch, step) for batch in self.prepare(*self.source.read(share))]
+        return [
+            batch
+            for micro_batch in self.plan.micro_batches(epoch, step)
+            for batch in self.prepare(*self.source.read(micro_batch))
+        ]
 
-    def prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        """A batch of each share, augmented together."""
-        together = self.transform.training(pixels, samples_of(shares), shares[0].epoch)
+    def prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
+        """A batch of each micro-batch, augmented together."""
+        together = self.transform.training(pixels, samples_of(micro_batches), micro_batches[0].epoch)
         if self.mixing is not None:
-            together, labels = self.mixing(together, labels, shares)
-        for share, images, targets in _parts(shares, together, labels):
+            together, labels = self.mixing(together, labels, micro_batches)
+        for part, images, targets in _parts(micro_batches, together, labels):
             yield Batch(
-                images, targets[: share.count], share.indices[: share.count], share.step, share.weight,
-                share.ends_step, share.unreadable, share.replaced,
+                images, targets[: part.count], part.indices[: part.count], part.step, part.weight, part.ends_step,
+                part.unreadable, part.replaced,
             )  # fmt: skip
 
 
@@ -132,19 +140,19 @@ class ValidationLoader:
         return -(-len(self._all) // self._world_size)
 
     def batches(self) -> Iterator[Batch]:
-        shares = (Share(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
-        return self._one_ahead(chain.from_iterable(starmap(self._prepare, self.source.batches(shares))))
+        micro_batches = (MicroBatch(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
+        return self._one_ahead(chain.from_iterable(starmap(self._prepare, self.source.batches(micro_batches))))
 
-    def _prepare(self, shares: list[Share], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        for share, images, targets in _parts(shares, self.transform.evaluation(pixels), labels):
-            yield Batch(images, targets, share.indices, share.step, unreadable=share.unreadable)
+    def _prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
+        for part, images, targets in _parts(micro_batches, self.transform.evaluation(pixels), labels):
+            yield Batch(images, targets, part.indices, part.step, unreadable=part.unreadable)
 
 
 def _parts(
-    shares: list[Share], images: torch.Tensor, labels: torch.Tensor
-) -> Iterator[tuple[Share, torch.Tensor, torch.Tensor]]:
-    sizes = [len(share.indices) for share in shares]
-    return zip(shares, images.split(sizes), labels.split(sizes), strict=True)
+    micro_batches: list[MicroBatch], images: torch.Tensor, labels: torch.Tensor
+) -> Iterator[tuple[MicroBatch, torch.Tensor, torch.Tensor]]:
+    sizes = [len(micro_batch.indices) for micro_batch in micro_batches]
+    return zip(micro_batches, images.split(sizes), labels.split(sizes), strict=True)
 
 
 class OneAhead:

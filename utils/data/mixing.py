@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.data.sample_plan import Share, sample_uniforms
+from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import samples_of
 from utils.data.transforms import inside, take
 from utils.runtime.distributed import to_device
@@ -52,13 +52,13 @@ class Mixing:
     seed: int
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, shares: Sequence[Share]
+        self, images: torch.Tensor, labels: torch.Tensor, micro_batches: Sequence[MicroBatch]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix the ``images`` (n, c, h, w), in place, of ``shares`` of one epoch, which lie one after the other.
+        """Mix the ``images`` (n, c, h, w), in place, of ``micro_batches`` of one epoch, which lie one after the other.
 
         ``labels``: int64 (n,). Gives the images and their targets, float32 (n, classes).
         """
-        blend = self.draw(shares, *images.shape[-2:])
+        blend = self.draw(micro_batches, *images.shape[-2:])
         places = to_device(torch.from_numpy(np.column_stack([blend.partner, blend.box])), images.device)
         parts = np.column_stack([blend.opacity, blend.kept]).astype(np.float32)
         opacity, kept = to_device(torch.from_numpy(parts), images.device).split(1, dim=1)
@@ -74,14 +74,16 @@ class Mixing:
         own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
         return images, own.mul_(kept).add_(other.mul_(1 - kept))
 
-    def draw(self, shares: Sequence[Share], height: int, width: int) -> Blend:
-        """How the images of ``shares``, of ``height`` by ``width`` pixels, are mixed."""
+    def draw(self, micro_batches: Sequence[MicroBatch], height: int, width: int) -> Blend:
+        """How the images of ``micro_batches``, of ``height`` by ``width`` pixels, are mixed."""
         from scipy.special import betaincinv  # only runs that mix pay for the import
 
-        partner, first = _places(shares)
+        partner, first = _places(micro_batches)
         leaders, pair = np.unique(first, return_inverse=True)
-        samples = samples_of(shares)[leaders]
-        uniforms = sample_uniforms(self.seed, shares[0].epoch, samples, MIX_STREAM, MIX_NUMBERS).astype(np.float64)
+        samples = samples_of(micro_batches)[leaders]
+        uniforms = sample_uniforms(self.seed, micro_batches[0].epoch, samples, MIX_STREAM, MIX_NUMBERS).astype(
+            np.float64
+        )
         by_box = uniforms[:, 1] < 0.5 if self.mixup and self.cutmix else np.full(len(leaders), self.cutmix > 0)
         alpha = np.where(by_box, self.cutmix, self.mixup)
         drawn = betaincinv(alpha, alpha, uniforms[:, 0])[pair]  # of a uniform number, the quantile
@@ -105,19 +107,22 @@ def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np
     return np.column_stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]])
 
 
-def _places(shares: Sequence[Share]) -> tuple[np.ndarray, np.ndarray]:
-    """For each image of ``shares`` the one that it gets from, and the first one of its pair: int64 (n,) each.
+def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray]:
+    """For each image of ``micro_batches`` the one that it gets from, and the first one of its pair: int64 (n,) each.
 
-    What only fills up a share, and a single image, get from themselves.
+    What only fills up a micro-batch, and a single image, get from themselves.
     """
     partners, firsts, begin = [], [], 0
-    for share in shares:
-        own = np.arange(len(share.indices))
+    for micro_batch in micro_batches:
+        own = np.arange(len(micro_batch.indices))
         partner, first = own ^ 1, own & ~1
-        if share.count % 2:
-            last = max(0, share.count - 3)
-            partner[last : share.count], first[last : share.count] = np.roll(own[last : share.count], -1), last
-        partner[share.count :] = first[share.count :] = own[share.count :]
+        if micro_batch.count % 2:
+            last = max(0, micro_batch.count - 3)
+            partner[last : micro_batch.count], first[last : micro_batch.count] = (
+                np.roll(own[last : micro_batch.count], -1),
+                last,
+            )
+        partner[micro_batch.count :] = first[micro_batch.count :] = own[micro_batch.count :]
         partners.append(begin + partner)
         firsts.append(begin + first)
         begin += len(own)

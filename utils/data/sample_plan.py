@@ -18,13 +18,13 @@ _BITS = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class Share:
+class MicroBatch:
     """One rank's part of one forward pass.
 
-    ``indices``: int64, the samples to read. Only the first ``count`` count: a share of fewer than two
+    ``indices``: int64, the samples to read. Only the first ``count`` count: a micro-batch of fewer than two
     is filled up with the samples that come next in the epoch's order, because a rank must take part in every
     collective and batch norm cannot train on a single image. ``weight``: the factor that turns the
-    mean over ``count`` samples into this share's part of the mean over the whole global batch, such
+    mean over ``count`` samples into this micro-batch's part of the mean over the whole global batch, such
     that the average over ranks (as DDP takes it), summed over forward passes, is exactly that mean.
     ``ends_step``: the optimizer steps after it. Once read: ``unreadable``, the paths of images met on the way that
     cannot be read, and ``replaced``, for how many of the ``count`` samples another image stands in.
@@ -50,7 +50,7 @@ class SamplePlan:
     unless the whole set is. ``drop_last`` leaves the remainder out instead, other samples in each epoch.
 
     A full step has as many forward passes as it takes for at most ``batch_size`` images a rank; a smaller one has as
-    few. ``pairs``: neighbours in a step, its samples 2k and 2k + 1, stay in one share, and with an odd number of
+    few. ``pairs``: neighbours in a step, its samples 2k and 2k + 1, stay in one micro-batch, and with an odd number of
     samples the last three: what is mixed is together. An odd ``batch_size`` is then rounded up.
     """
 
@@ -89,7 +89,7 @@ class SamplePlan:
         """All samples of step ``step`` of an epoch, over all ranks and forward passes."""
         return self.order(epoch)[self._start(step) : self._start(step + 1)]
 
-    def shares(self, epoch: int, step: int) -> list[Share]:
+    def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
         """This rank's forward passes of one step, the last of which ends it."""
         order, begin = self.order(epoch), self._start(step)
         count = self._start(step + 1) - begin
@@ -97,14 +97,14 @@ class SamplePlan:
         most = -(-self.batch_size // unit) * unit
         passes = -(-count // (self.world_size * most))
         bounds = _cut(count, passes * self.world_size, unit)
-        shares = []
+        micro_batches = []
         for number in range(passes):
             first, end = bounds[number * self.world_size + self.rank :][:2]
             read = begin + np.arange(first, max(end, first + 2))
             weight = (end - first) * self.world_size / count
             indices = order[read % self.num_samples]
-            shares.append(Share(epoch, step, indices, end - first, weight, ends_step=number == passes - 1))
-        return shares
+            micro_batches.append(MicroBatch(epoch, step, indices, end - first, weight, ends_step=number == passes - 1))
+        return micro_batches
 
     def _start(self, step: int) -> int:
         """Where a step begins in an epoch's order; after the last step, where that ends."""

@@ -13,18 +13,18 @@ from torch.utils.data import Dataset
 
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
-from utils.data.images.unreadable import REFUSE, read_share
+from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
-from utils.data.sample_plan import Share, sample_uniforms
+from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
 from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
 from utils.data.workers import Workers, in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device
 
-# Shares of one epoch, their uint8 images (m, c, h, w) and their int64 labels (m,), one share's after the other's.
-Item = tuple[list[Share], torch.Tensor, torch.Tensor]
-# What a worker hands over: a share as it was read, its images, and the numbers of these (int64, m).
-Read = tuple[Share, torch.Tensor | MixedBatch, np.ndarray]
+# Micro-batches of one epoch, their uint8 images (m, c, h, w) and int64 labels (m,), one's after the other's.
+Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
+# What a worker hands over: a micro-batch as it was read, its images, and the numbers of these (int64, m).
+Read = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
 TOGETHER_BYTES = 2**20  # of images that a resident source hands over together
 
 
@@ -33,12 +33,12 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
-        """All shares in order, one or more at a time, with their images and labels on the device."""
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
+        """All micro_batches in order, one or more at a time, with their images and labels on the device."""
         ...
 
-    def read(self, share: Share) -> Item:
-        """One share's images and labels, on the device, read in this process."""
+    def read(self, micro_batch: MicroBatch) -> Item:
+        """One micro_batch's images and labels, on the device, read in this process."""
         ...
 
 
@@ -46,7 +46,7 @@ class ResidentSource:
     """All images in the device's memory as one uint8 tensor; a batch is an index.
 
     Several batches of small images are handed over together: to gather and augment one of them takes little more than
-    the calls take, whatever they work on. ``policy``: what becomes of unreadable images, see ``read_share``.
+    the calls take, whatever they work on. ``policy``: what becomes of unreadable images, see ``read_micro_batch``.
     """
 
     def __init__(self, images: MemoryImages, device: torch.device, policy: str = REFUSE) -> None:
@@ -57,40 +57,41 @@ class ResidentSource:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         images_together = TOGETHER_BYTES // self.pixels[0].numel()
-        together: list[Share] = []
+        together: list[MicroBatch] = []
         count = 0
-        for share in shares:
-            together.append(share)
-            count += len(share.indices)
+        for micro_batch in micro_batches:
+            together.append(micro_batch)
+            count += len(micro_batch.indices)
             if count >= images_together:
                 yield self._read(together)
                 together, count = [], 0
         if together:
             yield self._read(together)
 
-    def read(self, share: Share) -> Item:
-        return self._read([share])
+    def read(self, micro_batch: MicroBatch) -> Item:
+        return self._read([micro_batch])
 
-    def _read(self, shares: list[Share]) -> Item:
+    def _read(self, micro_batches: list[MicroBatch]) -> Item:
         if self._unreadable:
-            shares, shown = zip(
-                *(read_share(share, len(self), self.policy, self._look) for share in shares), strict=True
+            micro_batches, shown = zip(
+                *(read_micro_batch(micro_batch, len(self), self.policy, self._look) for micro_batch in micro_batches),
+                strict=True,
             )
             rows = np.concatenate(shown)
         else:
-            rows = samples_of(shares)
-        return list(shares), *select(self.pixels, self.labels, to_device(torch.from_numpy(rows), self.device))
+            rows = samples_of(micro_batches)
+        return list(micro_batches), *select(self.pixels, self.labels, to_device(torch.from_numpy(rows), self.device))
 
     def _look(self, index: int, *_: int, **__: int) -> None:
         if index in self._unreadable:
             raise UnreadableImage(self._unreadable[index], "found when the images were decoded")
 
 
-def samples_of(shares: list[Share]) -> np.ndarray:
-    """The samples of all shares, one share's after the other's: int64."""
-    return np.concatenate([share.indices for share in shares])
+def samples_of(micro_batches: list[MicroBatch]) -> np.ndarray:
+    """The samples of all micro-batches, one's after the other's: int64."""
+    return np.concatenate([micro_batch.indices for micro_batch in micro_batches])
 
 
 def select(pixels: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,8 +105,8 @@ class StreamSource:
 
     The workers hand over what ``view`` shows; ``crop`` makes them take random boxes.
     ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. With ``decode_on_device`` they
-    hand over JPEG files as they are. ``policy``: what becomes of unreadable images, see ``read_share``; those met only
-    on the device are refused. Images in memory are read from the CPU's, wherever they were made.
+    hand over JPEG files as they are. ``policy``: what becomes of unreadable images, see ``read_micro_batch``; those met
+    only on the device are refused. Images in memory are read from the CPU's, wherever they were made.
     """
 
     def __init__(
@@ -127,31 +128,31 @@ class StreamSource:
             images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
         self._reads = _Reads(images, view, crop, fixed_size, seed, decode_on_device, policy)
         self.workers = measured_workers(self._reads, cores) if workers == "auto" else workers
-        self._queue: list[Share] = []
+        self._queue: list[MicroBatch] = []
         self._reading = Workers(self._reads, self._queue, self.workers, pin=device.type == "cuda", keep=True)
 
     def __len__(self) -> int:
         return len(self._reads.images)
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[Item]:
-        self._queue[:] = list(shares)
+    def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
+        self._queue[:] = list(micro_batches)
         for read in self._reading:
             yield self._on_device(read)
 
-    def read(self, share: Share) -> Item:
-        return self._on_device(self._reads[share])
+    def read(self, micro_batch: MicroBatch) -> Item:
+        return self._on_device(self._reads[micro_batch])
 
     def _on_device(self, read: Read) -> Item:
-        share, pixels, shown = read
+        micro_batch, pixels, shown = read
         if isinstance(pixels, MixedBatch):
             pixels = decode_batch(pixels, self.device)
         labels = to_device(self._reads.images.labels[torch.from_numpy(shown)], self.device)
         # From pinned memory, and so beside what the device computes.
-        return [share], pixels.to(self.device, non_blocking=True), labels
+        return [micro_batch], pixels.to(self.device, non_blocking=True), labels
 
 
 class _Reads(Dataset):
-    """What a worker does: one share's files into one uint8 tensor, or for the device a ``MixedBatch``."""
+    """What a worker does: one micro-batch's files into one uint8 tensor, or for the device a ``MixedBatch``."""
 
     def __init__(
         self, images: Images, view: View, crop: bool, fixed_size: bool, seed: int, as_files: bool, policy: str
@@ -159,21 +160,21 @@ class _Reads(Dataset):
         self.images, self.view, self.crop, self.fixed_size, self.seed = images, view, crop, fixed_size, seed
         self.as_files, self.policy = as_files and not fixed_size, policy
 
-    def __getitem__(self, share: Share) -> Read:
+    def __getitem__(self, micro_batch: MicroBatch) -> Read:
         if isinstance(self.images, MemoryImages):
-            pixels, _ = select(self.images.pixels, self.images.labels, torch.from_numpy(share.indices))
-            return share, in_shared_memory(pixels), share.indices
-        return self._read_files(share, self.images)
+            pixels, _ = select(self.images.pixels, self.images.labels, torch.from_numpy(micro_batch.indices))
+            return micro_batch, in_shared_memory(pixels), micro_batch.indices
+        return self._read_files(micro_batch, self.images)
 
-    def _read_files(self, share: Share, files: ImageFiles) -> Read:
-        draws: Any = [None] * len(share.indices)
+    def _read_files(self, micro_batch: MicroBatch, files: ImageFiles) -> Read:
+        draws: Any = [None] * len(micro_batch.indices)
         if self.crop and not self.fixed_size:
-            draws = sample_uniforms(self.seed, share.epoch, share.indices, CROP_STREAM, CROP_NUMBERS)
+            draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.indices, CROP_STREAM, CROP_NUMBERS)
         if self.as_files:
-            paths = [files.paths[index] for index in share.indices]
+            paths = [files.paths[index] for index in micro_batch.indices]
             items = [read_for_gpu(path, self.view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
-            return share, pack(items, self.view, files.colour), share.indices
-        batch = empty_batch(len(share.indices), 1 if files.colour == "L" else 3, self.view.size)
+            return micro_batch, pack(items, self.view, files.colour), micro_batch.indices
+        batch = empty_batch(len(micro_batch.indices), 1 if files.colour == "L" else 3, self.view.size)
 
         def read(image: int, sample: int, place: int) -> None:
             path = files.paths[image]
@@ -182,8 +183,8 @@ class _Reads(Dataset):
             else:
                 batch[place].copy_(decode_crop(path, self.view, files.colour, draws[sample]))
 
-        share, shown = read_share(share, len(files), self.policy, read)
-        return share, batch[: len(shown)], shown
+        micro_batch, shown = read_micro_batch(micro_batch, len(files), self.policy, read)
+        return micro_batch, batch[: len(shown)], shown
 
 
 def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
@@ -224,6 +225,6 @@ def measured_workers(reads: _Reads, cores: int) -> int:
 
 def reading_speed(reads: _Reads, parts: list[np.ndarray], workers: int) -> float:
     """Images a second while all workers read, which they do once the first ``workers`` parts have arrived."""
-    shares = [Share(0, 0, part, len(part), 1.0, True) for part in parts]
-    arrived = [time.perf_counter() for _ in Workers(reads, shares, workers)]
+    micro_batches = [MicroBatch(0, 0, part, len(part), 1.0, True) for part in parts]
+    arrived = [time.perf_counter() for _ in Workers(reads, micro_batches, workers)]
     return sum(map(len, parts[workers:])) / (arrived[-1] - arrived[workers - 1])

@@ -23,7 +23,7 @@ from utils.runtime.distributed import Distributed
 Forward = Callable[[nn.Module, Batch], tuple[torch.Tensor, ...]]  # gives logits (n, classes), loss, ...
 
 
-class StepWatch:
+class NonFiniteStepHandler:
     """Knows how to go back to the beginning of a step and to repeat it with every layer watched.
 
     While all is well it only copies the buffers. ``folder`` is the run's, None where nothing is written.
@@ -55,7 +55,7 @@ class StepWatch:
         ``scale`` is the loss scale, a tensor (). The samples are read again, so that no step has to keep them.
         """
         self._go_back()
-        batches = self.train_loader.step_again(progress.epoch, progress.step_in_epoch)
+        batches = self.train_loader.replay_step(progress.epoch, progress.step_in_epoch)
         if self.args.precision.dump_bad_batch and self.folder is not None:
             self._dump(batches, progress, scale)
         self.distributed.seed(self._seed(progress))

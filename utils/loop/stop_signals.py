@@ -86,10 +86,10 @@ class StopSignals:
         raise stop
 
 
-class Agreement:
+class StopConsensus:
     """What one process has met becomes known to all of them, at the same point of the program.
 
-    Every process calls ``ask`` at the same points: between two steps, between two rounds of validation batches. With
+    Every process calls ``poll`` at the same points: between two steps, between two rounds of validation batches. With
     several processes only some of the calls exchange anything, about one in ``POLL_SECONDS``: how many are passed over
     is worked out from what all of them know, so that all of them pass over the same ones.
     """
@@ -102,7 +102,7 @@ class Agreement:
         """To be called where the points come at another pace than before."""
         self._calls, self._interval, self._asked = 0, 1, monotonic()
 
-    def ask(self, failed: bool = False) -> tuple[signal.Signals | None, bool]:
+    def poll(self, failed: bool = False) -> tuple[signal.Signals | None, bool]:
         """A stop signal that some process has received, if any, and whether one of them has ``failed``."""
         received = self.signals.received
         if self.distributed.world_size == 1:
@@ -111,7 +111,7 @@ class Agreement:
         if self._calls < self._interval:
             return None, False
         seconds = (monotonic() - self._asked) / self._calls
-        number, any_failed, slowest = self.distributed.maximum([received, failed, seconds])
+        number, any_failed, slowest = self.distributed.all_reduce_max([received, failed, seconds])
         within = int(POLL_SECONDS / max(slowest, 1e-6))
         self._calls, self._interval, self._asked = 0, min(2 * self._interval, max(1, within)), monotonic()
         return signal.Signals(int(number)) if number else None, bool(any_failed)

@@ -30,7 +30,7 @@ def validate(
 
     ``between`` is called after each round, in which every rank has at most one batch: as often on all of them.
     """
-    distributed.equalise_buffers(model)
+    distributed.broadcast_buffers(model)
     model.eval()
     meter = ClassificationMeter(loader.num_batches, distributed.device)
     with writer.bar(len(loader), 0, "Validation", "batch") as bar:

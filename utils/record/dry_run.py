@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils.checkpoint.resume import Found
+from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.lr_policy import LRPolicy
@@ -17,7 +17,7 @@ from utils.precision.amp import resolve_amp
 from utils.runtime.distributed import Distributed
 
 
-def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, found: Found | None = None) -> str:
+def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, found: ResumePoint | None = None) -> str:
     """What a run with these settings and ``parts`` would do, as text of a few aligned lines.
 
     Every setting that shapes the result and has an effect shows in it. ``found`` is what the run goes on from.
@@ -53,7 +53,7 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, fou
     return _aligned(rows)
 
 
-def evaluation_plan(args: Settings, parts: Any, distributed: Distributed, found: Found | None) -> str:
+def evaluation_plan(args: Settings, parts: Any, distributed: Distributed, found: ResumePoint | None) -> str:
     """What ``--evaluate`` would do: of the rows of ``plan`` those that concern it."""
     weights = f"weights of {found.path}" if found is not None else "pretrained weights"
     rows = [
@@ -114,7 +114,7 @@ def _augmentation(args: Settings, parts: Any) -> str:
     return (", ".join(names) or "none") + (", compiled" if args.model.compile_augment else "")
 
 
-def _network(args: Settings, found: Found | None) -> str:
+def _network(args: Settings, found: ResumePoint | None) -> str:
     model = args.model
     start = "pretrained weights" if model.pretrained else f"initialisation {model.init}"
     start = f"weights of {model.weights}" if model.weights else start

@@ -33,7 +33,7 @@ SHORT = {
 
 
 @dataclass(frozen=True)
-class Scenario:
+class RunFolder:
     """Where a run's files go. ``name`` is the folder's own name, used as the run's title."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Scenario:
         return self.folder / "checkpoints"
 
     @classmethod
-    def create(cls, args: Settings) -> Scenario:
+    def create(cls, args: Settings) -> RunFolder:
         """Make a folder that no other run has, also not one started in the same second."""
         planned = cls.planned(args)
         for folder in (planned.parent.parent, planned.parent):

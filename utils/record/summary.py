@@ -17,14 +17,14 @@ import torch
 
 from utils.checkpoint.checkpoint import FORMAT
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import Found
+from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import Settings
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.precision.amp import resolve_amp
 from utils.record.metrics import Report
-from utils.record.run_folder import Scenario
+from utils.record.run_folder import RunFolder
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
 
@@ -35,12 +35,12 @@ STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add t
 
 
 def announce(
-    argv: list[str], args: Settings, parts: Any, distributed: Distributed, scenario: Scenario, writer: NullWriter
+    argv: list[str], args: Settings, parts: Any, distributed: Distributed, run_folder: RunFolder, writer: NullWriter
 ) -> None:
     """The first lines of the log: what runs where."""
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     data, remainder = parts.data, parts.train_loader.plan.remainder
-    writer.log(f"Run {scenario.folder}")
+    writer.log(f"Run {run_folder.folder}")
     writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
     writer.log(
         f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
@@ -60,7 +60,7 @@ def announce(
 
 
 def tell_end(
-    args: Settings, data: Data, scenario: Scenario, writer: NullWriter, progress: Progress, report: Report
+    args: Settings, data: Data, run_folder: RunFolder, writer: NullWriter, progress: Progress, report: Report
 ) -> None:
     """The last lines of a run that is done."""
     for line in doubts(report, data, progress.step) if args.data.dataname != "synthetic" else ():  # of random labels
@@ -69,10 +69,10 @@ def tell_end(
         writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
     elif math.isfinite(report.loss):
         writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
-    inside = scenario.folder.absolute().is_relative_to(Path(args.run.output).absolute())
-    logs = args.run.output if inside else str(scenario.folder)
+    inside = run_folder.folder.absolute().is_relative_to(Path(args.run.output).absolute())
+    logs = args.run.output if inside else str(run_folder.folder)
     writer.log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
-    writer.log(final_line(progress, scenario.folder))
+    writer.log(final_line(progress, run_folder.folder))
 
 
 def doubts(report: Report, data: Data, steps: int) -> list[str]:
@@ -135,7 +135,7 @@ def reached(state: dict[str, Any]) -> str:
     return f", after epoch {progress.get('epoch')}, step {progress['step']}"
 
 
-def tell_finished(found: Found, distributed: Distributed) -> int:
+def tell_finished(found: ResumePoint, distributed: Distributed) -> int:
     """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
     progress = Progress.from_state(found.state["progress"])
     if distributed.is_main:
@@ -164,27 +164,27 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
 
 
-def save_settings(argv: list[str], args: Settings, scenario: Scenario) -> None:
+def save_settings(argv: list[str], args: Settings, run_folder: RunFolder) -> None:
     """``config.yaml``: every setting and where it came from, in a form that --config reads back.
 
     One that is there already is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
     """
     made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
     header = f"main.py {shlex.join(argv)}\n{made_by}"
-    path, temporary = scenario.folder / "config.yaml", scenario.folder / ".config.yaml.tmp"
+    path, temporary = run_folder.folder / "config.yaml", run_folder.folder / ".config.yaml.tmp"
     if path.is_file():
-        kept = (scenario.folder / f"config.{number}.yaml" for number in itertools.count(1))
+        kept = (run_folder.folder / f"config.{number}.yaml" for number in itertools.count(1))
         shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
     temporary.write_text(arguments.as_recipe(args, header), encoding="utf-8")
     os.replace(temporary, path)
 
 
-def warn_of_little_space(scenario: Scenario, writer: NullWriter) -> None:
+def warn_of_little_space(run_folder: RunFolder, writer: NullWriter) -> None:
     """Say so, once there is a first checkpoint, when the disk is too full for those to come. For the main process."""
-    first = (scenario.checkpoints / "initial.pt").stat().st_size
-    free, needed = shutil.disk_usage(scenario.checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
+    first = (run_folder.checkpoints / "initial.pt").stat().st_size
+    free, needed = shutil.disk_usage(run_folder.checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
     if free < needed:
         writer.log(
-            f"warning: {scenario.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
+            f"warning: {run_folder.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
             f"{needed / 1e6:,.1f} MB; free some space or choose another --output"
         )

@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankInfo:
     """A process's place: its rank among all processes and among those of its machine."""
 
     rank: int = 0
@@ -40,7 +40,7 @@ class Ranks:
     local_world_size: int = 1
 
     @classmethod
-    def from_environment(cls) -> Ranks:
+    def from_environment(cls) -> RankInfo:
         """What torchrun says, or a single process. Raises ``UserError`` on half an environment."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -67,7 +67,7 @@ class Ranks:
 class Distributed:
     """The process group as a context manager: entered once, torn down whatever happens inside."""
 
-    def __init__(self, ranks: Ranks, settings: RunSettings, tf32: bool | None = None) -> None:
+    def __init__(self, ranks: RankInfo, settings: RunSettings, tf32: bool | None = None) -> None:
         """Choose the device; raises ``UserError`` when it is not there. ``tf32`` as in ``PrecisionSettings``."""
         import torch
 
@@ -140,7 +140,7 @@ class Distributed:
         torch.distributed.all_gather(gathered, tensor)
         return gathered
 
-    def maximum(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """The largest of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
         import torch
 
@@ -149,7 +149,7 @@ class Distributed:
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
         return tensor.tolist()
 
-    def on_main(self, function: Callable[[], T], long_work: str = "") -> T:
+    def run_on_rank0(self, function: Callable[[], T], long_work: str = "") -> T:
         """Run ``function`` on rank 0 and hand its (picklable) result to every rank.
 
         A ``UserError`` or ``OSError`` is raised on every rank, so that none waits for one that has failed.
@@ -158,7 +158,7 @@ class Distributed:
         import torch
 
         result: list[Any] = [None]
-        with self.together(), self.patiently(long_work) if long_work else nullcontext():
+        with self.raise_on_all_ranks(), self.patiently(long_work) if long_work else nullcontext():
             if self.is_main:
                 result[0] = function()
         if self.world_size > 1:
@@ -185,7 +185,7 @@ class Distributed:
         return gathered
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """What raises ``UserError`` on any rank inside is raised on every rank, with all ranks' mistakes."""
         mistakes: list[str] = []
         try:
@@ -235,7 +235,7 @@ class Distributed:
             for buffer, before in zip(wrapped.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
 
-    def accumulating(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
+    def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
         """Around forward and backward: ranks exchange gradients only in the last pass of a step."""
         return model.no_sync() if self.world_size > 1 and more_to_come else nullcontext()
 
@@ -247,7 +247,7 @@ class Distributed:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def equalise_buffers(self, model: torch.nn.Module) -> None:
+    def broadcast_buffers(self, model: torch.nn.Module) -> None:
         """Give every rank rank 0's buffers (batch-norm statistics), which differ after a training step."""
         import torch
 
@@ -319,7 +319,7 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _choose_device(settings: RunSettings, ranks: Ranks) -> torch.device:
+def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0

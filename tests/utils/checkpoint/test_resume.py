@@ -15,7 +15,7 @@ import main
 from tests.faults.small_run import FLAGS, begin
 from utils.checkpoint import checkpoint
 from utils.checkpoint.inventory import parts
-from utils.checkpoint.resume import Found, find, from_path, newest_run
+from utils.checkpoint.resume import ResumePoint, find, from_path, newest_run
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.train_validation import TraVal
@@ -86,10 +86,10 @@ def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_sta
         "weight": torch.ones(3),
     }
     torch.save(whole, tmp_path / "file.pt")
-    found = Found.of(tmp_path / "file.pt", whole)
+    found = ResumePoint.of(tmp_path / "file.pt", whole)
     assert same(found.read(), whole)
     whole["progress"], whole["optimizer"][0]["param_groups"] = {"step": 0, "sums": [0.0]}, [{"lr": 0.5}]
-    assert same(dataclasses.replace(found, state=Found.of(found.path, whole).state).read(), whole)
+    assert same(dataclasses.replace(found, state=ResumePoint.of(found.path, whole).state).read(), whole)
 
 
 def test_a_file_that_is_not_the_one_that_was_found_is_refused(run):
@@ -276,7 +276,7 @@ def test_auto_goes_on_with_the_newest_run_of_the_same_name_and_settings(run):
 
 
 def found_with(path="run/checkpoints/last.pt", folder=None, **state):
-    return Found(Path(path), state, "digest", folder and Path(folder))
+    return ResumePoint(Path(path), state, "digest", folder and Path(folder))
 
 
 def test_a_continued_run_takes_the_experiments_settings_and_not_the_machines():

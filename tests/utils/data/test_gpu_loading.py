@@ -175,7 +175,7 @@ def test_workers_read_images_that_were_made_on_a_gpu_from_the_cpus_memory():
         workers=2, cores=2,
     )  # fmt: skip
     plan = SamplePlan(20, 6, 6, 0)
-    shares = [share for step in range(plan.steps_per_epoch) for share in plan.shares(0, step)]
+    shares = [share for step in range(plan.steps_per_epoch) for share in plan.micro_batches(0, step)]
     seen = 0
     for (share,), images, targets in source.batches(shares):
         assert torch.equal(images, pixels[share.indices % 5]) and torch.equal(targets, labels[share.indices])

@@ -9,7 +9,7 @@ from sklearn.datasets import load_sample_images
 from utils.config.arguments import parse
 from utils.data.images.view import View
 from utils.data.loaders import choose, loaders
-from utils.data.sample_plan import Share
+from utils.data.sample_plan import MicroBatch
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import ImageFiles
 from utils.data.sources import StreamSource
@@ -155,7 +155,7 @@ def test_files_decoded_on_the_device_show_the_same_boxes(tree):
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--workers", 0)
     args = parse(["--device", "cpu", *map(str, flags)])
     images = get_data(args.data, CPU).train
-    shares = [Share(3, 0, np.arange(21), 21, 1.0, True)]
+    shares = [MicroBatch(3, 0, np.arange(21), 21, 1.0, True)]
     by_workers, by_device = (
         next(
             StreamSource(
@@ -172,9 +172,9 @@ def test_files_decoded_on_the_device_show_the_same_boxes(tree):
 def test_batches_that_are_made_together_are_those_made_one_by_one():
     train, validation, _ = make("--augment", "shift", "flip", "--cutout", 3, "--mixup", "0.2", "--accumulate", 2)
     together = collect(train, 1)
-    alone = [batch for step in range(train.steps_per_epoch) for batch in train.step_again(1, step)]
+    alone = [batch for step in range(train.steps_per_epoch) for batch in train.replay_step(1, step)]
     assert same(together, [(b.images, b.targets, b.indices.tolist(), b.number, b.ends_step) for b in alone])
-    plan = [share for step in range(train.steps_per_epoch) for share in train.plan.shares(1, step)]
+    plan = [share for step in range(train.steps_per_epoch) for share in train.plan.micro_batches(1, step)]
     groups = [len(shares) for shares, _, _ in train.source.batches(plan)]
     assert groups == [len(plan)]  # these are small
     assert sum(len(batch.targets) for batch in validation.batches()) == 360

@@ -12,7 +12,7 @@ from utils.config.arguments import parse
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader, loaders
 from utils.data.mixing import MIX_STREAM, Mixing, boxes
-from utils.data.sample_plan import SamplePlan, Share
+from utils.data.sample_plan import MicroBatch, SamplePlan
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import MemoryImages
 from utils.data.sources import ResidentSource
@@ -23,7 +23,7 @@ CLASSES = 6
 
 
 def share_of(first=0, count=6, epoch=0, filled=0):
-    return Share(epoch, 0, np.arange(first, first + count + filled), count, 1.0, True)
+    return MicroBatch(epoch, 0, np.arange(first, first + count + filled), count, 1.0, True)
 
 
 def batch(count=6, channels=3, size=16):
@@ -190,7 +190,7 @@ def test_each_sample_meets_every_other_alike_over_the_epochs():
     plan = SamplePlan(9, 9, 9, seed=0, pairs=True)
     mixing, met = Mixing(1.0, 0.0, CLASSES, seed=0), np.zeros((9, 9))
     for epoch in range(1500):
-        (share,) = plan.shares(epoch, 0)
+        (share,) = plan.micro_batches(epoch, 0)
         np.add.at(met, (share.indices, share.indices[mixing.draw([share], 8, 8).partner]), 1)
     assert (np.diag(met) == 0).all() and (met.sum(0) == 1500).all() and (met.sum(1) == 1500).all()
     others = met[~np.eye(9, dtype=bool)]
@@ -253,7 +253,7 @@ def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(samp
         for rank in range(world_size):
             plan = SamplePlan(samples, batch_size, size, 1, rank, world_size, pairs=True)
             for step in range(plan.steps_per_epoch):
-                for share in plan.shares(epoch, step):
+                for share in plan.micro_batches(epoch, step):
                     blend = mixing.draw([share], 16, 16)
                     rows = zip(share.indices[blend.partner].tolist(), *map(np.ndarray.tolist, (
                         blend.opacity, blend.box, blend.kept
@@ -269,7 +269,7 @@ def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(samp
 def test_a_step_is_repeated_with_the_same_mixing_and_validation_is_not_mixed():
     train, validation = make()
     first = next(train.batches(2, 3))
-    again = train.step_again(2, 3)[0]
+    again = train.replay_step(2, 3)[0]
     assert first.targets.shape == (64, 10) and torch.equal(first.targets, again.targets)
     torch.testing.assert_close(first.targets.sum(1), torch.ones(64))
     assert torch.equal(first.images, again.images)

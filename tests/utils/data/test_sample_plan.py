@@ -33,7 +33,7 @@ def sizes(plan):
 
 def counted(plan, epoch, step):
     """The samples that count in one step on one rank."""
-    return [index for share in plan.shares(epoch, step) for index in share.indices[: share.count].tolist()]
+    return [index for share in plan.micro_batches(epoch, step) for index in share.indices[: share.count].tolist()]
 
 
 # ----------------------------------------------------------------------------------------- order
@@ -160,7 +160,7 @@ def test_order_cannot_be_changed_by_a_caller():
 @given(plans(), epochs)
 def test_all_ranks_make_the_same_number_of_passes_and_only_the_last_ends_the_step(ranks, epoch):
     for step in range(ranks[0].steps_per_epoch):
-        shares = [plan.shares(epoch, step) for plan in ranks]
+        shares = [plan.micro_batches(epoch, step) for plan in ranks]
         assert len({len(of_rank) for of_rank in shares}) == 1
         for of_rank in shares:
             assert [share.ends_step for share in of_rank] == [False] * (len(of_rank) - 1) + [True]
@@ -173,7 +173,7 @@ def test_no_share_reads_fewer_than_two_images_nor_counts_more_than_a_batch(ranks
     for plan in ranks:
         most = max(3, plan.batch_size + plan.batch_size % 2) if plan.pairs else plan.batch_size
         for step in range(plan.steps_per_epoch):
-            for share in plan.shares(epoch, step):
+            for share in plan.micro_batches(epoch, step):
                 assert 0 <= share.count <= most and len(share.indices) == max(2, share.count)
                 assert plan.num_samples == 1 or len(set(share.indices.tolist())) == len(share.indices)
 
@@ -183,7 +183,7 @@ def test_no_share_reads_fewer_than_two_images_nor_counts_more_than_a_batch(ranks
 def test_a_rank_has_at_least_half_of_a_full_steps_share_in_every_step(ranks, epoch):
     for plan in ranks:
         for step in range(plan.steps_per_epoch if plan.num_samples >= plan.global_batch_size else 0):
-            (share,) = plan.shares(epoch, step)
+            (share,) = plan.micro_batches(epoch, step)
             assert share.count >= plan.global_batch_size // plan.world_size // 2
 
 
@@ -191,7 +191,9 @@ def test_a_rank_has_at_least_half_of_a_full_steps_share_in_every_step(ranks, epo
 @given(plans(max_accumulate=1), epochs)
 def test_a_rank_meets_at_most_three_sizes_of_batches(ranks, epoch):
     for plan in ranks:
-        found = {len(share.indices) for step in range(plan.steps_per_epoch) for share in plan.shares(epoch, step)}
+        found = {
+            len(share.indices) for step in range(plan.steps_per_epoch) for share in plan.micro_batches(epoch, step)
+        }
         assert len(found) <= 3
 
 
@@ -200,7 +202,7 @@ def test_a_rank_meets_at_most_three_sizes_of_batches(ranks, epoch):
 def test_neighbours_of_a_step_stay_in_one_share_where_they_are_mixed(ranks, epoch):
     plan = ranks[0]
     for step in range(plan.steps_per_epoch):
-        shares = [of_rank.shares(epoch, step) for of_rank in ranks]
+        shares = [of_rank.micro_batches(epoch, step) for of_rank in ranks]
         parts = [part.indices[: part.count].tolist() for passes in zip(*shares, strict=True) for part in passes]
         whole = [index for part in parts for index in part]
         assert whole == plan.step_indices(epoch, step).tolist()
@@ -217,7 +219,7 @@ def test_weighted_means_averaged_over_ranks_and_summed_over_passes_are_the_mean_
     for step in range(ranks[0].steps_per_epoch):
         total = 0.0
         for plan in ranks:
-            for share in plan.shares(epoch, step):
+            for share in plan.micro_batches(epoch, step):
                 mean = values[share.indices[: share.count]].mean() if share.count else 123.0
                 total += share.weight * mean / len(ranks)
         assert total == pytest.approx(values[ranks[0].step_indices(epoch, step)].mean(), abs=1e-12)
@@ -225,7 +227,7 @@ def test_weighted_means_averaged_over_ranks_and_summed_over_passes_are_the_mean_
 
 def test_a_full_step_makes_accumulate_passes_of_the_batch_size():
     plan = SamplePlan(100, 24, 4, seed=0, rank=1, world_size=2)  # 2 ranks x 3 passes x 4 images
-    assert [(share.count, share.weight) for share in plan.shares(0, 0)] == [(4, 2 * 4 / 24)] * 3
+    assert [(share.count, share.weight) for share in plan.micro_batches(0, 0)] == [(4, 2 * 4 / 24)] * 3
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_a_full_step_makes_accumulate_passes_of_the_batch_size():
 def test_where_pairs_stay_together_an_odd_batch_size_is_rounded_up(batch_size, accumulate, world_size, expected):
     whole = batch_size * accumulate * world_size
     ranks = [SamplePlan(whole, whole, batch_size, 0, rank, world_size, pairs=True) for rank in range(world_size)]
-    passes = zip(*(plan.shares(0, 0) for plan in ranks), strict=True)
+    passes = zip(*(plan.micro_batches(0, 0) for plan in ranks), strict=True)
     assert [share.count for of_pass in passes for share in of_pass] == expected
 
 

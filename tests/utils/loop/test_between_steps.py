@@ -199,7 +199,7 @@ def test_validation_alone_writes_and_saves_nothing():
 
 def test_what_is_saved_has_buffers_that_are_equal_on_all_ranks(monkeypatch):
     equalised = []
-    monkeypatch.setattr(Distributed, "equalise_buffers", lambda self, module: equalised.append(module))
+    monkeypatch.setattr(Distributed, "broadcast_buffers", lambda self, module: equalised.append(module))
     traval, _, saver = watched(*THREE_STEPS)
     traval.save("last")
     assert equalised == [traval.model] and len(saver.states) == 1

@@ -45,7 +45,7 @@ class Watch:
     def __init__(self):
         self.seen, self.sums = [], None
 
-    def equalise_buffers(self, model):
+    def broadcast_buffers(self, model):
         self.seen.append(("buffers", model))
 
     def all_reduce_sum(self, sums):

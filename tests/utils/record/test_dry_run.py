@@ -11,7 +11,7 @@ from models import build_model
 from utils.config import arguments
 from utils.config.settings import ModelSettings, all_settings
 from utils.record import dry_run
-from utils.runtime.distributed import Distributed, Ranks
+from utils.runtime.distributed import Distributed, RankInfo
 
 BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
 
@@ -84,7 +84,7 @@ def workplace(tmp_path, monkeypatch):
 
 
 def test_the_table_above_holds_every_setting_that_shapes_the_result():
-    assert list(CHANGES) == [option.name for _, option in all_settings() if option.metadata["shapes_result"]]
+    assert list(CHANGES) == [option.name for _, option in all_settings() if option.metadata["affects_result"]]
 
 
 @pytest.mark.parametrize("name", [name for name, change in CHANGES.items() if change])
@@ -109,7 +109,7 @@ def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_th
 
 def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace):
     args = arguments.parse([*BASE])
-    with Distributed(Ranks(), args.run) as distributed:
+    with Distributed(RankInfo(), args.run) as distributed:
         parts = main.build(args, distributed, None)
         pretrained = dataclasses.replace(args, model=dataclasses.replace(args.model, pretrained=True))
         texts = [dry_run.plan(settings, parts, distributed, workplace) for settings in (args, pretrained)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage
-from utils.data.sample_plan import Share
+from utils.data.sample_plan import MicroBatch
 
 REFUSE, REPLACE, LEAVE_OUT = "refuse", "replace", "leave out"
 MOST_IN_A_ROW = 100  # this many one after the other are a disk or a folder that is not there, no bad images
@@ -38,33 +38,35 @@ def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple
     ) from last
 
 
-def read_share(
-    share: Share, count: int, policy: str, read: Callable[[int, int, int], None]
-) -> tuple[Share, np.ndarray]:
-    """Read the images of ``share``, of a set of ``count``: gives it as it was read, and the images it shows (int64).
+def read_micro_batch(
+    micro_batch: MicroBatch, count: int, policy: str, read: Callable[[int, int, int], None]
+) -> tuple[MicroBatch, np.ndarray]:
+    """Read ``micro_batch``'s images, of a set of ``count``: gives it as it was read, and the images it shows (int64).
 
-    ``read(image, sample, place)`` reads one image with the random numbers of the share's ``sample``-th sample and puts
+    ``read(image, sample, place)`` reads one image with the random numbers of the batch's ``sample``-th sample and puts
     it at ``place`` in the batch; it raises ``UnreadableImage``. With ``policy`` REPLACE the next readable image stands
     in; with LEAVE_OUT there is none, but it must exist; with REFUSE the error is passed on.
     """
     if policy == REFUSE:
-        for sample, image in enumerate(share.indices.tolist()):
+        for sample, image in enumerate(micro_batch.indices.tolist()):
             read(image, sample, sample)
-        return share, share.indices
+        return micro_batch, micro_batch.indices
     shown: list[int] = []
     kept: list[int] = []
     unreadable: list[str] = []
     replaced = 0
-    for sample, index in enumerate(share.indices.tolist()):
+    for sample, index in enumerate(micro_batch.indices.tolist()):
         image, passed = first_readable(index, count, partial(read, sample=sample, place=len(shown)))
         if passed and policy == LEAVE_OUT:
             unreadable.append(passed[0])
             continue
         shown.append(image)
         kept.append(index)
-        if sample < share.count:  # the others belong to another rank, which tells of them
+        if sample < micro_batch.count:  # the others belong to another rank, which tells of them
             unreadable += passed
             replaced += bool(passed)
     if policy == LEAVE_OUT:
-        share = dataclasses.replace(share, indices=np.array(kept, dtype=np.int64), count=len(kept))
-    return dataclasses.replace(share, unreadable=tuple(unreadable), replaced=replaced), np.array(shown, dtype=np.int64)
+        micro_batch = dataclasses.replace(micro_batch, indices=np.array(kept, dtype=np.int64), count=len(kept))
+    return dataclasses.replace(micro_batch, unreadable=tuple(unreadable), replaced=replaced), np.array(
+        shown, dtype=np.int64
+    )
