@@ -37,9 +37,9 @@ class Batch:
     """One forward pass on one rank.
 
     ``images``: float32 (m, c, size, size), normalised, on the device. ``targets``: int64 (n,), n <= m, or of mixed
-    images float32 (n, classes), the part of each class; images beyond n only fill up a micro-batch that is too
-    small and count for nothing (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the
-    step within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``:
+    images float32 (n, classes), the part of each class; images beyond n only fill up a micro-batch that is too small
+    and count for nothing (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``:
+    the step within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``:
     ``unreadable``, the paths of the images of this batch that cannot be read, in the order of its samples and again
     each time; in training those passed over to find the next readable one, which is shown with its own label, and
     ``replaced``, for how many of the n samples. In validation they are left out, so a batch may be empty.

@@ -401,7 +401,7 @@ import hashlib, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 import torch
-from utils.data import cache
+from utils.data.sets import cache
 from utils.data.sets.readers import ImageFiles
 from utils.data.images.view import View
 from utils.config.settings import UserError
