@@ -43,8 +43,8 @@ PROGRAM = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import main
-from utils import long_work
-from utils.data import cache, datasets
+from utils.runtime import long_work
+from utils.data.sets import cache, datasets
 
 def work(real):
     def called(*arguments, **options):
