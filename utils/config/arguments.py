@@ -19,7 +19,7 @@ from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions
 from utils.config.settings import Settings, UserError, all_settings, flag_of, groups
 from utils.config.synonyms import meant, meant_value
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes, and values in all: far beyond a recipe's
 OPTIONS = {option.name: option for _, option in all_settings()}
 
