@@ -1,8 +1,7 @@
 """Train and validate an image classifier: ``torchrun main.py [flag ...]`` (see README.md and --help).
 
-Reads the settings, builds data, network, optimizer and scaler, hands them to ``TraVal`` and tears down.
-torch, timm and torchvision take seconds to import, which --help and mistakes on the command line need
-not: whatever needs them is imported inside the functions here.
+Reads the settings, builds data, network, optimizer and scaler, hands them to ``TraVal`` and tears down. --help and
+mistakes on the command line must not wait for torch, timm and torchvision: the functions here import them.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def build(args: Settings, distributed: Distributed, found: ResumePoint | None) -
     """All parts; whatever can be wrong with them shows here, before anything is created."""
     from models import unknown_arch
     from utils.checkpoint.override import refuse_other_head
-    from utils.data.loaders import loaders
+    from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
@@ -187,10 +186,9 @@ def build(args: Settings, distributed: Distributed, found: ResumePoint | None) -
         model, untrained, channels_last = build_network(args, data, distributed.device, found, weights)
         del weights  # what a checkpoint holds besides may be several times as much
         train_loader, validation_loader, loader_choice = loaders(
-            data, args.data, distributed.device, seed=args.run.seed, channels_last=channels_last,
-            rank=distributed.rank, world_size=distributed.world_size,
-            progress=args.logging.progress, local_world_size=distributed.local_world_size,
-            compile_augment=args.model.compile_augment, only_plan=args.run.dry_run, log=tell,
+            data, args.data, distributed, seed=args.run.seed, channels_last=channels_last,
+            compile_augment=args.model.compile_augment, only_plan=args.run.dry_run,
+            progress=ProgressLog(tell, args.logging.progress),
         )  # fmt: skip
         return Parts(
             data=data,
@@ -344,11 +342,9 @@ def train(
             for line in (*warnings, *changes):
                 writer.log(f"warning: {line}", to_console=False)
             if found is not None:
-                with (
-                    distributed.raise_on_all_ranks(),
-                    found.fitting(),
-                ):  # each process reads; nothing is saved before all have
-                    traval.load_state(found.read())  # and nothing keeps it
+                # Each process reads; nothing is saved before all have, and nothing keeps what was read.
+                with distributed.raise_on_all_ranks(), found.fitting():
+                    traval.load_state(found.read())
                 writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
                 if found.folder is None or changes:  # from here on with these settings
                     traval.save_now("last")

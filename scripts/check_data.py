@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
     from scripts.data_check.findings import judge
     from scripts.data_check.report import write_files
     from scripts.data_check.survey import inspect, survey
+    from utils.data.progress_log import ProgressLog
     from utils.data.sets.datasets import prepare
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     found = survey(args.data)
     folder = make_folder(own.output or default_folder(args.data))
-    records, damage = inspect(found, workers=workers, progress=args.logging.progress, log=log)
+    records, damage = inspect(found, workers=workers, progress=ProgressLog(log, args.logging.progress))
     findings = judge(found, records, damage)
     seconds = time.monotonic() - began
     report = "\n".join(report_lines(args.data, found, records, damage, findings))

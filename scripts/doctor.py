@@ -208,9 +208,8 @@ def build_variant(
     args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
     if change.part == "loader":
         loader = loaders(
-            stand_in(data) if "resident" in change.flags else data, args.data, distributed.device, seed=args.run.seed,
-            channels_last=loader.transform.channels_last, rank=0, world_size=1, progress=False,
-            compile_augment=args.model.compile_augment,
+            stand_in(data) if "resident" in change.flags else data, args.data, distributed, seed=args.run.seed,
+            channels_last=loader.transform.channels_last, compile_augment=args.model.compile_augment,
         )[0]  # fmt: skip
         return Subject(args, loader, traval, before.epochs, threads)
     model, channels_last = build_network(args, len(data.classes), loader.image_shape, distributed.device)

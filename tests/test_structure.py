@@ -26,9 +26,6 @@ MOST_PARAMETERS, MOST_FILES = 8, 15
 MANY_PARAMETERS = {
     ("utils.train_validation", "__init__"),
     ("utils.config.field", "setting"),
-    ("utils.data.loaders", "loaders"),
-    ("utils.data.sources", "__init__"),
-    ("utils.data.sets.cache", "decoded"),
 }
 
 

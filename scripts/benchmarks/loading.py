@@ -129,10 +129,7 @@ def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLo
     classes = tuple(str(label) for label in range(int(images.labels.max()) + 1))
     made = Data(spec, *resolve(args.data, spec.preprocessing, None), spec.augment, classes, images, images)
     with Distributed(RankInfo(), args.run) as distributed:
-        return loaders(
-            made, args.data, distributed.device, seed=0, channels_last=not spec.fixed_size, rank=0, world_size=1,
-            progress=False,
-        )[:2]  # fmt: skip
+        return loaders(made, args.data, distributed, seed=0, channels_last=not spec.fixed_size)[:2]
 
 
 def torch_loader(samples: Dataset, batch_size: int, workers: int) -> DataLoader:

@@ -10,10 +10,8 @@ import hashlib
 import io
 import multiprocessing
 import os
-import sys
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -24,10 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from utils.config.settings import DataSettings, UserError
 from utils.data.images.decoding import open_image
+from utils.data.progress_log import ProgressLog
 from utils.data.sets import class_folders
 from utils.data.sets.class_folders import find_splits, printable, training_folder
 from utils.data.sets.datasets import SPECS, DatasetSpec, get_data
@@ -35,7 +33,6 @@ from utils.data.sets.readers import ImageFiles, Images
 from utils.data.workers import Workers
 
 CHUNK = 64  # images that a worker takes at a time
-LOG_SECONDS = 10  # between two lines about the progress, where no bar is shown
 HASH_BYTES = 16  # of the SHA-256 over an image's pixels
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
@@ -45,8 +42,6 @@ RECORD = np.dtype([
     ("format", "S8"), ("rotated", "?"),
 ])  # fmt: skip
 UNREAD = (b"", b"", 0, 0, b"", b"", False)
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -166,11 +161,11 @@ def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
 # ------------------------------------------------------------------------------------------ each image
 
 
-def inspect(found: Survey, *, workers: int, progress: bool, log: Log) -> tuple[np.ndarray, dict[int, str]]:
+def inspect(found: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.ndarray, dict[int, str]]:
     """Look at every image: ``RECORD`` (n,) in the survey's order, and what is damaged with the reason.
 
-    Files are read by ``workers`` processes (0: in place), with a bar or lines to ``log``. Memory grows by some 80
-    bytes an image. Raises ``UserError`` when a process is killed from outside.
+    Files are read by ``workers`` processes (0: in place). Memory grows by some 80 bytes an image. Raises
+    ``UserError`` when a process is killed from outside.
     """
     if found.paths is None:
         return np.concatenate([_of_pixels(images.pixels.numpy()) for images in found.images]), {}
@@ -178,23 +173,14 @@ def inspect(found: Survey, *, workers: int, progress: bool, log: Log) -> tuple[n
     parts = [range(first, min(first + CHUNK, len(found))) for first in range(0, len(found), CHUNK)]
     stop = multiprocessing.Event()
     chunks = _Chunks(found.paths, found.spec.colour, stop)
-    bar = tqdm(
-        total=len(found), desc="Checking", unit="image", leave=False, dynamic_ncols=True,
-        disable=not (progress and sys.stderr.isatty()),
-    )  # fmt: skip
-    began = told = time.monotonic()
     try:
-        with bar, warnings.catch_warnings():
+        with progress.counting("Checking", len(found), "images") as advance, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")  # whoever gives --workers knows
             reads = Workers(chunks, parts, min(workers, len(parts)))
             for part, (chunk, damaged) in zip(parts, reads, strict=True):
                 records[part.start : part.stop] = chunk
                 damage.update(damaged)
-                bar.update(len(part))
-                now = time.monotonic()
-                if bar.disable and now - told >= LOG_SECONDS:
-                    told = now
-                    log(f"checked {part.stop:,} of {len(found):,} images ({part.stop / (now - began):,.0f} images/s)")
+                advance(len(part))
     finally:
         stop.set()
     return records, damage

@@ -24,7 +24,9 @@ from utils.config.settings import UserError
 from utils.data.images import unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
+from utils.data.progress_log import ProgressLog
 from utils.data.sets.datasets import get_data
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 CLASSES, EACH = 10, {"train": 4, "test": 3}  # images of each class
@@ -215,10 +217,8 @@ def make(root, *flags, rank=0, world_size=1, dataname="mnist"):
     line += [] if "--global-batch-size" in flags else ["--batch-size", 3]
     args = parse([*map(str, line), *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
-    return loaders(
-        data, args.data, CPU, seed=0, channels_last=False, rank=rank, world_size=world_size, progress=False,
-        log=lambda line: None,
-    )[:2]  # fmt: skip
+    ranks, silent = Distributed(RankInfo(rank, world_size), args.run), ProgressLog(lambda line: None)
+    return loaders(data, args.data, ranks, seed=0, channels_last=False, progress=silent)[:2]
 
 
 READERS = {
@@ -461,9 +461,8 @@ def test_odd_modes_show_the_pixels_of_pillows_conversion(tmp_path):
         data = get_data(args.data, CPU)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            train, validation, _ = loaders(
-                data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False
-            )
+            ranks = Distributed(RankInfo(), args.run)
+            train, validation, _ = loaders(data, args.data, ranks, seed=0, channels_last=False)
             return [*train.batches(0), *validation.batches()]
 
     odd, plain = batches("odd"), batches("plain")

@@ -20,10 +20,11 @@ from tests.faults.conftest import SECONDS
 from utils.config.settings import UserError
 from utils.data import sources
 from utils.data.images.view import View
+from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch
 from utils.data.sets import cache
 from utils.data.sets.readers import ImageFiles
-from utils.data.sources import StreamSource, measured_workers
+from utils.data.sources import MicroBatchReader, StreamSource, measured_workers
 from utils.data.workers import in_shared_memory
 
 CPU = torch.device("cpu")
@@ -52,8 +53,7 @@ def files(tree):
 
 
 def streaming(files, workers=1, **options):
-    options = {"view": View(32), "crop": True, "fixed_size": False, "seed": 0, "cores": 2, **options}
-    return StreamSource(files, CPU, workers=workers, **options)
+    return StreamSource(MicroBatchReader(files, View(32), crop=True, **options), CPU, workers=workers, cores=2)
 
 
 def micro_batches(count=COUNT // 4):
@@ -65,12 +65,12 @@ def stream(files):
 
 
 def fill_cache(files):
-    return cache.decode(files, View(32), False, workers=1, progress=False, log=print)
+    return cache.decode(files, View(32), workers=1, progress=ProgressLog())
 
 
 def measure(files):
     many = ImageFiles(files.paths * 100, files.labels.repeat(100), "RGB")
-    return measured_workers(streaming(many)._reads, 2)
+    return measured_workers(streaming(many).reader, 2)
 
 
 READERS = [stream, fill_cache, measure]

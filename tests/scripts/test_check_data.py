@@ -24,6 +24,7 @@ from scripts.data_check.survey import hexadecimal, inspect, survey
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.images.decoding import open_image
+from utils.data.progress_log import ProgressLog
 from utils.data.sets.datasets import get_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -564,10 +565,10 @@ def test_a_killed_worker_ends_the_check_with_one_line(slow):
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(tree, monkeypatch):
-    monkeypatch.setattr("scripts.data_check.survey.LOG_SECONDS", 0)
+    monkeypatch.setattr("utils.data.progress_log.LOG_SECONDS", 0)
     monkeypatch.setattr("scripts.data_check.survey.CHUNK", 8)
     lines = []
     found = survey(parse(["--dataname", "folder", "--datapath", str(tree)]).data)
-    records, damage = inspect(found, workers=0, progress=False, log=lines.append)
-    assert [line.partition(" (")[0] for line in lines] == [f"checked {n} of 20 images" for n in (8, 16, 20)]
+    records, damage = inspect(found, workers=0, progress=ProgressLog(lines.append))
+    assert [line.partition(" (")[0] for line in lines] == [f"Checking: {n} of 20 images" for n in (8, 16, 20)]
     assert judge(found, records, damage).faults == []

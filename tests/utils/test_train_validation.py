@@ -31,7 +31,7 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
     device = torch.device(device)
     data = get_data(args.data, device)
     train_loader, validation_loader, _ = loaders(
-        data, args.data, device, seed=0, channels_last=False, rank=0, world_size=1, progress=False
+        data, args.data, Distributed(RankInfo(), args.run), seed=0, channels_last=False
     )
     torch.manual_seed(0)
     model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)

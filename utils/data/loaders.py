@@ -7,7 +7,7 @@ nor the random numbers of their augmentation.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
 
@@ -20,13 +20,15 @@ from utils.data.images.gpu_decoding import require_decoder
 from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
 from utils.data.images.view import View
 from utils.data.mixing import Mixing
+from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sets import cache
 from utils.data.sets.datasets import Data, DatasetSpec
 from utils.data.sets.readers import Images, MemoryImages
-from utils.data.sources import ResidentSource, Source, StreamSource, samples_of
+from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, samples_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
+from utils.runtime.distributed import Distributed
 
 PASS_SIZE = 64  # images of a pass that is shared out: where there is memory to train on 8, there is to evaluate these
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that a resident data set may take under --loader auto
@@ -190,28 +192,25 @@ class OneAhead:
 def loaders(
     data: Data,
     settings: DataSettings,
-    device: torch.device,
+    distributed: Distributed,
     *,
     seed: int,
     channels_last: bool,
-    rank: int,
-    world_size: int,
-    progress: bool,
-    local_world_size: int = 1,
     compile_augment: bool = False,
     only_plan: bool = False,
-    log: Callable[[str], None] = print,
+    progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    """Both loaders, and in words which kind was chosen and why; to evaluate there is none for training.
+    """Both loaders of this process, and in words which kind was chosen and why. There is none for training to evaluate.
 
-    With ``only_plan`` no image is read before the first batch and nothing is kept. ``log`` takes lines about the
-    decoding, from whichever process of a host does it.
+    With ``only_plan`` no image is read before the first batch and nothing is kept. ``progress`` takes what the one
+    process of a host that decodes has to log; by default lines are printed.
     """
+    device = distributed.device
     resident, why = choose(data, settings, device)
     if settings.decode == "gpu":
         _require_gpu_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
-    sources = _Sources(data, settings, device, resident, seed, rank, local_world_size, progress, only_plan, log)
+    sources = _SourceBuilder(data, settings, distributed, resident, seed, only_plan, progress or ProgressLog())
     shown = data.preprocessing
     transform = BatchTransform(
         shown.image_size, shown.mean, shown.std, data.augment, settings.max_shift or data.spec.max_shift, seed,
@@ -221,11 +220,11 @@ def loaders(
     )  # fmt: skip
     train, workers = None, settings.workers
     if data.train is not None:
-        plan = sample_plan(len(data.train), settings, seed, rank, world_size)
+        plan = sample_plan(len(data.train), settings, seed, distributed.rank, distributed.world_size)
         mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if plan.pairs else None
-        train = TrainLoader(sources.make(data.train, True, workers), plan, transform, mixing)
+        train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing)
         workers = workers if resident else train.source.workers
-    validation = sources.make(data.validation, False, workers)
+    validation = sources.build(data.validation, False, workers)
     reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
@@ -233,51 +232,45 @@ def loaders(
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
         train,
-        ValidationLoader(validation, val_batch_size, evaluating, rank, world_size),
+        ValidationLoader(validation, val_batch_size, evaluating, distributed.rank, distributed.world_size),
         f"{'resident' if resident else 'stream'} ({why}){reading}",
     )
 
 
 @dataclass(frozen=True)
-class _Sources:
-    """What ``loaders`` knows when it makes the source of a split; see there."""
+class _SourceBuilder:
+    """What ``loaders`` knows when it builds the source of a split; see there."""
 
     data: Data
     settings: DataSettings
-    device: torch.device
+    distributed: Distributed
     resident: bool
     seed: int
-    rank: int
-    local_world_size: int
-    progress: bool
     only_plan: bool
-    log: Callable[[str], None]
+    progress: ProgressLog
 
-    def make(self, images: Images, training: bool, workers: int | str) -> Source:
+    def build(self, images: Images, training: bool, workers: int | str) -> Source:
         policy = (REPLACE if training else LEAVE_OUT) if self.settings.skip_bad_images else REFUSE
+        shown = self.data.preprocessing
+        view = shown.view(shown.image_size if training else shown.val_image_size)
         if self.resident and not self.only_plan:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
-            return ResidentSource(self._in_memory(images, self._view(training), processes), self.device, policy)
-        return StreamSource(
-            images, self.device, view=self._view(training), crop=training and "resized-crop" in self.data.augment,
-            fixed_size=self.data.spec.fixed_size, seed=self.seed, workers=0 if self.only_plan else workers,
-            cores=cores_per_process(self.local_world_size), decode_on_device=self.settings.decode == "gpu",
-            policy=policy,
+            return ResidentSource(self._in_memory(images, view, processes), self.distributed.device, policy)
+        reader = MicroBatchReader(
+            images, view, crop=training and "resized-crop" in self.data.augment, seed=self.seed,
+            as_files=self.settings.decode == "gpu", policy=policy,
         )  # fmt: skip
-
-    def _view(self, training: bool) -> View:
-        """What is read of an image."""
-        shown = self.data.preprocessing
-        return shown.view(shown.image_size if training else shown.val_image_size)
+        cores = cores_per_process(self.distributed.local_world_size)
+        return StreamSource(reader, self.distributed.device, workers=0 if self.only_plan else workers, cores=cores)
 
     def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
-        place = {"folder": cache.folder_for(self.settings), "log": self.log, "is_main": self.rank == 0}
+        folder, is_main = cache.folder_for(self.settings), self.distributed.is_main
         if isinstance(images, MemoryImages):
-            return cache.shared(images, local_world_size=self.local_world_size, **place)
-        fixed = self.data.spec.fixed_size
+            local = self.distributed.local_world_size
+            return cache.shared(images, folder, local_world_size=local, log=self.progress.log, is_main=is_main)
         return cache.decoded(
-            images, view, fixed, workers=workers, progress=self.progress,
-            skip_bad=self.settings.skip_bad_images, **place,
+            images, view, folder, workers=workers, progress=self.progress, is_main=is_main,
+            skip_bad=self.settings.skip_bad_images,
         )  # fmt: skip
 
 

@@ -54,7 +54,10 @@ class Preprocessing:
     def view(self, size: int) -> View:
         """What is read of an image: of one size it all, as it is stored; else what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
-        return View(self.stored_size or size, self.crop_pct, self.crop_mode, self.interpolation, border)
+        return View(
+            self.stored_size or size, self.crop_pct, self.crop_mode, self.interpolation, border,
+            whole=self.stored_size is not None,
+        )  # fmt: skip
 
     @property
     def evaluation_transform(self) -> BatchTransform:

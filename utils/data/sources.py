@@ -24,7 +24,7 @@ from utils.runtime.distributed import to_device
 # Micro-batches of one epoch, their uint8 images (m, c, h, w) and int64 labels (m,), one's after the other's.
 Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
 # What a worker hands over: a micro-batch as it was read, its images, and the numbers of these (int64, m).
-Read = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
+ReadMicroBatch = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
 TOGETHER_BYTES = 2**20  # of images that a resident source hands over together
 
 
@@ -103,36 +103,18 @@ def select(pixels: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> tu
 class StreamSource:
     """Worker processes read the images, ahead of the device.
 
-    The workers hand over what ``view`` shows; ``crop`` makes them take random boxes.
-    ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. With ``decode_on_device`` they
-    hand over JPEG files as they are. ``policy``: what becomes of unreadable images, see ``read_micro_batch``; those met
-    only on the device are refused. Images in memory are read from the CPU's, wherever they were made.
+    ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. JPEG files that ``reader``
+    hands over as they are, are decoded on ``device``.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        device: torch.device,
-        *,
-        view: View,
-        crop: bool,
-        fixed_size: bool,
-        seed: int,
-        workers: int | str,
-        cores: int,
-        decode_on_device: bool = False,
-        policy: str = REFUSE,
-    ) -> None:
-        self.device = device
-        if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
-            images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
-        self._reads = _Reads(images, view, crop, fixed_size, seed, decode_on_device, policy)
-        self.workers = measured_workers(self._reads, cores) if workers == "auto" else workers
+    def __init__(self, reader: MicroBatchReader, device: torch.device, *, workers: int | str, cores: int) -> None:
+        self.reader, self.device = reader, device
+        self.workers = measured_workers(reader, cores) if workers == "auto" else workers
         self._queue: list[MicroBatch] = []
-        self._reading = Workers(self._reads, self._queue, self.workers, pin=device.type == "cuda", keep=True)
+        self._reading = Workers(reader, self._queue, self.workers, pin=device.type == "cuda", keep=True)
 
     def __len__(self) -> int:
-        return len(self._reads.images)
+        return len(self.reader.images)
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
         self._queue[:] = list(micro_batches)
@@ -140,35 +122,43 @@ class StreamSource:
             yield self._on_device(read)
 
     def read(self, micro_batch: MicroBatch) -> Item:
-        return self._on_device(self._reads[micro_batch])
+        return self._on_device(self.reader[micro_batch])
 
-    def _on_device(self, read: Read) -> Item:
+    def _on_device(self, read: ReadMicroBatch) -> Item:
         micro_batch, pixels, shown = read
         if isinstance(pixels, MixedBatch):
             pixels = decode_batch(pixels, self.device)
-        labels = to_device(self._reads.images.labels[torch.from_numpy(shown)], self.device)
+        labels = to_device(self.reader.images.labels[torch.from_numpy(shown)], self.device)
         # From pinned memory, and so beside what the device computes.
         return [micro_batch], pixels.to(self.device, non_blocking=True), labels
 
 
-class _Reads(Dataset):
-    """What a worker does: one micro-batch's files into one uint8 tensor, or for the device a ``MixedBatch``."""
+class MicroBatchReader(Dataset):
+    """What a worker does: one micro-batch's images into one uint8 tensor.
+
+    Of files it reads what ``view`` shows, or with ``crop`` random boxes, which depend on ``seed``, epoch and sample.
+    With ``as_files`` it hands over the JPEG files themselves, as a ``MixedBatch`` for the device to decode. ``policy``
+    is for unreadable images, see ``read_micro_batch``; those that only the device finds are refused.
+    """
 
     def __init__(
-        self, images: Images, view: View, crop: bool, fixed_size: bool, seed: int, as_files: bool, policy: str
-    ) -> None:
-        self.images, self.view, self.crop, self.fixed_size, self.seed = images, view, crop, fixed_size, seed
-        self.as_files, self.policy = as_files and not fixed_size, policy
+        self, images: Images, view: View, *, crop: bool = False, seed: int = 0, as_files: bool = False,
+        policy: str = REFUSE,
+    ) -> None:  # fmt: skip
+        if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
+            images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
+        self.images, self.view, self.seed, self.policy = images, view, seed, policy
+        self.crop, self.as_files = crop and not view.whole, as_files and not view.whole
 
-    def __getitem__(self, micro_batch: MicroBatch) -> Read:
+    def __getitem__(self, micro_batch: MicroBatch) -> ReadMicroBatch:
         if isinstance(self.images, MemoryImages):
             pixels, _ = select(self.images.pixels, self.images.labels, torch.from_numpy(micro_batch.indices))
             return micro_batch, in_shared_memory(pixels), micro_batch.indices
         return self._read_files(micro_batch, self.images)
 
-    def _read_files(self, micro_batch: MicroBatch, files: ImageFiles) -> Read:
+    def _read_files(self, micro_batch: MicroBatch, files: ImageFiles) -> ReadMicroBatch:
         draws: Any = [None] * len(micro_batch.indices)
-        if self.crop and not self.fixed_size:
+        if self.crop:
             draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.indices, CROP_STREAM, CROP_NUMBERS)
         if self.as_files:
             paths = [files.paths[index] for index in micro_batch.indices]
@@ -178,7 +168,7 @@ class _Reads(Dataset):
 
         def read(image: int, sample: int, place: int) -> None:
             path = files.paths[image]
-            if self.fixed_size:
+            if self.view.whole:
                 batch[place].copy_(decode_whole(path, self.view.size, files.colour))
             else:
                 batch[place].copy_(decode_crop(path, self.view, files.colour, draws[sample]))
@@ -201,7 +191,7 @@ TRIAL_BATCH = 32
 WORTH = 1.1  # twice the workers must be faster by this factor
 
 
-def measured_workers(reads: _Reads, cores: int) -> int:
+def measured_workers(reader: MicroBatchReader, cores: int) -> int:
     """How many worker processes read fastest here: 1, 2, 4 ... up to ``cores``.
 
     Each number reads other images, so that none finds its files in the system's memory already. A set that is too
@@ -209,22 +199,22 @@ def measured_workers(reads: _Reads, cores: int) -> int:
     """
     ladder = [2**k for k in range(cores.bit_length()) if 2**k < cores] + [cores]
     batches = [max(8, 4 * workers) for workers in ladder]
-    if isinstance(reads.images, MemoryImages) or cores == 1 or len(reads.images) < TRIAL_BATCH * sum(batches):
+    if isinstance(reader.images, MemoryImages) or cores == 1 or len(reader.images) < TRIAL_BATCH * sum(batches):
         return min(2, cores)
     best, fastest = 1, 0.0
-    order = np.random.default_rng(0).permutation(len(reads.images))[: TRIAL_BATCH * sum(batches)]
+    order = np.random.default_rng(0).permutation(len(reader.images))[: TRIAL_BATCH * sum(batches)]
     parts = np.split(order, sum(batches))
     for workers, count in zip(ladder, batches, strict=True):
         trial, parts = parts[:count], parts[count:]
-        speed = reading_speed(reads, trial, workers)
+        speed = reading_speed(reader, trial, workers)
         if speed < WORTH * fastest:
             break
         best, fastest = workers, speed
     return best
 
 
-def reading_speed(reads: _Reads, parts: list[np.ndarray], workers: int) -> float:
+def reading_speed(reader: MicroBatchReader, parts: list[np.ndarray], workers: int) -> float:
     """Images a second while all workers read, which they do once the first ``workers`` parts have arrived."""
     micro_batches = [MicroBatch(0, 0, part, len(part), 1.0, True) for part in parts]
-    arrived = [time.perf_counter() for _ in Workers(reads, micro_batches, workers)]
+    arrived = [time.perf_counter() for _ in Workers(reader, micro_batches, workers)]
     return sum(map(len, parts[workers:])) / (arrived[-1] - arrived[workers - 1])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from PIL import Image
 
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data import progress_log
 from utils.data.images.view import View
+from utils.data.progress_log import ProgressLog
 from utils.data.sets import cache, claims, class_folders
 from utils.data.sets.readers import ImageFiles, MemoryImages
 
@@ -42,9 +45,8 @@ def files_of(root, colour="RGB"):
 
 def decoded(images, folder, size=SIZE, fixed_size=True, workers=0, lines=None, is_main=True):
     log = (lambda line: None) if lines is None else lines.append
-    return cache.decoded(
-        images, View(size), fixed_size, folder, workers=workers, progress=False, log=log, is_main=is_main
-    ).pixels
+    view, progress = View(size, whole=fixed_size), ProgressLog(log)
+    return cache.decoded(images, view, folder, workers=workers, progress=progress, is_main=is_main).pixels
 
 
 def names(folder):
@@ -141,9 +143,10 @@ def test_progress_is_told_in_lines_where_no_bar_is_shown(tree, monkeypatch):
     lines = []
     decoded(files_of(tree), None, lines=lines)
     assert lines == []  # faster than a line is due
-    monkeypatch.setattr(cache, "LOG_SECONDS", 0)
+    monkeypatch.setattr(progress_log, "LOG_SECONDS", 0)
     decoded(files_of(tree), None, lines=lines)
-    assert lines == [f"Decoding: {done} of 12 images" for done in (5, 10, 12)]
+    assert [line.partition(" (")[0] for line in lines] == [f"Decoding: {done} of 12 images" for done in (5, 10, 12)]
+    assert all(re.fullmatch(r".+ \([\d,.]+ images/s\)", line) for line in lines)
 
 
 # ------------------------------------------------------------------------------------------ hit or miss
@@ -208,14 +211,14 @@ def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tr
     ]  # fmt: skip
     backwards = ImageFiles(images.paths[::-1], images.labels, "RGB")
     found = [
-        cache.fingerprint(images, View(8), True, folder),
-        cache.fingerprint(images, View(9), True, folder),
-        *(cache.fingerprint(images, view, False, folder) for view in views),
-        cache.fingerprint(files_of(tree, "L"), View(8), True, folder),
-        cache.fingerprint(backwards, View(8), True, folder),
+        cache.fingerprint(images, View(8, whole=True), folder),
+        cache.fingerprint(images, View(9, whole=True), folder),
+        *(cache.fingerprint(images, view, folder) for view in views),
+        cache.fingerprint(files_of(tree, "L"), View(8, whole=True), folder),
+        cache.fingerprint(backwards, View(8, whole=True), folder),
     ]
     monkeypatch.setattr(cache, "DECODING_VERSION", cache.DECODING_VERSION + 1)
-    found.append(cache.fingerprint(images, View(8), True, folder))
+    found.append(cache.fingerprint(images, View(8, whole=True), folder))
     assert len(set(found)) == len(found)
 
 
@@ -234,9 +237,8 @@ def test_two_trees_with_alike_files_do_not_share_a_file(tree, tmp_path, folder, 
     for first, second in zip(files_of(tree).paths, files_of(tmp_path / other).paths, strict=True):
         os.utime(first, ns=(0, 0))
         os.utime(second, ns=(0, 0))
-    assert cache.fingerprint(files_of(tree), View(8), True, folder) != cache.fingerprint(
-        files_of(tmp_path / other), View(8), True, folder
-    )
+    own, others = (cache.fingerprint(files_of(root), View(8, whole=True), folder) for root in (tree, tmp_path / other))
+    assert own != others
 
 
 def test_readers_do_not_see_the_cache_in_the_data_folder(tmp_path):
@@ -312,7 +314,7 @@ def test_the_first_damaged_image_is_named_and_nothing_is_left(tree, folder, work
 
 
 def test_a_leftover_of_the_same_name_is_written_over_whatever_it_holds(tree, folder):
-    leftover = folder / f"{cache.fingerprint(files_of(tree), View(SIZE), True, folder)}.partial"
+    leftover = folder / f"{cache.fingerprint(files_of(tree), View(SIZE, whole=True), folder)}.partial"
     folder.mkdir()
     leftover.write_bytes(claims.MISTAKE + bytes(10 * COUNT * 3 * SIZE * SIZE))
     assert torch.equal(decoded(files_of(tree), folder), decoded(files_of(tree), None))
@@ -404,6 +406,7 @@ import torch
 from utils.data.sets import cache
 from utils.data.sets.readers import ImageFiles
 from utils.data.images.view import View
+from utils.data.progress_log import ProgressLog
 from utils.config.settings import UserError
 tree, folder, gate = Path({tree!r}), Path({folder!r}), Path({gate!r})
 paths = sorted(map(str, tree.rglob("*.png")))
@@ -416,9 +419,8 @@ def wait_and_decode(path, size, colour):
 cache.decode_whole = wait_and_decode
 try:
     pixels = cache.decoded(
-        ImageFiles(paths, torch.zeros(len(paths)), "RGB"), View(8), True, folder, workers={workers}, progress=False,
-        skip_bad={skip_bad},
-        log=lambda line: print("LOG", line, flush=True),
+        ImageFiles(paths, torch.zeros(len(paths)), "RGB"), View(8, whole=True), folder, workers={workers},
+        skip_bad={skip_bad}, progress=ProgressLog(lambda line: print("LOG", line, flush=True)),
     ).pixels
     print("PIXELS", hashlib.sha256(pixels.numpy()).hexdigest())
 except UserError as error:

@@ -17,7 +17,8 @@ from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.sample_plan import SamplePlan
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import MemoryImages
-from utils.data.sources import StreamSource
+from utils.data.sources import MicroBatchReader, StreamSource
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 needs_gpu = pytest.mark.skipif(
@@ -88,9 +89,7 @@ def on_cpu(*flags):
     """Both loaders of the digits."""
     args = parse(["--device", "cpu", "--batch-size", "500", "--val-batch-size", "200", *flags])
     data = get_data(args.data, CPU)
-    return loaders(
-        data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False
-    )[:2]  # fmt: skip
+    return loaders(data, args.data, Distributed(RankInfo(), args.run), seed=0, channels_last=False)[:2]
 
 
 @pytest.fixture
@@ -138,11 +137,10 @@ def test_training_waits_for_each_batch_and_its_memory_for_training(diary, preten
 
 @needs_gpu
 def test_memory_does_not_grow_from_epoch_to_epoch():
-    args = parse(["--dataname", "synthetic", "--image-size", "64", "--batch-size", "512"])
-    data = get_data(args.data, GPU)
-    train, validation, _ = loaders(
-        data, args.data, GPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False
-    )
+    args = parse(["--dataname", "synthetic", "--image-size", "64", "--batch-size", "512", "--device", "cuda"])
+    distributed = Distributed(RankInfo(), args.run)
+    data = get_data(args.data, distributed.device)
+    train, validation, _ = loaders(data, args.data, distributed, seed=0, channels_last=False)
     held = []
     for epoch in range(40):  # more than torch has streams in its pool
         for batches in (train.batches(epoch), validation.batches()):
@@ -170,10 +168,8 @@ def test_workers_read_images_that_were_made_on_a_gpu_from_the_cpus_memory():
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (20,), generator=generator)
-    source = StreamSource(
-        MemoryImages(Elsewhere(pixels), Elsewhere(labels)), CPU, view=View(8), crop=False, fixed_size=True, seed=0,
-        workers=2, cores=2,
-    )  # fmt: skip
+    images = MemoryImages(Elsewhere(pixels), Elsewhere(labels))
+    source = StreamSource(MicroBatchReader(images, View(8, whole=True)), CPU, workers=2, cores=2)
     plan = SamplePlan(20, 6, 6, 0)
     shares = [share for step in range(plan.steps_per_epoch) for share in plan.micro_batches(0, step)]
     seen = 0
@@ -186,9 +182,11 @@ def test_workers_read_images_that_were_made_on_a_gpu_from_the_cpus_memory():
 @needs_gpu
 def test_streamed_synthetic_images_are_the_resident_ones_on_a_gpu():
     def batches(kind):
-        args = parse(["--dataname", "synthetic", "--image-size", "32", "--loader", kind, "--workers", "2"])
-        data = get_data(args.data, GPU)
-        both = loaders(data, args.data, GPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False)[:2]
+        flags = ("--image-size", "32", "--loader", kind, "--workers", "2", "--device", "cuda")
+        args = parse(["--dataname", "synthetic", *flags])
+        distributed = Distributed(RankInfo(), args.run)
+        data = get_data(args.data, distributed.device)
+        both = loaders(data, args.data, distributed, seed=0, channels_last=False)[:2]
         return [(b.images, b.targets) for walk in (both[0].batches(1), both[1].batches()) for b in walk]
 
     for resident, streamed in zip(batches("resident"), batches("stream"), strict=True):

@@ -12,7 +12,8 @@ from utils.data.loaders import choose, loaders
 from utils.data.sample_plan import MicroBatch
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import ImageFiles
-from utils.data.sources import StreamSource
+from utils.data.sources import MicroBatchReader, StreamSource
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 
@@ -38,10 +39,9 @@ def tree(tmp_path_factory):
 def make(*flags, rank=0, world_size=1):
     args = parse(["--device", "cpu", *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
-    train, validation, choice = loaders(
-        data, args.data, CPU, seed=args.run.seed, channels_last=False, rank=rank, world_size=world_size, progress=False
+    return loaders(
+        data, args.data, Distributed(RankInfo(rank, world_size), args.run), seed=args.run.seed, channels_last=False
     )
-    return train, validation, choice
 
 
 def collect(loader, *arguments):
@@ -156,14 +156,8 @@ def test_files_decoded_on_the_device_show_the_same_boxes(tree):
     args = parse(["--device", "cpu", *map(str, flags)])
     images = get_data(args.data, CPU).train
     shares = [MicroBatch(3, 0, np.arange(21), 21, 1.0, True)]
-    by_workers, by_device = (
-        next(
-            StreamSource(
-                images, CPU, view=View(32), crop=True, fixed_size=False, seed=0, workers=1, cores=1, decode_on_device=on
-            ).batches(shares)
-        )
-        for on in (False, True)
-    )
+    readers = [MicroBatchReader(images, View(32), crop=True, as_files=on) for on in (False, True)]
+    by_workers, by_device = (next(StreamSource(reader, CPU, workers=1, cores=1).batches(shares)) for reader in readers)
     assert torch.equal(by_workers[2], by_device[2])
     # Resized in float32 on the device and in fixed point by the workers.
     assert (by_workers[1].int() - by_device[1].int()).abs().max() <= 2
@@ -185,9 +179,7 @@ def test_the_number_of_workers_is_measured_or_given(tree):
     many = ImageFiles(images.paths * 40, images.labels.repeat(40), "RGB")
 
     def workers(wanted, files, cores):
-        return StreamSource(
-            files, CPU, view=View(8), crop=True, fixed_size=False, seed=0, workers=wanted, cores=cores
-        ).workers
+        return StreamSource(MicroBatchReader(files, View(8), crop=True), CPU, workers=wanted, cores=cores).workers
 
     assert workers(3, images, 1) == 3
     assert workers("auto", images, 8) == 2  # too few to measure

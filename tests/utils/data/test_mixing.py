@@ -17,6 +17,7 @@ from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import MemoryImages
 from utils.data.sources import ResidentSource
 from utils.data.transforms import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 CLASSES = 6
@@ -212,9 +213,8 @@ def test_the_numbers_of_a_pair_depend_on_seed_epoch_and_its_samples_alone():
 def make(*flags, rank=0, world_size=1):
     args = parse(["--device", "cpu", "--mixup", "0.2", "--cutmix", "1", *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
-    return loaders(data, args.data, CPU, seed=0, channels_last=False, rank=rank, world_size=world_size, progress=False)[
-        :2
-    ]
+    ranks = Distributed(RankInfo(rank, world_size), args.run)
+    return loaders(data, args.data, ranks, seed=0, channels_last=False)[:2]
 
 
 def steps_of(*flags, world_size=1, epoch=1):

@@ -15,8 +15,10 @@ from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.loaders import loaders
 from utils.data.preprocessing import Known, Preprocessing, resolve
+from utils.data.progress_log import ProgressLog
 from utils.data.sets.datasets import SPECS, get_data
 from utils.data.sets.readers import MemoryImages
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 WEIGHTS = Preprocessing(224, 288, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), 0.95, "squash", "bicubic")
@@ -158,8 +160,9 @@ def validation_images(*flags):
     """The data, and what validation shows of all of it."""
     args = parse(["--device", "cpu", "--workers", "0", "--val-batch-size", "400", *map(str, flags)])
     data = get_data(args.data, CPU)
+    silent = ProgressLog(lambda line: None)
     _, loader, _ = loaders(
-        data, args.data, CPU, seed=0, channels_last=False, rank=0, world_size=1, progress=False, log=lambda line: None
+        data, args.data, Distributed(RankInfo(), args.run), seed=0, channels_last=False, progress=silent
     )
     return data, torch.cat([batch.images for batch in loader.batches()])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,8 @@ class View:
     ``size`` x ``size`` pixels are shown; what lies beyond the image is black, or with 'border' has the levels
     ``border`` (0 to 255, one a channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
     torchvision's presets are 'center'. In training, which shows random boxes, ``size`` and ``interpolation`` count.
+    With ``whole``, stored images have ``size`` pixels a side and are shown as they are; an image of another size is
+    resampled.
     """
 
     size: int
@@ -48,6 +50,7 @@ class View:
     crop_mode: str = "center"
     interpolation: str = "bilinear"
     border: tuple[int, ...] = (0,)
+    whole: bool = field(default=False, repr=False)  # left out of repr, which names files of the decoded cache
 
     def place(self, width: int, height: int) -> Place:
         """What is shown of a file of ``width`` x ``height`` pixels."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.settings import UserError
+from utils.data.progress_log import Log, ProgressLog
 from utils.data.sets import readers
-from utils.data.sets.claims import Log, claim, leave
+from utils.data.sets.claims import claim, leave
 
 UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
-LOG_SECONDS = 10  # between two lines about the progress
 
 
 @contextmanager
@@ -117,18 +116,18 @@ def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
     whole = work / "train"
     whole.mkdir(exist_ok=True)
     classes = [member for member in archive if member.isfile()]
-    told = time.monotonic()
-    for number, member in enumerate(classes, 1):
-        target = whole / Path(member.name).stem
-        if not target.is_dir():
-            part = work / f"class.{uuid.uuid4().hex}"
-            part.mkdir()
-            with tarfile.open(fileobj=archive.extractfile(member)) as images:
-                for image in images:
-                    if image.isfile():
-                        _write(images, image, part)
-            os.rename(part, target)
-        told = _tell(told, f"Unpacking train/: {number:,} of {len(classes):,} classes", log)
+    with ProgressLog(log).counting("Unpacking train/", len(classes), "classes") as advance:
+        for member in classes:
+            target = whole / Path(member.name).stem
+            if not target.is_dir():
+                part = work / f"class.{uuid.uuid4().hex}"
+                part.mkdir()
+                with tarfile.open(fileobj=archive.extractfile(member)) as images:
+                    for image in images:
+                        if image.isfile():
+                            _write(images, image, part)
+                os.rename(part, target)
+            advance(1)
     return whole
 
 
@@ -144,10 +143,10 @@ def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Lo
     part = work / f"val.{uuid.uuid4().hex}"
     for name in set(classes):
         (part / name).mkdir(parents=True)
-    told = time.monotonic()
-    for number, (image, name) in enumerate(zip(images, classes, strict=True), 1):
-        _write(archive, image, part / name)
-        told = _tell(told, f"Unpacking val/: {number:,} of {len(images):,} images", log)
+    with ProgressLog(log).counting("Unpacking val/", len(images), "images") as advance:
+        for image, name in zip(images, classes, strict=True):
+            _write(archive, image, part / name)
+            advance(1)
     return part
 
 
@@ -155,14 +154,6 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> N
     """A member into ``folder``, wherever its name says that it belongs."""
     with open(folder / Path(member.name).name, "xb") as file:
         shutil.copyfileobj(archive.extractfile(member), file)
-
-
-def _tell(told: float, line: str, log: Log) -> float:
-    """Log the line when the last one was ``told`` some time ago; gives when the last one now was."""
-    if time.monotonic() - told < LOG_SECONDS:
-        return told
-    log(line)
-    return time.monotonic()
 
 
 def refuse_half_unpacked(folder: Path) -> None:

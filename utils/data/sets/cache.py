@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import struct
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,20 +23,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from utils.config.settings import DataSettings, UserError
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
-from utils.data.sets.claims import Log, claim, leave, remove_abandoned
+from utils.data.progress_log import Log, ProgressLog
+from utils.data.sets.claims import claim, leave, remove_abandoned
 from utils.data.sets.readers import ImageFiles, MemoryImages
 from utils.data.workers import Workers
 
 DECODING_VERSION = 1  # to be raised whenever decode_whole or decode_crop give other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers pass over hidden folders
 CHUNK_BYTES = 3 << 19  # pixels that a worker hands over at a time; for 32x32 images larger chunks gained nothing
-LOG_SECONDS = 10  # between two lines about the progress, where no bar is shown
 HEADER_BYTES = 128
 
 Shape = tuple[int, ...]
@@ -52,29 +50,29 @@ def folder_for(settings: DataSettings) -> Path | None:
 
 
 def decoded(
-    images: ImageFiles, view: View, fixed_size: bool, folder: Path | None, *, workers: int, progress: bool, log: Log,
-    is_main: bool = True, skip_bad: bool = False,
+    images: ImageFiles, view: View, folder: Path | None, *, workers: int, progress: ProgressLog, is_main: bool = True,
+    skip_bad: bool = False,
 ) -> MemoryImages:  # fmt: skip
-    """Files as uint8 pixels (n, c, size, size): whole with ``fixed_size``, else what ``view`` shows of them.
+    """What ``view`` shows of files, as uint8 pixels (n, c, size, size).
 
     They are read from ``folder``'s cache and, when they are not there, decoded by ``workers`` processes (0: in place)
     and put there; without a folder, or when it cannot be written, they stay in memory. Changing the pixels changes
-    this process's alone. To be called by all processes of a host: one decodes, whichever comes first, and says so to
-    ``log``; what would be the same from all of them only ``is_main`` says. Raises ``UserError`` with the path of the
+    this process's alone. To be called by all processes of a host: the first one decodes and logs that to ``progress``;
+    what would be the same from all of them only ``is_main`` logs. Raises ``UserError`` with the path of the
     first file that is no image; with ``skip_bad`` they are told by the result, and an error is only what
     ``first_readable`` takes for one.
     """
     shape = (len(images), 1 if images.colour == "L" else 3, view.size, view.size)
 
     def make() -> Decoded:
-        return decode(images, view, fixed_size, workers=workers, progress=progress, log=log, skip_bad=skip_bad)
+        return decode(images, view, workers=workers, progress=progress, skip_bad=skip_bad)
 
     if folder is None:
         pixels, bad = make()
     else:
-        path = folder / f"{fingerprint(images, view, fixed_size, folder)}.npy"
-        pixels, bad = _kept(path, shape, make, log, is_main, heed_mistakes=not skip_bad)
-    unreadable = _try_again(_Chunks(images, view, fixed_size, skip_bad), pixels, bad)
+        path = folder / f"{fingerprint(images, view, folder)}.npy"
+        pixels, bad = _kept(path, shape, make, progress.log, is_main, heed_mistakes=not skip_bad)
+    unreadable = _try_again(_Chunks(images, view, skip_bad), pixels, bad)
     return MemoryImages(pixels, images.labels, unreadable)
 
 
@@ -93,7 +91,7 @@ def shared(
     return MemoryImages(pixels, images.labels)
 
 
-def fingerprint(images: ImageFiles, view: View, fixed_size: bool, folder: Path) -> str:
+def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
     """32 hexadecimal digits of the SHA-256 over all that shapes the pixels, the files' contents by size and time.
 
     Paths count from ``folder``: a tree that is moved together with its cache keeps its fingerprint, and two trees of
@@ -101,7 +99,7 @@ def fingerprint(images: ImageFiles, view: View, fixed_size: bool, folder: Path) 
     """
     start = os.path.commonpath([min(images.paths), max(images.paths)]).rfind(os.sep) + 1
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
-    parts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if fixed_size else view}", above]
+    parts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if view.whole else view}", above]
     for path in images.paths:
         try:
             status = os.stat(path)
@@ -120,10 +118,9 @@ class _Chunks(Dataset):
     An array, because it comes through a pipe, whereas tensors need /dev/shm, which containers keep small.
     """
 
-    def __init__(self, images: ImageFiles, view: View, fixed_size: bool, skip_bad: bool) -> None:
+    def __init__(self, images: ImageFiles, view: View, skip_bad: bool) -> None:
         self.images, self.view, self.skip_bad = images, view, skip_bad
         self.channels = 1 if images.colour == "L" else 3
-        self.fixed_size = fixed_size
 
     def __getitem__(self, part: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
         pixels = torch.zeros(len(part), self.channels, self.view.size, self.view.size, dtype=torch.uint8)
@@ -138,7 +135,7 @@ class _Chunks(Dataset):
         return pixels.numpy(), unreadable
 
     def _read(self, path: str) -> torch.Tensor:
-        if self.fixed_size:
+        if self.view.whole:
             return decode_whole(path, self.view.size, self.images.colour)
         return decode_crop(path, self.view, self.images.colour)
 
@@ -157,10 +154,8 @@ def _try_again(chunks: _Chunks, pixels: torch.Tensor, bad: list[int]) -> dict[in
     return unreadable
 
 
-def decode(
-    images: ImageFiles, view: View, fixed_size: bool, *, workers: int, progress: bool, log: Log, skip_bad: bool = False
-) -> Decoded:
-    """Files decoded into uint8 (n, c, size, size) by ``workers`` processes, with a bar or lines to ``log``.
+def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLog, skip_bad: bool = False) -> Decoded:
+    """Files decoded into uint8 (n, c, size, size) by ``workers`` processes.
 
     Processes, because threads that read small images wait for Python's lock: 2 threads on 2 cores took three times as
     long for 32x32 PNG files as one process without threads.
@@ -169,21 +164,13 @@ def decode(
     pixels = torch.empty(count, channels, view.size, view.size, dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
     parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
-    reads = Workers(_Chunks(images, view, fixed_size, skip_bad), parts, min(workers, len(parts)))
+    reads = Workers(_Chunks(images, view, skip_bad), parts, min(workers, len(parts)))
     unreadable: dict[int, UnreadableImage] = {}
-    bar = tqdm(
-        total=count, desc="Decoding", unit="image", leave=False, dynamic_ncols=True,
-        disable=not (progress and sys.stderr.isatty()),
-    )  # fmt: skip
-    told = time.monotonic()
-    with bar:
-        for part, read in zip(parts, reads, strict=True):
-            pixels[part.start : part.stop] = torch.from_numpy(read[0])
-            unreadable |= read[1]
-            bar.update(len(part))
-            if bar.disable and time.monotonic() - told >= LOG_SECONDS:
-                told = time.monotonic()
-                log(f"Decoding: {part.stop:,} of {count:,} images")
+    with progress.counting("Decoding", count, "images") as advance:
+        for part, (decoded_part, bad) in zip(parts, reads, strict=True):
+            pixels[part.start : part.stop] = torch.from_numpy(decoded_part)
+            unreadable |= bad
+            advance(len(part))
 
     def look(index: int) -> None:
         if index in unreadable:

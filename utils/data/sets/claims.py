@@ -6,17 +6,15 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 
 from utils.config.settings import UserError
+from utils.data.progress_log import Log
 
 ABANDONED_SECONDS = 24 * 3600  # without locks: age from which a temporary file is taken for a dead process's
 MISTAKE = b"UserError: "  # begins what a process that met a damaged image leaves to those waiting for it
-
-Log = Callable[[str], None]
 
 
 def claim(path: Path, waiting: str, say: Log, heed_mistakes: bool) -> FileIO | None:

@@ -15,8 +15,8 @@ import torch
 from utils.config.settings import DataSettings, UserError
 from utils.data.images.view import View
 from utils.data.preprocessing import Known, Preprocessing, resolve
+from utils.data.progress_log import Log
 from utils.data.sets import archives, class_folders, readers
-from utils.data.sets.claims import Log
 from utils.data.sets.class_folders import find_splits, some, training_folder, validation_folder
 from utils.data.sets.hints import hint
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages, Splits

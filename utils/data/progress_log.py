@@ -1,0 +1,45 @@
+"""Progress of long work on many images: a bar on a terminal, otherwise a line from time to time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+Log = Callable[[str], None]
+
+LOG_SECONDS = 10  # between two lines
+
+
+@dataclass(frozen=True)
+class ProgressLog:
+    """Where progress goes: lines to ``log``, or with ``bar`` to a bar if stderr is a terminal."""
+
+    log: Log = print
+    bar: bool = False
+
+    @contextmanager
+    def counting(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        """A function to call with how many more of ``total`` are done; ``unit`` is what is counted, in the plural."""
+        bar = tqdm(
+            total=total, desc=what, unit=f" {unit}", leave=False, dynamic_ncols=True,
+            disable=not (self.bar and sys.stderr.isatty()),
+        )  # fmt: skip
+        began = logged = time.monotonic()
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done, logged
+            done += count
+            bar.update(count)
+            now = time.monotonic()
+            if bar.disable and now - logged >= LOG_SECONDS:
+                logged = now
+                self.log(f"{what}: {done:,} of {total:,} {unit} ({done / (now - began):,.1f} {unit}/s)")
+
+        with bar:
+            yield advance
