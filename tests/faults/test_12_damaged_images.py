@@ -371,7 +371,7 @@ def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, 
 
 
 def test_skipping_and_decoding_on_a_gpu_contradict_each_other():
-    with pytest.raises(UserError, match="--skip-bad-images cannot be had with --decode gpu"):
+    with pytest.raises(UserError, match="--skip-bad-images does not work with --decode gpu"):
         parse(["--dataname", "imagenet", "--datapath", "d", "--decode", "gpu", "--skip-bad-images"])
 
 

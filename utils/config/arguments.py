@@ -55,8 +55,8 @@ def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | Non
                     changed.add(name)
                 values[name], origins[name] = value, origin
     # What contradicts a setting that could not be read is not worth a line of its own.
-    lines = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
-    mistakes += [line for line in lines if not any(re.search(rf"{flag_of(name)}(?![\w-])", line) for name in unread)]
+    broken = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
+    mistakes += [rule.message for rule in broken if unread.isdisjoint(rule.settings)]
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
     derive(values, origins, world_size)

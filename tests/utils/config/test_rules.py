@@ -1,0 +1,38 @@
+"""Rules between settings: which settings a rule concerns."""
+
+import re
+
+import pytest
+
+from utils.config import arguments
+from utils.config.rules import DEFAULT, FLAG, rules
+from utils.config.settings import UserError, all_settings, flag_of
+
+DEFAULTS = {option.name: option.default for _, option in all_settings()}
+
+
+def mistakes_of(*argv):
+    with pytest.raises(UserError) as error:
+        arguments.parse(list(argv))
+    return error.value.mistakes
+
+
+def test_a_rule_carries_the_name_of_every_setting_that_its_message_names():
+    given = DEFAULTS | {"clip_grad_norm": 1.0, "clip_grad_agc": 0.1, "global_batch_size": 64}
+    for rule in rules(given, dict.fromkeys(given, FLAG), world_size=1):
+        named = {name for name in DEFAULTS if re.search(rf"{flag_of(name)}(?![\w-])", rule.message)}
+        assert named <= set(rule.settings) <= set(DEFAULTS), rule.message
+
+
+def test_defaults_break_no_rule():
+    assert [rule.message for rule in rules(DEFAULTS, dict.fromkeys(DEFAULTS, DEFAULT), 1) if rule.broken] == []
+
+
+def test_a_setting_that_cannot_be_read_contradicts_nothing():
+    assert mistakes_of("--epochs", "many", "--warmup-epochs", "30") == ["--epochs 'many': must be a whole number"]
+    assert len(mistakes_of("--epochs", "many", "--warmup-epochs", "30", "--nesterov", "--momentum", "0")) == 2
+
+
+def test_a_data_set_that_is_not_known_is_not_taken_for_the_default_one():
+    (line,) = mistakes_of("--dataname", "cifar11", "--datapath", "data", "--download", "--val-split", "0.1")
+    assert line.startswith("--dataname 'cifar11'")
