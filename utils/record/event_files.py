@@ -1,18 +1,52 @@
-"""TensorBoard's event files brought back to the step of a checkpoint."""
+"""TensorBoard's event files: written, and brought back to the step of a checkpoint."""
 
 from __future__ import annotations
 
 import os
+import socket
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+
+class EventFile:
+    """A new event file in ``folder``.
+
+    ``SummaryWriter`` writes in a thread, which reports a full disk with a traceback besides raising ``OSError`` later.
+    Here ``add`` raises it at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event = Event
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter(open(folder / name, "wb"))  # noqa: SIM115 - closed in close()
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, summary: Summary, step: int) -> None:
+        """Write the points in ``summary`` to the file."""
+        self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def _write(self, event: object) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
 
 
 def rewind(folder: Path, steps: int) -> set[str]:
     """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once; gives that step's tags.
 
-    What a killed run logged after its last checkpoint will be logged again. TensorBoard's own mark for that
-    (``purge_step``) is not heeded by all of its readers, so the points are taken out for good. The new file
-    takes the place of the oldest before the others go; a kill in between does no harm, for then the next call
-    finds the same points twice and keeps one.
+    What a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour its
+    own mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the others
+    are deleted; after a kill in between, the next call finds the same points twice and keeps one.
     """
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
@@ -24,7 +58,7 @@ def rewind(folder: Path, steps: int) -> set[str]:
     header: bytes | None = None
     kept: dict[tuple[str, ...], bytes] = {}
     for path in paths:
-        for record in RawEventFileLoader(str(path)).Load():  # ends quietly at a record that was cut off
+        for record in RawEventFileLoader(str(path)).Load():  # ends without an error at a truncated record
             event = Event.FromString(record)
             if event.HasField("file_version"):
                 header = header or record

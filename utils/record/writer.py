@@ -9,24 +9,26 @@ import csv
 import errno
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from utils.config.settings import UserError
 from utils.record import curves
-from utils.record.event_files import rewind
+from utils.record.event_files import EventFile, rewind
 
 T = TypeVar("T")
 LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
+_POSITIVE_EDGES = 1e-12 * 1.1 ** np.arange(774)
+HISTOGRAM_EDGES = [*-_POSITIVE_EDGES[::-1], 0, *_POSITIVE_EDGES]  # those of torch's SummaryWriter
 
 
 class NullWriter:
@@ -77,11 +79,9 @@ class RunWriter(NullWriter):
     def __init__(self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None) -> None:
         self.folder = folder
         self.show_bars = progress and sys.stderr.isatty()
-        self._log = self._board = None
+        self._log = self._events = None
         if folder is None:
             return
-        from torch.utils.tensorboard import SummaryWriter
-
         try:
             self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
         except OSError as error:
@@ -89,9 +89,7 @@ class RunWriter(NullWriter):
         _lock(self._log, folder)
         epochs, steps = resumed or (0, 0)
         self._resumed = steps, rewind(folder, steps) if resumed else set()
-        self._board = SummaryWriter(str(folder))
-        self._hook = threading.excepthook
-        threading.excepthook = _told_elsewhere(self._hook)
+        self._events = EventFile(folder)
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
         self._curves = curves.Curves(folder)
         found = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
@@ -130,31 +128,37 @@ class RunWriter(NullWriter):
     # ------------------------------------------------------------------------- TensorBoard
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        if self._board:
-            self._board.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), step)
+        if self._events:
+            from torch.utils.tensorboard import summary
+
+            self._events.add(summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step)
 
     def images(self, tag: str, images: torch.Tensor) -> None:
-        if self._board:
+        if self._events:
+            from torch.utils.tensorboard import summary
+
             images = images[:GRID_IMAGES].float().cpu()
             scale = max(1, round(GRID_SIDE / images.shape[-1]))
             images = images.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
-            self._board.add_images(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5), 0)
+            self._events.add(summary.image(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5)), 0)
 
     def weights(self, model: torch.nn.Module) -> None:
-        if self._board:
+        if self._events:
+            from torch.utils.tensorboard import summary
+
             for name, parameter in model.named_parameters():
-                self._board.add_histogram(f"Initial_Weights/{name}", parameter.detach().float().cpu(), 0)
+                values = parameter.detach().float().cpu()
+                self._events.add(summary.histogram(f"Initial_Weights/{name}", values, HISTOGRAM_EDGES), 0)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        if self._board:
+        if self._events:
             # One event for all: add_scalar for each of them would take ten times as long.
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             last, there = self._resumed
             new = [tag for tag in values if step != last or tag not in there]  # a stop may come between two points
             if new:
-                points = [Summary.Value(tag=tag, simple_value=values[tag]) for tag in new]
-                self._board.file_writer.add_summary(Summary(value=points), step)
+                self._events.add(Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in new]), step)
 
     # ------------------------------------------------------------------------------- files
 
@@ -183,19 +187,16 @@ class RunWriter(NullWriter):
         os.replace(temporary, self.folder / "metrics.csv")
 
     def flush(self) -> None:
-        if not self.folder:
-            return
-        self._board.flush()
-        self._curves.append()
+        if self.folder:
+            self._curves.append()
 
     def close(self) -> None:
         with ExitStack() as whatever_fails:
             if self._log:
                 whatever_fails.callback(self._log.close)
-            if self._board:
+            if self._events:
                 whatever_fails.callback(self._curves.write)
-                whatever_fails.callback(setattr, threading, "excepthook", self._hook)
-                self._board.close()
+                whatever_fails.callback(self._events.close)
 
 
 def build_writer(
@@ -209,11 +210,6 @@ def build_writer(
             f"{error.filename or folder}: cannot be read or written ({error.strerror}); move it away, give permission "
             "or free some space"
         ) from error
-
-
-def _told_elsewhere(hook: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``hook`` without a full disk's errors: TensorBoard's thread raises them again in the thread that writes next."""
-    return lambda error: None if isinstance(error.exc_value, OSError) else hook(error)
 
 
 def _lock(log: TextIO, folder: Path) -> None:

@@ -1,0 +1,61 @@
+"""TensorBoard files against those of torch's own SummaryWriter."""
+
+import threading
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from torch.utils.tensorboard import SummaryWriter
+
+from utils.record.event_files import EventFile
+from utils.record.writer import RunWriter
+
+
+def points_of(folder):
+    return {
+        (value.tag, event.step): value.SerializeToString()
+        for path in folder.glob("events.out.tfevents.*")
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    }
+
+
+def test_points_are_those_of_torchs_summary_writer(tmp_path):
+    torch.manual_seed(0)
+    model, images = torch.nn.Linear(9, 4), torch.rand(2, 3, 32, 32)
+    (tmp_path / "own").mkdir()
+    writer = RunWriter(tmp_path / "own", progress=False)
+    writer.text("Settings", "seed: 0\nepochs: 2")
+    writer.weights(model)
+    writer.images("First_Training_Batch", images)
+    writer.scalars({"Optim/lr": 0.1, "AMP/scale": 1024}, 3)
+    writer.close()
+    with SummaryWriter(str(tmp_path / "torch")) as board:
+        board.add_text("Settings", "    seed: 0\n    epochs: 2", 0)
+        for name, parameter in model.named_parameters():
+            board.add_histogram(f"Initial_Weights/{name}", parameter, 0)
+        board.add_images("First_Training_Batch", torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5), 0)
+        board.add_scalar("Optim/lr", 0.1, 3)
+        board.add_scalar("AMP/scale", 1024, 3)
+    assert points_of(tmp_path / "own") == points_of(tmp_path / "torch")
+
+
+def test_a_later_file_sorts_behind_an_earlier_one_of_any_version(tmp_path):
+    names = [SummaryWriter(str(tmp_path)).file_writer.event_writer._file_name]
+    for _ in range(2):
+        EventFile(tmp_path).close()
+    names += sorted(str(path) for path in tmp_path.iterdir() if str(path) not in names)
+    assert sorted(names) == names and len(names) == 3
+
+
+def test_a_full_disk_raises_where_a_point_is_written_and_no_thread_reports_it(tmp_path, monkeypatch):
+    reported = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    events = EventFile(tmp_path)
+    events._records._writer.close()
+    events._records._writer = open("/dev/full", "wb")  # noqa: SIM115
+    from torch.utils.tensorboard import summary
+
+    with pytest.raises(OSError, match="No space left"):
+        events.add(summary.scalar("Optim/lr", 0.1), 1)
+    assert reported == []
