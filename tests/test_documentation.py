@@ -1,0 +1,205 @@
+"""What the pages say exists: links, anchors, paths, names, and the flags of every command, also in headers of files."""
+
+import importlib
+import re
+import shlex
+
+import pytest
+
+from tests.end_to_end.processes import FINAL_LINE
+from tests.test_structure import FILES, LAYERS, ROOT
+from utils.config import arguments
+
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
+HEADERS = {  # docstrings and comments that open a file
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (*ROOT.glob("scripts/*.*"), *ROOT.rglob("configs/**/*.yaml"))
+}
+ARCHITECTURE = "docs/architecture.md"
+COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
+ROOTS = ("utils/", "scripts/", "tests/", "docs/", "configs/", "models/")
+OTHERS_FLAGS = {"--shm-size", "--nodes"}  # docker's and sbatch's
+
+
+def blocks(text):
+    return re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def prose(text):
+    return re.sub(r"^```\w*\n.*?^```", "", text, flags=re.M | re.S)
+
+
+def code_spans(text):
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
+
+
+def commands(text):
+    """Every command of a page, in a block, between backticks, or on a line of a file's header."""
+    lines = [line.strip().removeprefix("# ").strip() for line in text.splitlines()]
+    found = [line for line in (*lines, *code_spans(text)) if COMMAND.match(line)]
+    return list(dict.fromkeys(found))
+
+
+def anchors(text):
+    """The names that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.*)", prose(text), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def is_placeholder(path):
+    return any(re.fullmatch(r"[A-Z][A-Z_]+(\.\w+)?", part) for part in path.split("/"))
+
+
+def paths(text):
+    """Every file or folder of the repository that a text names."""
+    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(ROOTS)})[\w./*-]*\w/?", text)
+    return {path for path in named if not is_placeholder(path)}
+
+
+# ------------------------------------------------------------------------------------------ links
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", prose(PAGES[page])):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(path.read_text()), target
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"])}
+    assert {page for page in PAGES if page != "README.md"} <= linked
+
+
+@pytest.mark.parametrize("page", [*PAGES, *HEADERS])
+def test_every_path_exists(page):
+    text = PAGES.get(page) or HEADERS[page]
+    assert {path for path in paths(text) if not list(ROOT.glob(path.rstrip("/")))} == set()
+
+
+# --------------------------------------------------------------------------------------- commands
+
+
+def check(command):
+    """Fail unless the program of ``command`` exists and its own parser takes its flags."""
+    words = shlex.split(command, comments=True)
+    while re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    words = words[3:] if words[:2] == ["sbatch", "--nodes"] else words[1:]
+    ignored = ("...", "[flag", "of", "main.py", "...]", "--help")  # usage lines, and what every parser takes
+    program, given = words[0], [word for word in words[1:] if word not in ignored]
+    assert (ROOT / program).is_file(), program
+    if program == "scripts/torchrun.py":
+        check_torchrun(words[1:])
+    elif program == "main.py":
+        arguments.parse(given)
+    elif program.endswith(".py"):
+        check_tool(program, given)
+    elif program == "scripts/quickstart.sh":
+        arguments.parse(given)
+    elif "launch.sh" in (ROOT / program).read_text():  # recipe and data, or data
+        arguments.parse(given[2 if program.endswith(("launch.sh", "elastic.sh")) else 1 :])
+    else:  # numbers, pytest's own flags, or paths, which another test looks for
+        assert not [word for word in given if word.startswith("--")], command
+
+
+def check_torchrun(words):
+    from torch.distributed.run import get_args_parser
+
+    taken = get_args_parser().parse_args([word for word in words if not word.startswith("[")])
+    if taken.training_script == "main.py":
+        arguments.parse(taken.training_script_args, int(taken.nproc_per_node))
+
+
+def check_tool(program, given):
+    source = (ROOT / program).read_text()
+    if "def build_parser" in source:
+        parser = importlib.import_module(program.removesuffix(".py").replace("/", ".")).build_parser()
+        takes_training_flags = parser.training_flags
+        _, given = parser.parse_known_args(given)
+    else:  # it has no flags of its own
+        takes_training_flags = "ToolParser" in source
+    if takes_training_flags:
+        arguments.parse(given)
+    else:
+        assert not [word for word in given if word.startswith("-")], given
+
+
+@pytest.mark.parametrize("page", [*PAGES, *HEADERS])
+def test_every_command_uses_flags_that_exist(page):
+    for command in commands(PAGES.get(page) or HEADERS[page]):
+        check(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python main.py --epoch 3",
+        "python main.py --config cifar10/resnet19",
+        "python scripts/torchrun.py --processes 2 main.py",
+        "python scripts/torchrun.py --nproc-per-node 2 main.py --epoch 3",
+        "python scripts/doctor.py --no-such-flag",
+        "python scripts/benchmark_amp.py --dataname digits",
+        "python scripts/missing.py",
+        "A=1 bash scripts/elastic.sh mnist/fc DATA --epoch 3",
+        "bash scripts/soak.sh --minutes 60",
+    ],
+)
+def test_a_command_that_would_fail_is_noticed(command):
+    assert commands(f"```bash\n{command}  # why\n```") == [f"{command}  # why"]
+    with pytest.raises((AssertionError, ValueError, SystemExit)):
+        check(command)
+
+
+def test_every_flag_that_a_page_mentions_exists():
+    from torch.distributed.run import get_args_parser
+
+    parsers = [arguments.build_parser(), get_args_parser()]
+    for name, path in FILES.items():
+        if name.startswith("scripts.") and "def build_parser" in path.read_text():
+            parsers.append(importlib.import_module(name).build_parser())
+    known = {flag for parser in parsers for action in parser._actions for flag in action.option_strings}
+    for page, text in PAGES.items():
+        mentioned = {flag for span in code_spans(text) for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span)}
+        assert mentioned - known - OTHERS_FLAGS == set(), page
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "val_top1=" in PAGES[page]])
+def test_the_sample_of_the_last_line_is_such_a_line(page):
+    samples = [line for block in blocks(PAGES[page]) for line in block.splitlines() if line.startswith("val_top1=")]
+    assert samples and all(FINAL_LINE.fullmatch(line) for line in samples)
+
+
+# ----------------------------------------------------------------------------------- architecture
+
+
+def test_the_picture_of_the_layers_is_the_tests():
+    picture = next(block for block in blocks(PAGES[ARCHITECTURE]) if "utils/config/" in block)
+    drawn = picture.splitlines()
+    rows = []
+    for row in reversed(LAYERS):
+        names = [name.replace(".", "/") for name in row]
+        (line,) = {
+            n for n, line in enumerate(drawn) for name in names if re.search(rf"(?<![\w/]){name}(/ |\.py)", line)
+        }
+        assert all(name in drawn[line] for name in names)
+        rows.append(line)
+    assert rows == sorted(rows) == list(range(len(drawn)))
+
+
+@pytest.mark.parametrize("page", [ARCHITECTURE, "CONTRIBUTING.md"])
+def test_every_name_of_the_code_exists(page):
+    code = "\n".join(path.read_text() for path in FILES.values())
+    names = {span.partition("(")[0] for span in code_spans(PAGES[page])}
+    names = {
+        name for name in names if re.fullmatch(r"[A-Za-z]\w*(\.\w+)*", name) and re.search(r"[_.]|[a-z][A-Z]", name)
+    }
+    names |= set(re.findall(r"\b[A-Z]\w*[a-z][A-Z]\w*", "".join(blocks(PAGES[page]))))
+    files = {path.name for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
+    missing = {name for name in names if name not in files and not re.search(rf"\b{name.split('.')[-1]}\b", code)}
+    assert missing == set()
