@@ -18,17 +18,14 @@ if __name__ == "__main__":  # before the other imports, which Ctrl-C would break
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from utils.config import arguments
 from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from utils.record.run_folder import RunFolder
-from utils.runtime.console import INTERRUPTED, say
+from utils.runtime.console import INTERRUPTED, log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import Distributed, RankInfo, end_process, lost_contact
 
@@ -36,20 +33,16 @@ if TYPE_CHECKING:
     import torch
 
     from utils.checkpoint.checkpoint import Checkpointer
-    from utils.checkpoint.resume import ResumePoint
     from utils.data.loaders import TrainLoader, ValidationLoader
-    from utils.data.preprocessing import Known
     from utils.data.sets.datasets import Data
     from utils.optim.ema import MovingAverage
     from utils.optim.lr_policy import LRPolicy
-    from utils.record.writer import NullWriter
+    from utils.record.run import Run
     from utils.train_validation import TraVal
 
-    Weights = tuple[dict[str, Any], Path]  # what a checkpoint holds, and where it lies
 
-
-class Parts(NamedTuple):
-    """What a run is made of. ``untrained``: the parts of a pretrained network that begin anew, in words."""
+class Components(NamedTuple):
+    """What training is made of. ``untrained``: the parts of a pretrained network that begin anew, in words."""
 
     data: Data
     train_loader: TrainLoader | None  # None, as the policy, with --evaluate
@@ -65,24 +58,25 @@ class Parts(NamedTuple):
 
 
 def main(argv: list[str], ends_process: bool = False) -> int:
-    """The program; gives the exit code: 0 done, 2 a mistake of the user's, 1 training cannot go on, 75 told to stop.
+    """The program. Returns the exit code: 0 done, 1 failed, 2 an error the user can fix, 75 stopped by a signal.
 
-    ``ends_process``: nothing comes after it, so that no signal shall change that code any more.
+    ``ends_process``: the process exits with this code right away, so a late signal must not change it.
     """
     let_threads_wait_briefly()
     ranks = RankInfo()
 
     def end_at_once(stop: BaseException) -> None:
         if ranks.is_main:
-            say(stop_line(stop))
+            log_at_once(stop_line(stop))
         os._exit(exit_code_of(stop))
 
     signals = StopSignals(end_at_once if ends_process else None)
     try:
         ranks = RankInfo.from_environment()
-        args = arguments.parse(argv, ranks.world_size)
+        command_line = arguments.read(argv)
+        args = command_line.resolve(ranks.world_size)
         with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
-            return run(argv, args, distributed, signals)
+            return execute(command_line, args, distributed, signals)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
             print("\n".join(f"main.py: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
@@ -95,7 +89,7 @@ def main(argv: list[str], ends_process: bool = False) -> int:
         reason = lost_contact(error) if ranks.world_size > 1 else None
         if reason is None:
             raise
-        if signals.received:  # the others were told to stop as well, and have ended earlier
+        if signals.received:  # the other ranks received one, too, and ended first
             stop = StoppedAtOnce(signals.received, "as the others were ending")
             print(stop_line(stop), file=sys.stderr)
             return exit_code_of(stop)
@@ -108,89 +102,103 @@ def main(argv: list[str], ends_process: bool = False) -> int:
 
 
 def stop_line(stop: BaseException) -> str:
-    """What is told of a stop outside of training."""
+    """The line about a signal outside of training."""
     return f"main.py: {str(stop) or 'interrupted; the same command with --resume auto continues'}"
 
 
 def exit_code_of(stop: BaseException) -> int:
-    """What a stop outside of training ends with."""
+    """The exit code after a signal outside of training."""
     return stop.exit_code if isinstance(stop, StoppedAtOnce) else INTERRUPTED
 
 
-def run(argv: list[str], args: Settings, distributed: Distributed, stop_signals: StopSignals) -> int:
-    """Everything after the command line is known to be good."""
+def execute(
+    command_line: arguments.CommandLine, args: Settings, distributed: Distributed, stop_signals: StopSignals
+) -> int:
+    """Find what to resume, build everything, then train, evaluate or print the plan. Returns the exit code."""
+    from utils.record.run import Run
+    from utils.record.summary import report_finished
+
+    run = Run(args, distributed, command_line.argv)
+    find_resume_point(run, command_line)
+    if is_finished(run):
+        return report_finished(run)
+    components = build(run)
+    warn_of_doubts(run, components)
+    if run.args.run.dry_run:
+        return print_plan(run, components)
+    if run.args.run.evaluate:
+        return evaluate(run, components)
+    return train(run, components, stop_signals)
+
+
+# --------------------------------------------------------------------------------------------- find
+
+
+def find_resume_point(run: Run, command_line: arguments.CommandLine) -> None:
+    """Find the checkpoint to resume or to evaluate, if any; its settings replace the defaults."""
     from utils.checkpoint.override import refuse_impossible
-    from utils.checkpoint.progress import Progress
     from utils.checkpoint.resume import find
-    from utils.record.summary import tell_finished
+    from utils.record.run_folder import RunFolder
 
-    warnings: list[str] = []  # for the run's log, once there is one
-
-    def hear(line: str) -> None:
-        warn(line)
-        warnings.append(line)
-
-    found = distributed.run_on_rank0(lambda: find(args, RunFolder.parent(args), hear))
-    if found is not None:  # its settings stand in for the defaults
-        args = arguments.parse(argv, distributed.world_size, found.settings)
-    if args.run.resume and not args.run.evaluate and found is not None:
-        distributed.run_on_rank0(found.refuse_strange_files)
-        if args.run.resume_override:
-            refuse_impossible(found, args)
-        else:
-            found.refuse_differences(args)
-        if found.state["settings"].get("deterministic") and not args.run.deterministic and distributed.is_main:
-            warn("the run was begun with --deterministic; without it the bits may differ from here on")
-        if Progress.from_state(found.state["progress"]).is_finished(args) and not args.run.dry_run:
-            return tell_finished(found, distributed)
-
-    parts = build(args, distributed, found)
-    tell_doubts(args, parts, distributed, found, hear)
-    tell_idle_settings(args, parts, distributed, found, hear)
-    if args.run.dry_run:
-        return tell_plan(args, parts, distributed, found)
-    if args.run.evaluate:
-        return evaluate(args, parts, distributed, found)
-    return train(argv, args.with_absolute_paths(), parts, distributed, found, warnings, stop_signals)
+    parent = RunFolder.parent(run.args)
+    point = run.resume_point = run.distributed.run_on_rank0(lambda: find(run.args, parent, run.warn))
+    if point is None:
+        return
+    run.args = args = command_line.resolve(run.distributed.world_size, point.settings)
+    if args.run.evaluate or not args.run.resume:
+        return
+    run.position = (point.state["progress"]["epoch"], point.state["progress"]["step"])
+    run.distributed.run_on_rank0(point.refuse_strange_files)
+    if args.run.resume_override:
+        refuse_impossible(point, args)
+    else:
+        point.refuse_differences(args)
+    if point.state["settings"].get("deterministic") and not args.run.deterministic and run.is_main:
+        run.warn("the run was begun with --deterministic; without it the bits may differ from here on")
 
 
-def build(args: Settings, distributed: Distributed, found: ResumePoint | None) -> Parts:
-    """All parts; whatever can be wrong with them shows here, before anything is created."""
-    from models import unknown_arch
-    from utils.checkpoint.override import refuse_other_head
+def is_finished(run: Run) -> bool:
+    """Whether the run to resume has nothing left to do."""
+    from utils.checkpoint.progress import Progress
+
+    if run.resume_point is None or not run.args.run.resume or run.args.run.evaluate or run.args.run.dry_run:
+        return False
+    return Progress.from_state(run.resume_point.state["progress"]).is_finished(run.args)
+
+
+# -------------------------------------------------------------------------------------------- build
+
+
+def build(run: Run) -> Components:
+    """Build all components. Whatever can be wrong with them shows here, before anything is created."""
+    from models.prepare import known_preprocessing, prepare_network, read_weights
     from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
     from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_ema
     from utils.optim.lr_policy import build_lr_policy
-    from utils.optim.optimizers import build_optimizer, unknown_optimizer
+    from utils.optim.optimizers import build_optimizer
     from utils.precision.amp import build_scaler
 
-    evaluating = args.run.evaluate
+    args, distributed, evaluating = run.args, run.distributed, run.args.run.evaluate
     with distributed.raise_on_all_ranks():
-        mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
-        if any(mistakes):
-            raise UserError(*filter(None, mistakes))
+        refuse_unknown_names(args)
     if not args.run.dry_run:
-        distributed.run_on_rank0(lambda: prepare(args.data, tell, evaluating), long_work="Preparing the data")
+        distributed.run_on_rank0(lambda: prepare(args.data, log, evaluating), long_work="Preparing the data")
     with distributed.raise_on_all_ranks(), distributed.patiently("Reading the data"):
-        weights = read_weights(args, found)
-        data = read_data(args, distributed.device, found)
-        data = data.shown_to(known_preprocessing(args, found, weights), args.data)
-        if found is not None:
-            if args.run.resume_override:
-                refuse_other_head(found, data.classes)
-            else:
-                found.refuse_other_data(data.classes, None if evaluating else data.fingerprint)
+        weights = read_weights(args, run.resume_point)
+        data = read_data(run)
+        data = data.shown_to(known_preprocessing(args, run.resume_point, weights), args.data)
+        refuse_other_data(run, data)
         distributed.seed(args.run.seed)
-        model, untrained, channels_last = build_network(args, data, distributed.device, found, weights)
-        del weights  # what a checkpoint holds besides may be several times as much
+        model, untrained, channels_last = prepare_network(args, data, distributed.device, run.resume_point, weights)
+        del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
             data, args.data, distributed, seed=args.run.seed, channels_last=channels_last,
             compile_augment=args.model.compile_augment, only_plan=args.run.dry_run,
-            progress=ProgressLog(tell, args.logging.progress),
+            progress=ProgressLog(log, args.logging.progress),
         )  # fmt: skip
-        return Parts(
+        return Components(
             data=data,
             train_loader=train_loader,
             validation_loader=validation_loader,
@@ -205,223 +213,140 @@ def build(args: Settings, distributed: Distributed, found: ResumePoint | None) -
         )
 
 
-def read_data(args: Settings, device: torch.device, found: ResumePoint | None) -> Data:
+def refuse_unknown_names(args: Settings) -> None:
+    """Raise ``UserError`` for a network or optimizer that does not exist."""
+    from models import unknown_arch
+    from utils.optim.optimizers import unknown_optimizer
+
+    mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
+    if any(mistakes):
+        raise UserError(*filter(None, mistakes))
+
+
+def read_data(run: Run) -> Data:
     """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of the checkpoint."""
     from utils.data.sets.datasets import Trained, get_data, get_test_data
 
+    args, device, point = run.args, run.distributed.device, run.resume_point
     if not args.run.evaluate:
         return get_data(args.data, device)
     trained = None
-    if found is not None:
-        settings, fingerprint = found.settings, found.state.get("fingerprint")
-        trained = Trained(found.path, found.classes, settings.get("datapath"), fingerprint)
+    if point is not None:
+        trained = Trained(point.path, point.classes, point.settings.get("datapath"), point.state.get("fingerprint"))
     return get_test_data(args.data, device, trained, val_split_told=args.origins["val_split"] != CHECKPOINT)
 
 
-def build_network(
-    args: Settings, data: Data, device: torch.device, found: ResumePoint | None, weights: Weights | None
-) -> tuple[torch.nn.Module, str, bool]:
-    """The network on ``device``, which of its pretrained parts begin anew, and whether it is in channels-last."""
-    from models import build_model, check_forward
-    from models.pretrained import begins_anew
-    from utils.precision.amp import keep_in_fp32
+def refuse_other_data(run: Run, data: Data) -> None:
+    """Raise ``UserError`` when ``data`` is not what the run to resume or to evaluate was trained on."""
+    from utils.checkpoint.override import refuse_other_head
 
-    # A checkpoint's weights replace whatever the network would begin with.
-    start = {"pretrained": False, "weights": None, "init": "default"} if found is not None else {}
-    settings = dataclasses.replace(args.model, **start)
-    shape = {"classes": len(data.classes), "channels": data.spec.channels}
-    model = build_model(settings, **shape, image_size=data.image_size)
-    size = data.preprocessing.val_image_size
-    if size != data.image_size:
-        check_forward(settings.arch, model, **shape, image_size=size, flag="--val-image-size")
-    untrained = begins_anew(model, settings, len(data.classes), data.image_size)
-    if args.run.evaluate and untrained:
-        raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
-    model.to(device)
-    channels_last = place_channels(args, model, device)
-    if weights is not None:
-        load_weights(model, *weights)
-    keep_in_fp32(model, args.precision.fp32_layers or (), device)
-    refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
-    return model, untrained, channels_last
-
-
-def place_channels(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
-    """Bring ``model`` into the memory format that ``--channels-last`` asks for; whether that is channels-last."""
-    import torch
-
-    from models.memory_format import channels_last_is_faster
-    from utils.precision.amp import resolve_amp
-
-    wish = args.model.channels_last
-    faster = wish == "auto" and channels_last_is_faster(model, device, resolve_amp(args.precision, device))
-    if wish == "on" or faster:
-        model.to(memory_format=torch.channels_last)  # in place
-    return wish == "on" or faster
-
-
-def refuse_what_would_fail(
-    args: Settings, model: torch.nn.Module, image_shape: tuple[int, int, int], channels_last: bool, device: torch.device
-) -> None:
-    """Raise ``UserError`` when a flag asks of ``model`` what torch cannot compute, before it does so in a step."""
-    import torch
-
-    from utils.optim.gradient_penalty import refuse_without_second_derivative
-    from utils.precision.amp import autocast
-    from utils.runtime.determinism import refuse_without_determinism
-
-    training = not args.run.evaluate
-    if args.run.deterministic:
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        images = torch.zeros(2, *image_shape, device=device).contiguous(memory_format=layout)
-        refuse_without_determinism(model, images, autocast(args.precision, device), training)
-    if args.optimisation.grad_penalty and training:
-        refuse_without_second_derivative(model, image_shape, device)
-
-
-def read_weights(args: Settings, found: ResumePoint | None) -> Weights | None:
-    """What ``--weights``, or the checkpoint to evaluate, holds, and its path. A resume reads its own later."""
-    from utils.checkpoint import checkpoint
-
-    if found is not None:
-        return (found.read(), found.path) if args.run.evaluate else None
-    path = args.model.weights and Path(args.model.weights)
-    return (checkpoint.load(path), path) if path else None
-
-
-def known_preprocessing(args: Settings, found: ResumePoint | None, weights: Weights | None) -> Known | None:
-    """What the weights to begin with, to go on from or to evaluate were trained for, if they say it."""
-    from models.pretrained import preprocessing_of
-    from utils.data.preprocessing import Known, Preprocessing
-
-    if found is None and weights is None:
-        if not args.model.pretrained:
-            return None
-        testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
-        values, source = preprocessing_of(args.model.arch, testing)
-        return Known(Preprocessing.from_state(values, source), source)
-    state, path = (found.state, found.path) if found is not None else weights
-    values = state.get("preprocessing")
-    if not isinstance(values, dict) or "crop_pct" not in values:  # another program's, or of before format 4
-        return None
-    return Known(Preprocessing.from_state(values, path), str(path), of_this_run=found is not None)
-
-
-def load_weights(model: torch.nn.Module, state: dict[str, Any], path: Path) -> None:
-    """Put in the weights of ``--weights``, or those to evaluate."""
-    from utils.checkpoint import checkpoint
-
-    checkpoint.load_weights(model, checkpoint.weights_of(state, path), path)
-
-
-def train(
-    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None,
-    warnings: list[str], stop_signals: StopSignals,
-) -> int:  # fmt: skip
-    """Train, from the beginning or from ``found``, into the run's folder. ``warnings`` go into its log."""
-    from utils.checkpoint.checkpoint import Checkpointer
-    from utils.record.summary import announce, save_settings, tell_end
-    from utils.record.writer import build_writer
-    from utils.train_validation import TrainingFailure
-
-    position = found and (found.state["progress"]["epoch"], found.state["progress"]["step"])
-    changes: list[str] = []
-    if found is not None and args.run.resume_override:
-        found, changes = overridden(args, parts, distributed, found)
-    if found is not None and found.folder is not None:
-        run_folder = RunFolder(found.folder)
+    if run.resume_point is None:
+        return
+    if run.args.run.resume_override:
+        refuse_other_head(run.resume_point, data.classes)
     else:
-        run_folder = distributed.run_on_rank0(lambda: RunFolder.create(args))
-    with distributed.raise_on_all_ranks():
-        writer = build_writer(distributed.is_main, run_folder.folder, progress=args.logging.progress, resumed=position)
-    checkpointer = Checkpointer(run_folder.checkpoints, distributed.is_main)
-    try:
-        with stop_signals.held():
-            traval = build_traval(args, parts, distributed, run_folder, writer, checkpointer, stop_signals)
-            announce(argv, args, parts, distributed, run_folder, writer)
-            for line in (*warnings, *changes):
-                writer.log(f"warning: {line}", to_console=False)
-            if found is not None:
-                # Each process reads; nothing is saved before all have, and nothing keeps what was read.
-                with distributed.raise_on_all_ranks(), found.fitting():
-                    traval.load_state(found.read())
-                writer.log(f"Continuing {found.path} after epoch {position[0]}, step {position[1]}")
-                if found.folder is None or changes:  # from here on with these settings
-                    traval.save_now("last")
-                    distributed.run_on_rank0(lambda: save_settings(argv, args, run_folder))
-            else:
-                begin(argv, args, parts, distributed, run_folder, writer, traval)
-            report = traval.fit()
-        tell_end(args, parts.data, run_folder, writer, traval.progress, report)
-        return 0
-    except Stopped as stop:
-        writer.log(f"Run {run_folder.folder} {stop}")
-        return stop.exit_code
-    except TrainingFailure as error:
-        writer.log(f"Stopped: {error}", to_console=False)
-        if distributed.is_main:
-            print(f"main.py: {error}", file=sys.stderr)
-        return 1
-    except (UserError, RuntimeError, KeyboardInterrupt) as error:
-        with suppress(OSError):
-            writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
-        raise
-    except OSError as error:  # of the log, TensorBoard or the metrics files
-        raise UserError(f"--output: cannot write {run_folder.folder} ({error}); --resume auto continues") from error
-    finally:
-        with suppress(OSError):  # what matters was flushed before
-            writer.close()
-        with suppress(UserError):  # another error is under way, else it would have been raised
-            checkpointer.wait()
+        run.resume_point.refuse_other_data(data.classes, None if run.args.run.evaluate else data.fingerprint)
 
 
-def overridden(
-    args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint
-) -> tuple[ResumePoint, list[str]]:
-    """What --resume-override makes of ``found``, and a line, told here, about each thing that is different."""
-    from utils.checkpoint.override import carry_over
-
-    with found.fitting():
-        state, lines = carry_over(
-            found, args, parts.data.classes, parts.data.fingerprint, parts.train_loader.steps_per_epoch, parts.optimizer
-        )
-    if distributed.is_main:
-        for line in lines:
-            warn(line)
-    return dataclasses.replace(found, state=state), lines
-
-
-def build_traval(
-    args: Settings, parts: Parts, distributed: Distributed, run_folder: RunFolder, writer: NullWriter,
-    checkpointer: Checkpointer, stop_signals: StopSignals,
-) -> TraVal:  # fmt: skip
-    """The training loop with all that it needs."""
+def build_traval(run: Run, components: Components, checkpointer: Checkpointer, stop_signals: StopSignals) -> TraVal:
+    """The training loop around the components."""
     from utils.record.summary import describe
     from utils.train_validation import TraVal
 
     return TraVal(
-        parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args,
-        parts.validation_loader, distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer,
-        checkpointer=checkpointer, description=describe(args, parts.data), stop_signals=stop_signals,
-        curr_scen_name=run_folder.name,
+        components.model, components.train_loader, components.optimizer, components.criterion, components.scaler,
+        run.args, components.validation_loader, distributed=run.distributed, lr_policy=components.lr_policy,
+        ema=components.ema, writer=run.writer, checkpointer=checkpointer,
+        description=describe(run.args, components.data), stop_signals=stop_signals, curr_scen_name=run.run_folder.name,
     )  # fmt: skip
 
 
-def begin(
-    argv: list[str], args: Settings, parts: Parts, distributed: Distributed, run_folder: RunFolder, writer: NullWriter,
-    traval: TraVal,
-) -> None:  # fmt: skip
-    """What a new run leaves before its first step; a disk that is too full shows here."""
-    from utils.record.summary import save_settings, warn_of_little_space
-
-    distributed.run_on_rank0(lambda: save_settings(argv, args, run_folder))
-    writer.text("Settings", (run_folder.folder / "config.yaml").read_text() if distributed.is_main else "")
-    writer.weights(parts.model)
-    traval.save_now("initial")
-    distributed.run_on_rank0(lambda: warn_of_little_space(run_folder, writer))
+# ------------------------------------------------------------------------------------- train, evaluate
 
 
-def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None) -> int:
+def train(run: Run, components: Components, stop_signals: StopSignals) -> int:
+    """Train, from the beginning or from the resume point, into the run's folder."""
+    from utils.checkpoint.checkpoint import Checkpointer
+    from utils.record.summary import log_end
+    from utils.train_validation import TrainingFailure
+
+    run.args = run.args.with_absolute_paths()
+    changes = override(run, components)
+    run.open_folder()
+    checkpointer = Checkpointer(run.run_folder.checkpoints, run.is_main)
+    try:
+        with stop_signals.held():
+            traval = build_traval(run, components, checkpointer, stop_signals)
+            start(run, components, traval, changes)
+            report = traval.fit()
+        log_end(run, components.data, traval.progress, report)
+        return 0
+    except Stopped as stop:
+        run.writer.log(f"Run {run.run_folder.folder} {stop}")
+        return stop.exit_code
+    except TrainingFailure as error:
+        run.writer.log(f"Stopped: {error}", to_console=False)
+        if run.is_main:
+            print(f"main.py: {error}", file=sys.stderr)
+        return 1
+    except (UserError, RuntimeError, KeyboardInterrupt) as error:
+        with suppress(OSError):
+            run.writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
+        raise
+    except OSError as error:  # of the log, TensorBoard or the metrics files
+        raise UserError(f"--output: cannot write {run.run_folder.folder} ({error}); --resume auto continues") from error
+    finally:
+        with suppress(OSError):  # what matters was flushed before
+            run.writer.close()
+        with suppress(UserError):  # another error is under way; otherwise this one would have been raised
+            checkpointer.wait()
+
+
+def override(run: Run, components: Components) -> bool:
+    """Apply --resume-override to the resume point; warn of each difference. Returns whether there are any."""
+    from utils.checkpoint.override import carry_over
+
+    if run.resume_point is None or not run.args.run.resume_override:
+        return False
+    with run.resume_point.fitting():
+        state, differences = carry_over(
+            run.resume_point, run.args, components.data.classes, components.data.fingerprint,
+            components.train_loader.steps_per_epoch, components.optimizer,
+        )  # fmt: skip
+    run.resume_point = dataclasses.replace(run.resume_point, state=state)
+    for line in differences if run.is_main else ():
+        run.warn(line)
+    return bool(differences)
+
+
+def start(run: Run, components: Components, traval: TraVal, changed: bool) -> None:
+    """Log what runs where, and begin or resume: load the checkpoint, or save the initial one.
+
+    ``changed``: the run goes on with other settings or data, which its folder has to record.
+    """
+    from utils.record.summary import announce, save_settings, warn_of_little_space
+
+    point, distributed = run.resume_point, run.distributed
+    announce(run, components)
+    for line in run.warnings:
+        run.writer.log(f"warning: {line}", to_console=False)
+    if point is None:
+        distributed.run_on_rank0(lambda: save_settings(run))
+        run.writer.text("Settings", (run.run_folder.folder / "config.yaml").read_text() if run.is_main else "")
+        run.writer.weights(components.model)
+        traval.save_now("initial")
+        distributed.run_on_rank0(lambda: warn_of_little_space(run))
+        return
+    # Each rank reads. Nothing is saved before all have, and nothing keeps what was read.
+    with distributed.raise_on_all_ranks(), point.fitting():
+        traval.load_state(point.read())
+    run.writer.log("Continuing {} after epoch {}, step {}".format(point.path, *run.position))
+    if point.folder is None or changed:
+        traval.save_now("last")
+        distributed.run_on_rank0(lambda: save_settings(run))
+
+
+def evaluate(run: Run, components: Components) -> int:
     """Validate once and leave nothing behind."""
     from utils.checkpoint.checkpoint import average_moved_since_validation
     from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -429,15 +354,16 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Resu
     from utils.record.writer import build_writer
     from utils.train_validation import TraVal
 
-    writer = build_writer(distributed.is_main, None, progress=args.logging.progress)
+    writer = build_writer(run.is_main, None, progress=run.args.logging.progress)
     traval = TraVal(
-        parts.model, None, None, parts.criterion, parts.scaler, args, parts.validation_loader,
-        distributed=distributed, writer=writer,
+        components.model, None, None, components.criterion, components.scaler, run.args, components.validation_loader,
+        distributed=run.distributed, writer=writer,
     )  # fmt: skip
-    writer.log(f"Preprocessing: {parts.data.preprocessing_line}")
-    if found is not None:
-        writer.log(f"Evaluating {found.path}{reached(found.state)}")
-        if average_moved_since_validation(found.state) and layers_with_statistics(parts.model):
+    writer.log(f"Preprocessing: {components.data.preprocessing_line}")
+    if run.resume_point is not None:
+        state = run.resume_point.state
+        writer.log(f"Evaluating {run.resume_point.path}{reached(state)}")
+        if average_moved_since_validation(state) and layers_with_statistics(components.model):
             writer.log(
                 "warning: it was saved between two validations: the batch-norm statistics of its moving average are "
                 "averages as well, and it may do much worse than with those that are computed before a validation"
@@ -446,54 +372,36 @@ def evaluate(args: Settings, parts: Parts, distributed: Distributed, found: Resu
     return 0
 
 
-# ------------------------------------------------------------------------------------------ what is told
+# ------------------------------------------------------------------------------------------- output
 
 
-def tell_doubts(
-    args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None, hear: Callable[[str], None]
-) -> None:
-    """Hand ``hear`` what a user should know of the data and of the network before it is trained."""
+def warn_of_doubts(run: Run, components: Components) -> None:
+    """Warn of what a user should know before training: doubtful data or network, and settings without effect."""
     from models.oversized import oversized_layer
-
-    lines = [*parts.data.warnings]
-    if found is None and not args.run.evaluate:
-        lines.append(oversized_layer(args.model.arch, parts.model, parts.data.image_size))
-    for line in filter(None, lines) if distributed.is_main else ():
-        hear(line)
-
-
-def tell_idle_settings(
-    args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None, hear: Callable[[str], None]
-) -> None:
-    """Hand ``hear`` a line about each setting that was given and has no effect."""
     from utils.loop.effects import facts_of, without_effect
 
-    if distributed.is_main:
-        continues = found is not None and found.folder is not None
-        for line in without_effect(args, facts_of(args, parts, distributed, continues)):
-            hear(line)
+    if not run.is_main:
+        return
+    lines = [*components.data.warnings]
+    if run.resume_point is None and not run.args.run.evaluate:
+        lines.append(oversized_layer(run.args.model.arch, components.model, components.data.image_size))
+    facts = facts_of(run.args, components, run.distributed, continues=run.folder_to_resume is not None)
+    for line in filter(None, (*lines, *without_effect(run.args, facts))):
+        run.warn(line)
 
 
-def tell_plan(args: Settings, parts: Parts, distributed: Distributed, found: ResumePoint | None) -> int:
+def print_plan(run: Run, components: Components) -> int:
     """Print what the run would do."""
     from utils.record.dry_run import evaluation_plan, plan
 
-    if args.run.evaluate and distributed.is_main:
-        print(evaluation_plan(args, parts, distributed, found))
-    elif distributed.is_main:
-        folder = found.folder if found is not None and found.folder else None
-        print(plan(args, parts, distributed, folder or RunFolder.planned(args), found))
+    if run.is_main:
+        print((evaluation_plan if run.args.run.evaluate else plan)(run, components))
     return 0
 
 
-def tell(line: str) -> None:
+def log(line: str) -> None:
     """A line on stdout before there is a log, from any process."""
     print(line, flush=True)
-
-
-def warn(line: str) -> None:
-    """A line about something that the program can go on without."""
-    print(f"main.py: warning: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -143,8 +143,9 @@ def from_training(
     from main import build
     from scripts.audit.measure import Pass
     from utils.checkpoint import checkpoint
+    from utils.record.run import Run
 
-    parts = build(as_training(without_decoding_all(args)), distributed, found)
+    parts = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=found))
     scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
     if found is not None:
         checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))

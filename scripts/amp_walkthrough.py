@@ -128,8 +128,9 @@ def of_network(args: Settings, distributed: Distributed, found: ResumePoint | No
     from main import build
     from scripts.audit import walkthrough
     from utils.checkpoint import checkpoint
+    from utils.record.run import Run
 
-    parts = build(as_training(args), distributed, found)
+    parts = build(Run(as_training(args), distributed, resume_point=found))
     weights = f"weights from --seed {args.run.seed}"
     if found is not None:
         checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))

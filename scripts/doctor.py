@@ -34,7 +34,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 if TYPE_CHECKING:
     import torch
 
-    from main import Parts
+    from main import Components
     from scripts.tuning.advice import Change
     from scripts.tuning.measure import Subject
     from scripts.tuning.report import Memory
@@ -75,12 +75,13 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     from scripts.tuning.report import csv_rows, report
     from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
+    from utils.record.run import Run
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
     folder = make_folder(own.output) if own.output else None
     with Progress() as progress:
         progress.begin("data, network and optimizer")
-        parts = build(args, distributed, None)
+        parts = build(Run(args, distributed))
         header = describe(args, parts, distributed)
         traval = build_traval(args, parts.model, parts.train_loader, distributed)
         now = Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads())
@@ -149,7 +150,7 @@ def sizes_for_weights(args: Settings, found: ResumePoint | None) -> dict[str, in
     """How large training shows images to the weights that it begins with: a fresh network shall see the same."""
     if found is None and not args.model.pretrained and not args.model.weights:
         return {}
-    from main import known_preprocessing, read_weights
+    from models.prepare import known_preprocessing, read_weights
     from utils.data.preprocessing import resolve
     from utils.data.sets.datasets import SPECS
 
@@ -182,13 +183,13 @@ def build_network(
     args: Settings, classes: int, image_shape: Sequence[int], device: torch.device
 ) -> tuple[torch.nn.Module, bool]:
     """The network as main.py places it, and whether it is in channels-last."""
-    from main import place_channels
     from models import build_model
+    from models.prepare import to_memory_format
     from utils.precision.amp import keep_in_fp32
 
     channels, size, _ = image_shape
     model = build_model(args.model, classes=classes, channels=channels, image_size=size).to(device)
-    channels_last = place_channels(args, model, device)
+    channels_last = to_memory_format(args, model, device)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     return model, channels_last
 
@@ -223,7 +224,7 @@ def build_variant(
 # ------------------------------------------------------------------------------------------- memory
 
 
-def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Parts, peak: tuple[int, int]) -> Memory:
+def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Components, peak: tuple[int, int]) -> Memory:
     """The peak of the steps that were timed, and the largest batch by trying."""
     import torch
 
@@ -239,7 +240,9 @@ def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Parts, peak: tup
     return Memory(peak[0], meaning, found, free)
 
 
-def memory_in_child(own: argparse.Namespace, args: Settings, flags: list[str], parts: Parts, now: Subject) -> Memory:
+def memory_in_child(
+    own: argparse.Namespace, args: Settings, flags: list[str], parts: Components, now: Subject
+) -> Memory:
     """Both in a process of its own, whose memory grows by nothing else."""
     from scripts.tuning.advice import Largest
     from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
@@ -295,7 +298,7 @@ def training_on_random(
 # ------------------------------------------------------------------------------------------ telling
 
 
-def describe(args: Settings, parts: Parts, distributed: Distributed) -> str:
+def describe(args: Settings, parts: Components, distributed: Distributed) -> str:
     """What is measured where."""
     import torch
 

@@ -16,6 +16,7 @@ from scripts.benchmarks.measure import PERCENT, RATE, Match, Measure, Rival, Set
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.config.settings import Settings
+from utils.record.run import Run
 from utils.record.summary import describe
 from utils.record.writer import NullWriter, build_writer
 from utils.runtime.distributed import Distributed, RankInfo
@@ -114,7 +115,7 @@ def build(
 ) -> TraVal:
     """The training loop as main.py builds it."""
     with redirect_stdout(io.StringIO()):  # what is said of the data would run through the table
-        parts = main.build(args, distributed, None)
+        parts = main.build(Run(args, distributed))
     return TraVal(
         parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args, parts.validation_loader,
         distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer, checkpointer=checkpointer,

@@ -91,7 +91,7 @@ def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main, "execute", run)
     monkeypatch.setattr(main, "Distributed", lambda *_: nullcontext())
     assert main.main([]) == code
     (line,) = capsys.readouterr().err.splitlines()

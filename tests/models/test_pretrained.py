@@ -19,6 +19,7 @@ from tests.faults.small_run import told
 from utils.config import arguments
 from utils.config.settings import ModelSettings, UserError
 from utils.data.preprocessing import Preprocessing
+from utils.record.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def built(tree, *flags):
         ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0", *map(str, flags)]
     )
     with Distributed(RankInfo(), args.run) as distributed:
-        parts = main.build(args, distributed, None)
+        parts = main.build(Run(args, distributed))
     batch = next(parts.validation_loader.batches())
     return parts, batch.images, answers(parts.model.eval(), batch.images)
 

@@ -345,10 +345,11 @@ def pictures(tmp_path_factory):
 def subject(tool, *flags):
     """A subject as the tool makes it, and its data."""
     from main import build
+    from utils.record.run import Run
 
     args = tool.settings(["--device", "cpu", *map(str, flags)])
     distributed = Distributed(RankInfo(), args.run)
-    parts = build(args, distributed, None)
+    parts = build(Run(args, distributed))
     traval = tool.build_traval(args, parts.model, parts.train_loader, distributed)
     return Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts.data
 

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,45 @@ LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes, and values in all: far bey
 OPTIONS = {option.name: option for _, option in all_settings()}
 
 
-def parse(argv: list[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
-    """Settings from a command line.
+def parse(argv: Sequence[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
+    """Settings from a command line, in one go: see ``read`` and ``CommandLine.resolve``."""
+    return read(argv).resolve(world_size, checkpoint)
 
-    ``argv`` is without the program's name. ``world_size`` is the number of processes, which ties
-    the batch of a process to the global one. ``checkpoint`` holds the settings that a checkpoint
-    was made with; they stand in for the defaults. Raises ``UserError`` with all mistakes.
+
+def read(argv: Sequence[str]) -> CommandLine:
+    """Split a command line, without the program's name, and read its recipe."""
+    flags, mistakes = _read_flags(argv)
+    layers = [(FLAG, "", flags)]
+    if isinstance(flags.get("config"), str) and not_empty(flags["config"]) is None:
+        path, recipe, more = _read_recipe(flags["config"])
+        layers.insert(0, (RECIPE, f"recipe {path}", recipe))
+        mistakes += more
+    return CommandLine(tuple(argv), tuple(layers), tuple(mistakes))
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandLine:
+    """A command line and its recipe, read once.
+
+    ``layers``: (origin, the words that name it, raw values by setting), weakest first. ``mistakes``: in reading them.
     """
-    mistakes: list[str] = []
-    given = _read_flags(argv, mistakes)
-    layers = [(CHECKPOINT, "checkpoint", checkpoint or {})]
-    if isinstance(given.get("config"), str) and not_empty(given["config"]) is None:
-        path, recipe = _read_recipe(given["config"], mistakes)
-        layers.append((RECIPE, f"recipe {path}", recipe))
-    layers.append((FLAG, "", given))
 
+    argv: tuple[str, ...]
+    layers: tuple[tuple[str, str, dict[str, Any]], ...]
+    mistakes: tuple[str, ...]
+
+    def resolve(self, world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
+        """The settings for ``world_size`` processes, which tie the batch of a process to the global one.
+
+        ``checkpoint`` holds the settings that a checkpoint was made with; they replace the defaults. Raises
+        ``UserError`` with all mistakes.
+        """
+        return _resolve(self, world_size, checkpoint)
+
+
+def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | None) -> Settings:
+    mistakes = [*line.mistakes]
+    layers = [(CHECKPOINT, "checkpoint", checkpoint or {}), *line.layers]
     values = {name: option.default for name, option in OPTIONS.items()}
     origins = dict.fromkeys(OPTIONS, DEFAULT)
     unread: set[str] = set()
@@ -120,8 +145,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
-    parser = build_parser()
+def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Raw values by setting, and the mistakes."""
+    parser, mistakes = build_parser(), []
     switches = {"-h"} | {option.metadata["short"] for option in OPTIONS.values() if option.metadata["type"] is bool}
     kept = []
     for token in argv:
@@ -138,8 +164,7 @@ def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
     try:
         namespace, extras = parser.parse_known_args(kept)
     except argparse.ArgumentTypeError as error:
-        mistakes.append(str(error))
-        return {}
+        return {}, [*mistakes, str(error)]
     known = [flag for action in parser._actions for flag in action.option_strings]
     after_unknown_flag = False
     for token in extras:
@@ -150,34 +175,29 @@ def _read_flags(argv: list[str], mistakes: list[str]) -> dict[str, Any]:
         elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
             folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
             mistakes.append(f"{_shown(token)} belongs to no flag; remove it or put its flag before it{folder}")
-    return vars(namespace)
+    return vars(namespace), mistakes
 
 
 # --------------------------------------------------------------------------------------- recipe
 
 
-def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]]:
-    """The path and the known keys of a recipe; a mistake a line for all else."""
+def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
+    """The path of a recipe, its raw values by setting, and the mistakes."""
     path = _recipe_path(config)
     if path is None:
-        names = [str(found.relative_to(CONFIGS).with_suffix("")) for found in sorted(CONFIGS.rglob("*.yaml"))]
-        mistakes.append(
-            f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}; "
-            f"there are: {', '.join(names)}"
-        )
-        return Path(config), {}
+        names = [str(recipe.relative_to(CONFIGS).with_suffix("")) for recipe in sorted(CONFIGS.rglob("*.yaml"))]
+        mistake = f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}"
+        return Path(config), {}, [f"{mistake}; there are: {', '.join(names)}"]
     try:
         content, keys = _load_yaml(path)
     except Exception as error:  # PyYAML answers a malformed value with whatever Python raises for it
-        mistakes.append(f"recipe {path}: cannot be read: {' '.join(str(error).split())[:300]}")
-        return path, {}
+        return path, {}, [f"recipe {path}: cannot be read: {' '.join(str(error).split())[:300]}"]
     if content is None:
-        return path, {}
+        return path, {}, []
     if not isinstance(content, dict):
-        mistakes.append(f"recipe {path}: must hold 'setting: value' lines")
-        return path, {}
-    for key in sorted({key for key in keys if keys.count(key) > 1}):
-        mistakes.append(f"recipe {path}: {_shown(key)} stands there twice; keep one")
+        return path, {}, [f"recipe {path}: must hold 'setting: value' lines"]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    mistakes = [f"recipe {path}: {_shown(key)} is given twice; keep one" for key in twice]
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
     known = {}
     for key, value in content.items():
@@ -188,11 +208,11 @@ def _read_recipe(config: str, mistakes: list[str]) -> tuple[Path, dict[str, Any]
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
         else:
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{meant(_text(key), allowed)}")
-    return path, known
+    return path, known, mistakes
 
 
 def _load_yaml(path: Path) -> tuple[Any, list[str]]:
-    """A YAML file's content, and the keys of its mapping as often as they stand there."""
+    """A YAML file's content, and the keys of its mapping, repeated ones too."""
     import yaml  # only runs with a recipe pay for it
 
     with open(path, "rb") as file:

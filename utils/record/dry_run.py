@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,27 +13,32 @@ from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import has_momentum
 from utils.precision.amp import resolve_amp
+from utils.record.run import Run
+from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed
 
 
-def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, found: ResumePoint | None = None) -> str:
-    """What a run with these settings and ``parts`` would do, as text of a few aligned lines.
+def plan(run: Run, components: Any) -> str:
+    """What ``run`` would do with these ``components``, as text of a few aligned lines.
 
-    Every setting that shapes the result and has an effect shows in it. ``found`` is what the run goes on from.
+    Every setting that shapes the result and has an effect shows in it.
     """
-    steps = parts.train_loader.steps_per_epoch
-    batch, remainder = args.data, parts.train_loader.plan.remainder
+    args, distributed, point = run.args, run.distributed, run.resume_point
+    folder = run.folder_to_resume
+    place = f"{folder} (continues there)" if folder else f"{RunFolder.planned(args)} (not created)"
+    steps = components.train_loader.steps_per_epoch
+    batch, remainder = args.data, components.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
     split = f", {batch.val_split:g} of each class kept for validation" if batch.val_split else ""
-    images = f"{len(parts.data.train):,} training, {len(parts.data.validation):,} validation images"
+    images = f"{len(components.data.train):,} training, {len(components.data.validation):,} validation images"
     rows = [
         ("Data", f"{batch.dataname}: {images}{split}"),
-        *_seen(parts),
-        ("Augmentation", _augmentation(args, parts)),
+        *_seen(components),
+        ("Augmentation", _augmentation(args, components)),
         ("Mixing", _listed({"mixup": batch.mixup, "cutmix": batch.cutmix}, " alpha ")),
-        ("Loader", parts.loader_choice),
-        ("Network", _network(args, found) + (f"; {parts.untrained} begins anew" if parts.untrained else "")),
-        *_sizes(parts, distributed),
+        ("Loader", components.loader_choice),
+        ("Network", _network(args, point) + (f"; {components.untrained} begins anew" if components.untrained else "")),
+        *_sizes(components, distributed),
         (
             "Batch",
             f"{batch.batch_size} a process x {distributed.world_size} x {args.optimisation.accumulate} "
@@ -45,25 +49,26 @@ def plan(args: Settings, parts: Any, distributed: Distributed, folder: Path, fou
         ("Loss", _loss(args)),
         ("Optimizer", _optimizer(args)),
         ("Clipping", _clipping(args)),
-        ("Learning rate", _curve(args, parts.lr_policy, steps, total)),
-        ("Weight average", _average(args, parts)),
-        ("Precision", _precision(args, parts, distributed.device)),
-        ("Run folder", f"{folder} ({'goes on there' if found and found.folder else 'not created'})"),
+        ("Learning rate", _curve(args, components.lr_policy, steps, total)),
+        ("Weight average", _average(args, components)),
+        ("Precision", _precision(args, components, distributed.device)),
+        ("Run folder", place),
     ]
     return _aligned(rows)
 
 
-def evaluation_plan(args: Settings, parts: Any, distributed: Distributed, found: ResumePoint | None) -> str:
-    """What ``--evaluate`` would do: of the rows of ``plan`` those that concern it."""
-    weights = f"weights of {found.path}" if found is not None else "pretrained weights"
+def evaluation_plan(run: Run, components: Any) -> str:
+    """What ``--evaluate`` would do: those rows of ``plan`` that concern it."""
+    args, distributed, point = run.args, run.distributed, run.resume_point
+    weights = f"weights of {point.path}" if point is not None else "pretrained weights"
     rows = [
-        ("Data", f"{args.data.dataname}: {len(parts.data.validation):,} validation images"),
-        *_seen(parts),
-        ("Loader", parts.loader_choice),
+        ("Data", f"{args.data.dataname}: {len(components.data.validation):,} validation images"),
+        *_seen(components),
+        ("Loader", components.loader_choice),
         ("Network", f"{args.model.arch}, {weights}"),
-        *_sizes(parts, distributed),
+        *_sizes(components, distributed),
         ("Batch", f"{args.data.val_batch_size or args.data.batch_size} a process"),
-        ("Precision", _precision(args, parts, distributed.device)),
+        ("Precision", _precision(args, components, distributed.device)),
     ]
     return _aligned(rows)
 
@@ -72,9 +77,9 @@ def _aligned(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"{title:<14} {text}" for title, text in rows)
 
 
-def _seen(parts: Any) -> list[tuple[str, str]]:
+def _seen(components: Any) -> list[tuple[str, str]]:
     """What the network sees."""
-    data = parts.data
+    data = components.data
     return [
         ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
         ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
@@ -82,10 +87,10 @@ def _seen(parts: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _sizes(parts: Any, distributed: Distributed) -> list[tuple[str, str]]:
+def _sizes(components: Any, distributed: Distributed) -> list[tuple[str, str]]:
     return [
-        ("Parameters", f"{sum(p.numel() for p in parts.model.parameters()):,}"),
-        ("Multiply-adds", f"{multiply_adds(parts.model, parts.data, distributed.device):,} an image"),
+        ("Parameters", f"{sum(p.numel() for p in components.model.parameters()):,}"),
+        ("Multiply-adds", f"{multiply_adds(components.model, components.data, distributed.device):,} an image"),
         ("Processes", f"{distributed.world_size} on {distributed.describe_device()}"),
     ]
 
@@ -105,8 +110,8 @@ def _cut(args: Settings, total: int) -> str:
     return f", cut at {args.run.max_steps:,}" if args.run.max_steps and args.run.max_steps < total else ""
 
 
-def _augmentation(args: Settings, parts: Any) -> str:
-    transform = parts.train_loader.transform
+def _augmentation(args: Settings, components: Any) -> str:
+    transform = components.train_loader.transform
     shift = f"shift (at most {transform.max_shift} px of the stored image, {transform.shift_padding} padding)"
     names = [shift if name == "shift" else name for name in transform.augment]
     if transform.cutout:
@@ -114,12 +119,12 @@ def _augmentation(args: Settings, parts: Any) -> str:
     return (", ".join(names) or "none") + (", compiled" if args.model.compile_augment else "")
 
 
-def _network(args: Settings, found: ResumePoint | None) -> str:
+def _network(args: Settings, point: ResumePoint | None) -> str:
     model = args.model
     start = "pretrained weights" if model.pretrained else f"initialisation {model.init}"
     start = f"weights of {model.weights}" if model.weights else start
-    goes_on = f"; goes on from {found.path}" if found is not None else ""
-    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{goes_on}"
+    resumes = f"; resumes from {point.path}" if point is not None else ""
+    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{resumes}"
 
 
 def _loss(args: Settings) -> str:
@@ -146,17 +151,19 @@ def _clipping(args: Settings) -> str:
     )
 
 
-def _listed(parts: dict[str, float | None], between: str) -> str:
-    """Those of ``parts`` that are on, by name and value."""
-    return ", ".join(f"{name}{between}{value:g}" for name, value in parts.items() if value) or "none"
+def _listed(components: dict[str, float | None], between: str) -> str:
+    """Those of ``components`` that are on, by name and value."""
+    return ", ".join(f"{name}{between}{value:g}" for name, value in components.items() if value) or "none"
 
 
-def _average(args: Settings, parts: Any) -> str:
+def _average(args: Settings, components: Any) -> str:
     decay, batches = args.optimisation.ema_decay, args.optimisation.ema_bn_batches
     if decay is None:
         return "none"
     source = f"computed over {batches} training batches before each validation" if batches else "averaged"
-    return f"decay {decay:g}" + (f", batch-norm statistics {source}" if layers_with_statistics(parts.model) else "")
+    return f"decay {decay:g}" + (
+        f", batch-norm statistics {source}" if layers_with_statistics(components.model) else ""
+    )
 
 
 def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
@@ -171,11 +178,11 @@ def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
     )
 
 
-def _precision(args: Settings, parts: Any, device: torch.device) -> str:
+def _precision(args: Settings, components: Any, device: torch.device) -> str:
     settings, amp = args.precision, resolve_amp(args.precision, device)
     tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""
     if amp == "off":
         return f"float32 (mixed precision off){tf32}"
-    scale = f", loss scale from {settings.init_scale:g}" if parts.scaler.is_enabled() else ""
+    scale = f", loss scale from {settings.init_scale:g}" if components.scaler.is_enabled() else ""
     layers = f", float32 in {' '.join(settings.fp32_layers)}" if settings.fp32_layers else ""
     return f"{amp}{scale}{layers}{tf32}"

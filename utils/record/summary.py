@@ -1,4 +1,4 @@
-"""What is told and kept of a run as a whole: its first and last lines, its settings, what its checkpoints repeat."""
+"""What is logged and kept of a run as a whole: first and last lines, settings, what its checkpoints repeat."""
 
 from __future__ import annotations
 
@@ -17,16 +17,13 @@ import torch
 
 from utils.checkpoint.checkpoint import FORMAT
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import Settings
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.precision.amp import resolve_amp
 from utils.record.metrics import Report
-from utils.record.run_folder import RunFolder
-from utils.record.writer import NullWriter
-from utils.runtime.distributed import Distributed
+from utils.record.run import Run
 
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
 ROUNDING = 1e-6  # in percent
@@ -34,45 +31,43 @@ CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being writte
 STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
 
 
-def announce(
-    argv: list[str], args: Settings, parts: Any, distributed: Distributed, run_folder: RunFolder, writer: NullWriter
-) -> None:
+def announce(run: Run, components: Any) -> None:
     """The first lines of the log: what runs where."""
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    data, remainder = parts.data, parts.train_loader.plan.remainder
-    writer.log(f"Run {run_folder.folder}")
-    writer.log(f"Command: main.py {shlex.join(argv)}", to_console=False)
-    writer.log(
+    args, data, log = run.args, components.data, run.writer.log
+    parameters = sum(parameter.numel() for parameter in components.model.parameters())
+    remainder = components.train_loader.plan.remainder
+    log(f"Run {run.run_folder.folder}")
+    log(f"Command: main.py {shlex.join(run.argv)}", to_console=False)
+    log(
         f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
         f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
-        f"loader {parts.loader_choice}"
+        f"loader {components.loader_choice}"
     )
-    writer.log(f"Preprocessing: {data.preprocessing_line}")
-    if parts.untrained:
-        writer.log(f"Pretrained but for {parts.untrained}")
-    writer.log(
-        f"{args.model.arch}: {parameters:,} parameters; {distributed.world_size} process(es) on "
-        f"{distributed.describe_device()}; batch {args.data.global_batch_size}"
+    log(f"Preprocessing: {data.preprocessing_line}")
+    if components.untrained:
+        log(f"Pretrained but for {components.untrained}")
+    log(
+        f"{args.model.arch}: {parameters:,} parameters; {run.distributed.world_size} process(es) on "
+        f"{run.distributed.describe_device()}; batch {args.data.global_batch_size}"
         f"{remainder and f' ({remainder})'}; "
-        f"{parts.train_loader.steps_per_epoch} steps an epoch; "
-        f"mixed precision {resolve_amp(args.precision, distributed.device)}"
+        f"{components.train_loader.steps_per_epoch} steps an epoch; "
+        f"mixed precision {resolve_amp(args.precision, run.distributed.device)}"
     )
 
 
-def tell_end(
-    args: Settings, data: Data, run_folder: RunFolder, writer: NullWriter, progress: Progress, report: Report
-) -> None:
-    """The last lines of a run that is done."""
+def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
+    """The last lines of a finished run."""
+    args, folder, log = run.args, run.run_folder.folder, run.writer.log
     for line in doubts(report, data, progress.step) if args.data.dataname != "synthetic" else ():  # of random labels
-        writer.log(f"warning: {line}")
+        log(f"warning: {line}")
     if progress.best_epoch:
-        writer.log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
+        log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
     elif math.isfinite(report.loss):
-        writer.log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
-    inside = run_folder.folder.absolute().is_relative_to(Path(args.run.output).absolute())
-    logs = args.run.output if inside else str(run_folder.folder)
-    writer.log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
-    writer.log(final_line(progress, run_folder.folder))
+        log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
+    inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
+    logs = args.run.output if inside else str(folder)
+    log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
+    log(final_line(progress, folder))
 
 
 def doubts(report: Report, data: Data, steps: int) -> list[str]:
@@ -135,12 +130,13 @@ def reached(state: dict[str, Any]) -> str:
     return f", after epoch {progress.get('epoch')}, step {progress['step']}"
 
 
-def tell_finished(found: ResumePoint, distributed: Distributed) -> int:
-    """Say that there is nothing left to do, so that a command with --resume auto can be repeated blindly."""
-    progress = Progress.from_state(found.state["progress"])
-    if distributed.is_main:
-        print(f"{found.folder or found.path} is finished: {progress.epoch} epochs, {progress.step} steps")
-        print(final_line(progress, found.folder))
+def report_finished(run: Run) -> int:
+    """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly."""
+    point = run.resume_point
+    progress = Progress.from_state(point.state["progress"])
+    if run.is_main:
+        print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps")
+        print(final_line(progress, point.folder))
     return 0
 
 
@@ -164,27 +160,29 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}
 
 
-def save_settings(argv: list[str], args: Settings, run_folder: RunFolder) -> None:
+def save_settings(run: Run) -> None:
     """``config.yaml``: every setting and where it came from, in a form that --config reads back.
 
-    One that is there already is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
+    An existing one is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
     """
     made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
-    header = f"main.py {shlex.join(argv)}\n{made_by}"
-    path, temporary = run_folder.folder / "config.yaml", run_folder.folder / ".config.yaml.tmp"
+    header = f"main.py {shlex.join(run.argv)}\n{made_by}"
+    folder = run.run_folder.folder
+    path, temporary = folder / "config.yaml", folder / ".config.yaml.tmp"
     if path.is_file():
-        kept = (run_folder.folder / f"config.{number}.yaml" for number in itertools.count(1))
+        kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
         shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
-    temporary.write_text(arguments.as_recipe(args, header), encoding="utf-8")
+    temporary.write_text(arguments.as_recipe(run.args, header), encoding="utf-8")
     os.replace(temporary, path)
 
 
-def warn_of_little_space(run_folder: RunFolder, writer: NullWriter) -> None:
-    """Say so, once there is a first checkpoint, when the disk is too full for those to come. For the main process."""
-    first = (run_folder.checkpoints / "initial.pt").stat().st_size
-    free, needed = shutil.disk_usage(run_folder.checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
+def warn_of_little_space(run: Run) -> None:
+    """Warn when the disk has too little room for the checkpoints to come, judged by the first. For the main process."""
+    checkpoints = run.run_folder.checkpoints
+    first = (checkpoints / "initial.pt").stat().st_size
+    free, needed = shutil.disk_usage(checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
     if free < needed:
-        writer.log(
-            f"warning: {run_folder.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
+        run.writer.log(
+            f"warning: {run.run_folder.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
             f"{needed / 1e6:,.1f} MB; free some space or choose another --output"
         )

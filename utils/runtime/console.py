@@ -34,11 +34,11 @@ def begin(program: str) -> None:
 
 def _end(program: str, _: FrameType | None) -> None:
     if os.environ.get("RANK", "0") == "0":
-        say(f"{program}: interrupted")
+        log_at_once(f"{program}: interrupted")
     os._exit(INTERRUPTED)
 
 
-def say(line: str) -> None:
+def log_at_once(line: str) -> None:
     """A line on stderr from a signal's handler, which may have broken off another one."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())

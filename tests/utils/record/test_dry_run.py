@@ -11,6 +11,7 @@ from models import build_model
 from utils.config import arguments
 from utils.config.settings import ModelSettings, all_settings
 from utils.record import dry_run
+from utils.record.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
 BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
@@ -110,9 +111,9 @@ def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_th
 def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace):
     args = arguments.parse([*BASE])
     with Distributed(RankInfo(), args.run) as distributed:
-        parts = main.build(args, distributed, None)
+        parts = main.build(Run(args, distributed))
         pretrained = dataclasses.replace(args, model=dataclasses.replace(args.model, pretrained=True))
-        texts = [dry_run.plan(settings, parts, distributed, workplace) for settings in (args, pretrained)]
+        texts = [dry_run.plan(Run(settings, distributed), parts) for settings in (args, pretrained)]
     assert texts[0] != texts[1]
     precisions = [dataclasses.replace(args.precision, amp="off", tf32=tf32) for tf32 in (None, True, False)]
     rows = {
@@ -128,4 +129,4 @@ def test_the_plan_of_a_resumed_run_says_what_it_goes_on_from(workplace, capsys):
     capsys.readouterr()
     assert main.main(["--dry-run", "--device", "cpu", "--resume", str(run)]) == 0
     out = capsys.readouterr().out
-    assert f"goes on from {run}/checkpoints/last.pt" in out and f"{run} (goes on there)" in out
+    assert f"resumes from {run}/checkpoints/last.pt" in out and f"{run} (continues there)" in out

@@ -15,8 +15,9 @@ from utils.record import reporter as reporter_module
 from utils.record import summary
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
+from utils.record.run import Run
 from utils.record.run_folder import RunFolder
-from utils.record.summary import final_line, tell_end
+from utils.record.summary import final_line, log_end
 from utils.record.writer import NullWriter, RunWriter
 
 
@@ -171,7 +172,8 @@ def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     args = parse(["--output", str(tmp_path / ("there" if elsewhere else "here"))])
     writer, progress = Kept(), Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
     digits = get_data(args.data, torch.device("cpu"))
-    tell_end(args, digits, RunFolder(folder), writer, progress, Report(0.1, 99.0, 100.0, 360))
+    run = Run(args, None, run_folder=RunFolder(folder), writer=writer)
+    log_end(run, digits, progress, Report(0.1, 99.0, 100.0, 360))
     (line,) = (line for line in writer.lines if "tensorboard" in line)
     assert line.endswith(f"--logdir {folder if elsewhere else tmp_path / 'here'}")
     assert writer.lines[-1].endswith(f"run={folder}")

@@ -1,0 +1,108 @@
+"""The network of a run: built, loaded, on its device, and checked against what the settings ask of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from models.build import build_model, check_forward
+from models.memory_format import channels_last_is_faster
+from models.pretrained import begins_anew, preprocessing_of
+from utils.checkpoint import checkpoint
+from utils.checkpoint.resume import ResumePoint
+from utils.config.settings import Settings, UserError
+from utils.data.preprocessing import Known, Preprocessing
+from utils.data.sets.datasets import Data
+from utils.optim.gradient_penalty import refuse_without_second_derivative
+from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
+from utils.runtime.determinism import refuse_without_determinism
+
+
+class Weights(NamedTuple):
+    """A checkpoint's content and its path."""
+
+    state: dict[str, Any]
+    path: Path
+
+
+class Prepared(NamedTuple):
+    """A network on its device. ``untrained``: the parts of a pretrained network that begin anew, in words."""
+
+    model: torch.nn.Module
+    untrained: str
+    channels_last: bool
+
+
+def prepare_network(
+    args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: Weights | None
+) -> Prepared:
+    """The network that ``args`` describe, on ``device``, for ``data``'s classes and images.
+
+    Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
+    """
+    # A checkpoint's weights replace whatever the network would begin with.
+    start = {"pretrained": False, "weights": None, "init": "default"} if resume_point is not None else {}
+    settings = dataclasses.replace(args.model, **start)
+    shape = {"classes": len(data.classes), "channels": data.spec.channels}
+    model = build_model(settings, **shape, image_size=data.image_size)
+    size = data.preprocessing.val_image_size
+    if size != data.image_size:
+        check_forward(settings.arch, model, **shape, image_size=size, flag="--val-image-size")
+    untrained = begins_anew(model, settings, len(data.classes), data.image_size)
+    if args.run.evaluate and untrained:
+        raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
+    model.to(device)
+    channels_last = to_memory_format(args, model, device)
+    if weights is not None:
+        checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
+    keep_in_fp32(model, args.precision.fp32_layers or (), device)
+    _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
+    return Prepared(model, untrained, channels_last)
+
+
+def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:
+    """Convert ``model`` to the memory format that ``--channels-last`` asks for; True if that is channels-last."""
+    wish = args.model.channels_last
+    faster = wish == "auto" and channels_last_is_faster(model, device, resolve_amp(args.precision, device))
+    if wish == "on" or faster:
+        model.to(memory_format=torch.channels_last)  # in place
+    return wish == "on" or faster
+
+
+def _refuse_what_would_fail(
+    args: Settings, model: torch.nn.Module, image_shape: tuple[int, int, int], channels_last: bool, device: torch.device
+) -> None:
+    """Raise ``UserError`` now for what torch would refuse to compute in the first step."""
+    training = not args.run.evaluate
+    if args.run.deterministic:
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        images = torch.zeros(2, *image_shape, device=device).contiguous(memory_format=layout)
+        refuse_without_determinism(model, images, autocast(args.precision, device), training)
+    if args.optimisation.grad_penalty and training:
+        refuse_without_second_derivative(model, image_shape, device)
+
+
+def read_weights(args: Settings, resume_point: ResumePoint | None) -> Weights | None:
+    """The content of ``--weights``, or of the checkpoint to evaluate. A resume reads its own later."""
+    if resume_point is not None:
+        return Weights(resume_point.read(), resume_point.path) if args.run.evaluate else None
+    path = args.model.weights and Path(args.model.weights)
+    return Weights(checkpoint.load(path), path) if path else None
+
+
+def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weights: Weights | None) -> Known | None:
+    """The preprocessing that the weights were trained with, if they record it."""
+    if resume_point is None and weights is None:
+        if not args.model.pretrained:
+            return None
+        testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
+        values, source = preprocessing_of(args.model.arch, testing)
+        return Known(Preprocessing.from_state(values, source), source)
+    state, path = weights if resume_point is None else (resume_point.state, resume_point.path)
+    values = state.get("preprocessing")
+    if not isinstance(values, dict) or "crop_pct" not in values:  # another program's, or older than format 4
+        return None
+    return Known(Preprocessing.from_state(values, path), str(path), of_this_run=resume_point is not None)
