@@ -152,10 +152,9 @@ def sizes_for_weights(args: Settings, found: ResumePoint | None) -> dict[str, in
         return {}
     from models.prepare import known_preprocessing, read_weights
     from utils.data.preprocessing import resolve
-    from utils.data.sets.datasets import SPECS
 
     known = known_preprocessing(args, found, read_weights(args, found))
-    shown, _ = resolve(args.data, SPECS[args.data.dataname].preprocessing, known)
+    shown, _ = resolve(args.data, known)
     return {"image_size": shown.image_size, "val_image_size": shown.val_image_size}
 
 

@@ -19,10 +19,11 @@ from torchvision.transforms import v2
 from scripts.benchmarks import data
 from scripts.benchmarks.measure import RATE, Match, Measure, Rival, Setup, throughput
 from utils.config import arguments
+from utils.config.datasets import SPECS
 from utils.data.images import jpeg
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.preprocessing import resolve
-from utils.data.sets.datasets import SPECS, Data
+from utils.data.sets.datasets import Data
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -127,7 +128,7 @@ def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLo
     args = arguments.parse([*flags, "--device", "cpu"])
     spec = SPECS[args.data.dataname]
     classes = tuple(str(label) for label in range(int(images.labels.max()) + 1))
-    made = Data(spec, *resolve(args.data, spec.preprocessing, None), spec.augment, classes, images, images)
+    made = Data(spec, *resolve(args.data, None), spec.augment, classes, images, images)
     with Distributed(RankInfo(), args.run) as distributed:
         return loaders(made, args.data, distributed, seed=0, channels_last=not spec.fixed_size)[:2]
 

@@ -23,12 +23,13 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.settings import DataSettings, UserError
 from utils.data.images.decoding import open_image
 from utils.data.progress_log import ProgressLog
 from utils.data.sets import class_folders
 from utils.data.sets.class_folders import find_splits, printable, training_folder
-from utils.data.sets.datasets import SPECS, DatasetSpec, get_data
+from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import ImageFiles, Images
 from utils.data.workers import Workers
 

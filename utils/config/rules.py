@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from utils.config.datasets import SPECS
+
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
 
@@ -19,11 +21,6 @@ def outranks(origin: str, other: str) -> bool:
     """Whether a value from ``origin`` takes the place of one from ``other``."""
     rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
     return rank(origin) > rank(other)
-
-
-# Data sets whose images have no small fixed size get a network that pools its features, the others a plain one.
-LARGE_IMAGES = ("imagenet", "folder", "synthetic")
-LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH = "resnet18", "conv2"
 
 
 class Rule(NamedTuple):
@@ -188,7 +185,7 @@ def _data_rules(v: SimpleNamespace) -> Iterator[Rule]:
     )
     yield Rule(
         ("download", "dataname"),
-        v.download and v.dataname in ("digits", "synthetic", "folder"),
+        v.download and (v.dataname == "folder" or not SPECS[v.dataname].needs_datapath),
         f"--download: {v.dataname} is never fetched",
     )
 
@@ -202,9 +199,9 @@ def _place_rules(v: SimpleNamespace) -> Iterator[Rule]:
     )
     yield Rule(
         ("dataname", "datapath", "download"),
-        v.dataname not in ("digits", "synthetic") and v.datapath is None,
+        SPECS[v.dataname].needs_datapath and v.datapath is None,
         f"--dataname {v.dataname} needs --datapath DIR, the folder that holds it"
-        + (" (or where --download puts it)" if v.dataname not in ("folder", "imagenet") else ""),
+        + (" (or where --download puts it)" if SPECS[v.dataname].can_be_fetched else ""),
     )
 
 
@@ -219,7 +216,7 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["global_batch_size"] = values["batch_size"] * per_step
         origins["global_batch_size"] = f"batch-size x {per_step}"
     if values["arch"] is None:
-        values["arch"] = LARGE_IMAGES_ARCH if values["dataname"] in LARGE_IMAGES else SMALL_IMAGES_ARCH
+        values["arch"] = SPECS[values["dataname"]].default_arch
     if values["lr"] is None:
         values["lr"] = 0.1 if values["optimizer"] == "sgd" else 0.001
     if values["lr_policy"] == "multistep" and values["lr_milestones"] is None:

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
 from utils.config.field import (
     LARGEST_INT,
     between,
@@ -24,12 +25,13 @@ from utils.config.field import (
     setting,
 )
 
-DATASETS = ("digits", "mnist", "fashionmnist", "cifar10", "cifar100", "imagenet", "folder", "synthetic")
 AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
 CROP_MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bilinear", "bicubic")
 INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
 LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
+
+_LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
 
 # What several settings need to have an effect.
 _NEW_FOLDER = needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
@@ -40,7 +42,7 @@ _VALIDATION_BATCH = needs("training, or --val-batch-size left out", lambda v: no
 
 
 def _has_folder(v: Any) -> bool:
-    return v.dataname not in ("digits", "synthetic") or v.local_processes > 1  # which share their images there
+    return SPECS[v.dataname].needs_datapath or v.local_processes > 1  # which share their images there
 
 
 def _reaches_milestones(v: Any) -> str | None:
@@ -123,7 +125,7 @@ class RunSettings:
 class DataSettings:
     """Which images, in which batches."""
 
-    dataname: str = setting("digits", "data set", choices=DATASETS)
+    dataname: str = setting("digits", "data set", choices=tuple(SPECS))
     datapath: str | None = setting(
         None, "where the data lies", type=str, check=not_empty, metavar="DIR", affects_result=False,
         effect=needs("a --dataname that lies on a disk", _has_folder),
@@ -233,8 +235,9 @@ class ModelSettings:
     """Which network, from which weights."""
 
     arch: str | None = setting(
-        None, "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library [conv2, or "
-        "resnet18 for folder, imagenet and synthetic]", type=str, short="-a", check=not_empty, metavar="NAME",
+        None, "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
+        f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]", type=str, short="-a",
+        check=not_empty, metavar="NAME",
     )  # fmt: skip
     pretrained: bool = setting(
         False, "begin with the library's pretrained weights (fetches them)",

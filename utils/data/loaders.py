@@ -14,6 +14,7 @@ from itertools import chain, starmap
 import numpy as np
 import torch
 
+from utils.config.datasets import DatasetSpec
 from utils.config.settings import DataSettings, UserError
 from utils.data.images.decoding import decoder
 from utils.data.images.gpu_decoding import require_decoder
@@ -23,7 +24,7 @@ from utils.data.mixing import Mixing
 from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sets import cache
-from utils.data.sets.datasets import Data, DatasetSpec
+from utils.data.sets.datasets import Data
 from utils.data.sets.readers import Images, MemoryImages
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, samples_of
 from utils.data.transforms import BatchTransform

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image, ImageOps
 
+from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.settings import CROP_MODES, INTERPOLATIONS, DataSettings, UserError
 from utils.data.images.decoding import in_colour, to_tensor
 from utils.data.images.view import View, resized
@@ -36,6 +37,15 @@ class Preprocessing:
     crop_mode: str
     interpolation: str
     stored_size: int | None = None
+
+    @classmethod
+    def of(cls, spec: DatasetSpec) -> Preprocessing:
+        """How networks see a data set's images by default: those of one size whole, of others the middle."""
+        return cls(
+            spec.image_size, spec.image_size, spec.mean, spec.std, crop_pct=1.0 if spec.fixed_size else View.crop_pct,
+            crop_mode=View.crop_mode, interpolation=View.interpolation,
+            stored_size=spec.image_size if spec.fixed_size else None,
+        )  # fmt: skip
 
     @property
     def channels(self) -> int:
@@ -129,14 +139,15 @@ class Known(NamedTuple):
     of_this_run: bool = False
 
 
-def resolve(settings: DataSettings, own: Preprocessing, known: Known | None) -> tuple[Preprocessing, str]:
+def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing, str]:
     """How images are shown, and a line that says so and where each part comes from.
 
-    What is set wins over what is ``known`` of the weights, and that over the data set's ``own``. A data set whose
+    What is set wins over what is ``known`` of the weights, and that over the data set's own. A data set whose
     images all have one size keeps it, and shows them whole, also to weights that were trained on larger ones. For
     another number of channels than theirs, mean and standard deviation of the weights are averaged: the network then
     sees grey images nearly as it would see them in colour.
     """
+    own = Preprocessing.of(SPECS[settings.dataname])
     values, taken = asdict(own), {}
     origins = dict.fromkeys(values, "the data set's own")
     if known is not None:

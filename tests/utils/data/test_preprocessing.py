@@ -12,11 +12,12 @@ from sklearn.datasets import load_sample_images
 
 from tests.faults.small_run import told
 from utils.config.arguments import parse
+from utils.config.datasets import SPECS
 from utils.config.settings import UserError
 from utils.data.loaders import loaders
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.datasets import SPECS, get_data
+from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import MemoryImages
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -27,7 +28,7 @@ PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images
 
 def resolved(dataname, *flags, known=Known(WEIGHTS, "X's weights")):  # noqa: B008 - it does not change
     settings = parse(["--dataname", dataname, "--datapath", ".", *map(str, flags)]).data
-    return resolve(settings, SPECS[dataname].preprocessing, known)
+    return resolve(settings, known)
 
 
 # ------------------------------------------------------------------------------------ where it comes from
@@ -52,7 +53,7 @@ def test_without_weights_everything_is_the_data_sets_own():
 
 def test_images_of_one_size_keep_it_and_are_shown_whole():
     found, line = resolved("cifar10")
-    own = SPECS["cifar10"].preprocessing
+    own = Preprocessing.of(SPECS["cifar10"])
     assert found == dataclasses.replace(own, mean=WEIGHTS.mean, std=WEIGHTS.std, interpolation="bicubic")
     assert (found.image_size, found.crop_pct, found.stored_size) == (32, 1, 32)
     assert line == "32 pixels (the data set's own); mean 0.5 0.4 0.3, std 0.1 0.2 0.3 (X's weights)"
@@ -127,7 +128,7 @@ def test_a_network_that_does_not_take_the_size_of_evaluation_is_one_line(capsys)
 
 
 def test_its_state_gives_it_back():
-    for made in (WEIGHTS, SPECS["digits"].preprocessing, SPECS["folder"].preprocessing):
+    for made in (WEIGHTS, Preprocessing.of(SPECS["digits"]), Preprocessing.of(SPECS["folder"])):
         assert Preprocessing.from_state(made.state(), "here") == made
 
 

@@ -11,8 +11,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from utils.config.arguments import parse
-from utils.config.settings import DATASETS, UserError
-from utils.data.sets.datasets import SPECS, get_data, prepare
+from utils.config.datasets import SPECS
+from utils.config.settings import UserError
+from utils.data.sets.datasets import get_data, prepare
+from utils.data.sets.readers import IN_MEMORY, OWN_FILES
 
 CPU = torch.device("cpu")
 GENERATOR = np.random.default_rng(0)
@@ -50,8 +52,13 @@ def write_folders(root, images, labels, names, mode="L"):
         Image.fromarray(image).convert(mode).save(folder / f"{number:05}.png")
 
 
-def test_the_table_holds_exactly_the_data_sets_that_can_be_set():
-    assert tuple(SPECS) == DATASETS
+def test_what_the_table_says_of_a_data_set_is_what_its_reader_does():
+    assert {name for name, spec in SPECS.items() if not spec.needs_datapath} == set(IN_MEMORY)
+    assert {name for name, spec in SPECS.items() if spec.can_be_fetched} == {
+        name for name, own in OWN_FILES.items() if own.download is not None
+    }
+    assert set(OWN_FILES) < set(SPECS)
+    assert len({own.folder for own in OWN_FILES.values()}) == len(OWN_FILES)
 
 
 def test_digits_are_all_of_scikit_learns_split_with_the_same_share_of_each_class():

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from utils.config.settings import UserError
 from utils.data.progress_log import Log, ProgressLog
@@ -171,45 +170,25 @@ def refuse_half_unpacked(folder: Path) -> None:
 
 
 def fetch(name: str, root: Path, log: Log) -> None:
-    """Download a named set through torchvision into ``root``, unless it is there and whole.
-
-    torchvision goes by an archive's MD5 sum, but takes any unpacked idx file for whole. Raises ``UserError``.
-    """
-    kinds = _torchvisions()
-    if name not in kinds:
+    """Download a named set through torchvision into ``root``, unless it is there and whole. Raises ``UserError``."""
+    own = readers.OWN_FILES.get(name)
+    if own is None or own.download is None:
         raise UserError(f"--download: {name} cannot be fetched; get it from its owners and give --datapath")
-    kind = kinds[name]
     doing = f"Waiting for another process that fetches {name} into {root}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root, doing, lambda: not _is_whole(name, root), log) as mine:
+        with _alone(root, doing, lambda: not _is_whole(own, root), log) as mine:
             if mine:
-                if name in readers.IDX_FOLDERS:
-                    readers.remove_damaged_idx(root / readers.IDX_FOLDERS[name] / "raw")
-                for train in (True, False):
-                    kind(str(root), train=train, download=True)
+                own.download(root)
     except (RuntimeError, OSError, EOFError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--download: {name} could not be fetched into {root} ({reason})") from error
 
 
-def _torchvisions() -> dict[str, Any]:
-    from torchvision import datasets
-
-    return {
-        "mnist": datasets.MNIST,
-        "fashionmnist": datasets.FashionMNIST,
-        "cifar10": datasets.CIFAR10,
-        "cifar100": datasets.CIFAR100,
-    }
-
-
-def _is_whole(name: str, root: Path) -> bool:
-    """Whether the set can be read."""
+def _is_whole(own: readers.OwnFiles, root: Path) -> bool:
+    """Whether the files can be read."""
     try:
-        if name not in readers.IDX_FOLDERS:
-            return readers.read_cifar(root, name) is not None
-        place = readers.find_idx(root, readers.IDX_FOLDERS[name])
-        return place is not None and readers.read_idx(place) is not None
+        place = own.find(root)
+        return place is not None and own.read(place) is not None
     except UserError:
         return False

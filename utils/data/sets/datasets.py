@@ -1,4 +1,4 @@
-"""The table of data sets, and reading one: ``get_data`` to train on, ``get_test_data`` to evaluate."""
+"""Reading a data set of the table: ``get_data`` to train on, ``get_test_data`` to evaluate."""
 
 from __future__ import annotations
 
@@ -12,85 +12,14 @@ from pathlib import Path
 
 import torch
 
+from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.settings import DataSettings, UserError
-from utils.data.images.view import View
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import Log
-from utils.data.sets import archives, class_folders, readers
+from utils.data.sets import archives, class_folders
 from utils.data.sets.class_folders import find_splits, some, training_folder, validation_folder
 from utils.data.sets.hints import hint
-from utils.data.sets.readers import ImageFiles, Images, MemoryImages, Splits
-
-FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
-SYNTHETIC_TRAINING, SYNTHETIC_VALIDATION, SYNTHETIC_DIFFERENT = 12_800, 1_280, 256
-
-
-@dataclass(frozen=True)
-class DatasetSpec:
-    """What is known of a data set before it is read.
-
-    ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
-    see by default; with ``fixed_size`` every stored image has it. ``mean`` and ``std`` are of pixel
-    values between 0 and 1 over the training images, a number a channel. ``augment`` is the default
-    training augmentation, ``max_shift`` the reach of a shift in pixels.
-    """
-
-    classes: int | None
-    image_size: int
-    fixed_size: bool
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: tuple[str, ...]
-    max_shift: int
-    source: str
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
-
-    @property
-    def colour(self) -> str:
-        """Pillow's name of the pixel format."""
-        return self.preprocessing.colour
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """How networks see the images by default: those of one size whole, of others the middle."""
-        return Preprocessing(
-            self.image_size, self.image_size, self.mean, self.std, crop_pct=1.0 if self.fixed_size else View.crop_pct,
-            crop_mode=View.crop_mode, interpolation=View.interpolation,
-            stored_size=self.image_size if self.fixed_size else None,
-        )  # fmt: skip
-
-
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-# fmt: off
-SPECS: dict[str, DatasetSpec] = {
-    "digits": DatasetSpec(
-        10, 8, True, (0.3055,), (0.3756,), ("shift",), 1, "comes with scikit-learn"),
-    "mnist": DatasetSpec(
-        10, 28, True, (0.1307,), (0.3081,), ("shift",), 2, "--download fetches it"),
-    "fashionmnist": DatasetSpec(
-        10, 28, True, (0.2860,), (0.3530,), ("shift",), 2, "--download fetches it"),
-    "cifar10": DatasetSpec(
-        10, 32, True, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), ("shift", "flip"), 4,
-        "--download fetches it"),
-    "cifar100": DatasetSpec(
-        100, 32, True, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("shift", "flip"), 4,
-        "--download fetches it"),
-    "imagenet": DatasetSpec(
-        1000, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
-        "get ILSVRC2012 from image-net.org and unpack it there"),
-    "folder": DatasetSpec(
-        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
-        "one folder a class below train/ and val/, or below DIR with --val-split 0.1"),
-    "synthetic": DatasetSpec(
-        1000, 224, True, (0.5, 0.5, 0.5), (0.289, 0.289, 0.289), ("flip",), 28, "made on the device"),
-}
-# fmt: on
+from utils.data.sets.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
 
 
 @dataclass(frozen=True)
@@ -117,7 +46,7 @@ class Data:
 
     def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
         """The same images, shown as weights that are ``known`` expect it where ``settings`` say nothing else."""
-        preprocessing, line = resolve(settings, self.spec.preprocessing, known)
+        preprocessing, line = resolve(settings, known)
         return dataclasses.replace(self, preprocessing=preprocessing, preprocessing_line=line)
 
     @cached_property
@@ -179,7 +108,7 @@ def get_test_data(
 
 def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None:
     """The class folders to evaluate; None where ``get_data`` knows what to read, or that there is nothing."""
-    if settings.datapath is None or settings.dataname in ("digits", "synthetic") or settings.val_split is not None:
+    if settings.datapath is None or settings.dataname in IN_MEMORY or settings.val_split is not None:
         return None
     root = Path(settings.datapath)
     if folder := validation_folder(root):
@@ -250,7 +179,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
     if settings.dataname != "synthetic":  # whose labels are random
         warnings = (*_unvalidated(settings, validation, classes), *warnings)
     augment = spec.augment if settings.augment is None else settings.augment
-    preprocessing, line = resolve(settings, spec.preprocessing, None)
+    preprocessing, line = resolve(settings, None)
     return Data(
         spec=spec,
         preprocessing=preprocessing,
@@ -292,14 +221,12 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
 
 
 def _splits(settings: DataSettings, device: torch.device, evaluate: bool = False) -> Splits:
-    name, spec = settings.dataname, SPECS[settings.dataname]
-    if name == "synthetic":
-        return _synthetic(spec, settings.image_size or spec.image_size, device)
-    if name == "digits":
-        return readers.read_digits()
+    name = settings.dataname
+    if name in IN_MEMORY:
+        return IN_MEMORY[name](settings, device)
     root = Path(settings.datapath or ".")
     if not root.is_dir():
-        raise UserError(f"--datapath {root}: no such folder; {name}: {spec.source}")
+        raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")
     reader = _reader(settings)
     if reader is None:
         raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
@@ -334,22 +261,6 @@ def _reader(settings: DataSettings) -> Callable[[], Splits] | None:
         if not any(path.is_dir() for path in class_folders.visible(tree)):
             return None
         return lambda: class_folders.split_class_folders(tree, settings.val_split, colour)
-    if name in readers.IDX_FOLDERS:
-        place = readers.find_idx(root, readers.IDX_FOLDERS[name])
-        return place and (lambda: readers.read_idx(place, FASHION_CLASSES if name == "fashionmnist" else None))
-    if name in ("cifar10", "cifar100"):
-        found = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
-        return (lambda: readers.read_cifar(root, name)) if found.is_dir() else None
-    return None
-
-
-def _synthetic(spec: DatasetSpec, size: int, device: torch.device) -> Splits:
-    """Random images and labels made on the device, for benchmarks: no data path to wait for."""
-    generator = torch.Generator(device).manual_seed(0)
-
-    def part(count: int) -> MemoryImages:
-        shape = (SYNTHETIC_DIFFERENT, spec.channels, size, size)
-        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
-        return MemoryImages(pixels, torch.randint(0, spec.classes, (count,), device=device, generator=generator))
-
-    return Splits(part(SYNTHETIC_TRAINING), part(SYNTHETIC_VALIDATION), tuple(str(n) for n in range(spec.classes)))
+    own = OWN_FILES.get(name)
+    place = own and own.find(root)
+    return place and (lambda: own.read(place))

@@ -18,11 +18,10 @@ from utils.data.sets.class_folders import (
     validation_folder,
     visible,
 )
+from utils.data.sets.readers import OWN_FILES
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
-NAMED_SETS = {
-    "cifar-10-batches-py": "cifar10", "cifar-100-python": "cifar100", "MNIST": "mnist", "FashionMNIST": "fashionmnist",
-}  # fmt: skip
+SETS_BY_FOLDER = {own.folder: name for name, own in OWN_FILES.items()}
 SHOWN = 3  # names in a hint
 
 
@@ -40,8 +39,8 @@ def hint(root: Path, name: str, evaluate: bool = False) -> str:
     if inner := [folder for folder in folders if find_splits(folder)]:
         found = [path for folder in inner for path in find_splits(folder)]
         return f"it holds {_names(root, found)}: use --datapath {inner[0]}"
-    if named := [path for path in folders if NAMED_SETS.get(path.name, name) != name]:
-        return f"it holds {_names(root, named)}/: use --dataname {NAMED_SETS[named[0].name]}"
+    if named := [path for path in folders if SETS_BY_FOLDER.get(path.name, name) != name]:
+        return f"it holds {_names(root, named)}/: use --dataname {SETS_BY_FOLDER[named[0].name]}"
     if classes := [folder for folder in folders if holds_images(folder)]:
         own = "add --val-split 0.1" if name == "folder" else "put such folders into train/ and val/"
         return f"it holds {_names(root, classes, '/')}: {own}"

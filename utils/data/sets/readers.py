@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from utils.config.settings import UserError
+from utils.config.datasets import SPECS
+from utils.config.settings import DataSettings, UserError
 
-IDX_FOLDERS = {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}  # torchvision's names for them
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+SYNTHETIC_TRAINING, SYNTHETIC_VALIDATION, SYNTHETIC_DIFFERENT = 12_800, 1_280, 256
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ class Splits(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def read_digits() -> Splits:
+# ---------------------------------------------------------------------------- made without files
+
+
+def read_digits(*_: Any) -> Splits:
     """scikit-learn's 1,797 handwritten 8x8 digits: 1,437 to train on and 360 to validate, per class alike."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -77,6 +85,20 @@ def _in_memory(pixels: np.ndarray, labels: np.ndarray, chosen: np.ndarray | slic
 
 def _numbers(count: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))
+
+
+def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
+    """Random images and labels made on the device, for benchmarks: no data path to wait for."""
+    spec = SPECS["synthetic"]
+    size = settings.image_size or spec.image_size
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random_images(count: int) -> MemoryImages:
+        shape = (SYNTHETIC_DIFFERENT, spec.channels, size, size)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
+        return MemoryImages(pixels, torch.randint(0, spec.classes, (count,), device=device, generator=generator))
+
+    return Splits(random_images(SYNTHETIC_TRAINING), random_images(SYNTHETIC_VALIDATION), _numbers(spec.classes))
 
 
 # ------------------------------------------------------------------------ torchvision's own files
@@ -138,16 +160,67 @@ def _read_idx_file(path: Path) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 
-def read_cifar(root: Path, name: str) -> Splits | None:
-    """CIFAR-10 or -100 from torchvision's files (checked against their MD5 sums), None when they are not there."""
+def read_cifar(root: Path, kind: str) -> Splits:
+    """CIFAR-10 or -100 from torchvision's files (checked against their MD5 sums); ``kind``: torchvision's class."""
     from torchvision import datasets
 
-    kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
-    if not (root / kind.base_folder).is_dir():
-        return None
+    reader = getattr(datasets, kind)
     try:
-        train, test = kind(str(root), train=True), kind(str(root), train=False)
+        train, test = reader(str(root), train=True), reader(str(root), train=False)
     except RuntimeError as error:
-        raise UserError(f"--datapath {root}: {kind.base_folder} is damaged or not whole; fetch it again") from error
-    images = [_in_memory(part.data.transpose(0, 3, 1, 2), np.asarray(part.targets)) for part in (train, test)]
+        raise UserError(f"--datapath {root}: {reader.base_folder} is damaged or not whole; fetch it again") from error
+    images = [_in_memory(split.data.transpose(0, 3, 1, 2), np.asarray(split.targets)) for split in (train, test)]
     return Splits(*images, tuple(train.classes))
+
+
+def download(root: Path, kind: str) -> None:
+    """Fetch what torchvision's class ``kind`` reads, both splits."""
+    from torchvision import datasets
+
+    for train in (True, False):
+        getattr(datasets, kind)(str(root), train=train, download=True)
+
+
+# ------------------------------------------------------------------------------------ the registry
+
+
+class OwnFiles(NamedTuple):
+    """How a data set's own files, below ``--datapath``, are found, read and fetched.
+
+    ``folder``: its name tells whose files they are. ``find`` gives the place that ``read`` reads, None where nothing
+    is. ``download`` puts them below a folder; None where ``--download`` cannot. Class folders are read for any data
+    set.
+    """
+
+    folder: str
+    find: Callable[[Path], Path | None]
+    read: Callable[[Path], Splits]
+    download: Callable[[Path], None] | None = None
+
+
+def _idx(kind: str, classes: tuple[str, ...] | None = None) -> OwnFiles:
+    def fetch(root: Path) -> None:
+        remove_damaged_idx(root / kind / "raw")  # torchvision takes any unpacked file for whole
+        download(root, kind)
+
+    return OwnFiles(kind, partial(find_idx, folder=kind), partial(read_idx, classes=classes), fetch)
+
+
+def _cifar(kind: str, folder: str) -> OwnFiles:
+    return OwnFiles(
+        folder, lambda root: root if (root / folder).is_dir() else None, partial(read_cifar, kind=kind),
+        partial(download, kind=kind),
+    )  # fmt: skip
+
+
+# Each data set of utils/config/datasets.py that does not come as class folders alone has an entry in one of these.
+IN_MEMORY: dict[str, Callable[[DataSettings, torch.device], Splits]] = {
+    "digits": read_digits,
+    "synthetic": make_synthetic,
+}
+OWN_FILES = {
+    "mnist": _idx("MNIST"),
+    "fashionmnist": _idx("FashionMNIST", FASHION_CLASSES),
+    "cifar10": _cifar("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": _cifar("CIFAR100", "cifar-100-python"),
+}

@@ -1,0 +1,75 @@
+"""The data sets: what is known of each before it is read. How each is read: ``utils/data/sets/readers.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH = "resnet18", "conv2"  # the first pools its features, the second does not
+SMALL_IMAGES = 32  # pixels a side, at most
+FETCHED = "--download fetches it"
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What is known of a data set before it is read.
+
+    ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
+    see by default; with ``fixed_size`` every stored image has it. ``mean`` and ``std`` are of pixel
+    values between 0 and 1 over the training images, a number a channel. ``augment`` is the default
+    training augmentation, ``max_shift`` the reach of a shift in pixels. ``source`` says where the data comes
+    from. ``needs_datapath``: it lies in files of the user's.
+    """
+
+    classes: int | None
+    image_size: int
+    fixed_size: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: tuple[str, ...]
+    max_shift: int
+    source: str
+    needs_datapath: bool = True
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def colour(self) -> str:
+        """Pillow's name of the pixel format."""
+        return "L" if self.channels == 1 else "RGB"
+
+    @property
+    def can_be_fetched(self) -> bool:
+        return self.source == FETCHED
+
+    @property
+    def default_arch(self) -> str:
+        return SMALL_IMAGES_ARCH if self.image_size <= SMALL_IMAGES else LARGE_IMAGES_ARCH
+
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# fmt: off
+SPECS: dict[str, DatasetSpec] = {
+    "digits": DatasetSpec(
+        10, 8, True, (0.3055,), (0.3756,), ("shift",), 1, "comes with scikit-learn", needs_datapath=False),
+    "mnist": DatasetSpec(
+        10, 28, True, (0.1307,), (0.3081,), ("shift",), 2, FETCHED),
+    "fashionmnist": DatasetSpec(
+        10, 28, True, (0.2860,), (0.3530,), ("shift",), 2, FETCHED),
+    "cifar10": DatasetSpec(
+        10, 32, True, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), ("shift", "flip"), 4, FETCHED),
+    "cifar100": DatasetSpec(
+        100, 32, True, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("shift", "flip"), 4, FETCHED),
+    "imagenet": DatasetSpec(
+        1000, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        "get ILSVRC2012 from image-net.org and unpack it there"),
+    "folder": DatasetSpec(
+        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        "one folder a class below train/ and val/, or below DIR with --val-split 0.1"),
+    "synthetic": DatasetSpec(
+        1000, 224, True, (0.5, 0.5, 0.5), (0.289, 0.289, 0.289), ("flip",), 28, "made on the device",
+        needs_datapath=False),
+}
+# fmt: on
