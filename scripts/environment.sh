@@ -1,9 +1,9 @@
-# Sourced by the other scripts: sets ROOT, the repository's folder, and decides which python runs the program.
+# Sourced by the other scripts: sets ROOT, the repository's folder, and chooses the Python that runs the program.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# find_python FILE: sets PYTHON to one that has all that the requirement file asks for: the active virtual
-# environment's or, when none is active, the one on PATH or .venv's. Fails when there is none.
+# find_python FILE: sets PYTHON to one that meets all requirements in FILE: that of the active virtual environment or,
+# if none is active, the one on PATH or in .venv. Fails if there is none.
 find_python() {
   local candidate
   if [[ -n ${VIRTUAL_ENV:-} ]]; then
@@ -18,7 +18,7 @@ find_python() {
   return 1
 }
 
-# ready_python FILE: the same, but installs what is missing, into the active virtual environment or else into .venv.
+# ready_python FILE: the same, but installs what is missing into the active virtual environment, or else into .venv.
 ready_python() {
   local venv=${VIRTUAL_ENV:-$ROOT/.venv}
   if find_python "$1"; then
@@ -33,7 +33,7 @@ ready_python() {
 
 set_python_if_ready() {
   local missing
-  # While an installation is under way its marker lies in the environment.
+  # An environment holds this marker while an installation is in progress.
   if [[ $1 == */bin/python && -e ${1%/bin/python}/.installing ]] || ! is_new "$1"; then
     return 1
   fi
@@ -48,7 +48,7 @@ has_pip() {
   "$1" -m pip --version >/dev/null 2>&1 || { "$1" -m ensurepip && "$1" -m pip --version; } >/dev/null 2>&1
 }
 
-# make_venv FOLDER PYTHON...: a new environment there, made by the first python that can.
+# make_venv FOLDER PYTHON...: makes an environment in FOLDER with the first Python that can.
 make_venv() {
   local folder=$1 candidate without_venv=
   shift
@@ -64,22 +64,22 @@ make_venv() {
     without_venv=$candidate
   done
   if [[ -n $without_venv ]]; then
-    echo "$without_venv cannot make a virtual environment; on Debian and Ubuntu, apt install python3-venv mends it" >&2
+    echo "$without_venv cannot make a virtual environment; on Debian and Ubuntu, apt install python3-venv helps" >&2
   else
     echo "No Python 3.10 or newer is on PATH; install one" >&2
   fi
   return 1
 }
 
-# Install what the file $2 asks for into the environment $1; a run after one that was cut off finishes its work.
+# install VENV FILE: installs the requirements in FILE into VENV; completes an earlier run that was interrupted.
 install() {
   local python=$1/bin/python package
   if ! { is_new "$python" && has_pip "$python"; }; then
-    echo "$python is no Python 3.10 or newer with pip; activate another environment, or none" >&2
+    echo "$python is not a Python 3.10 or newer with pip; activate another environment, or none" >&2
     return 1
   fi
   if [[ -e $1/.installing ]]; then
-    # pip writes a package's INSTALLER last: one without it was being unpacked, and pip would take it for whole.
+    # pip writes a package's INSTALLER last: a package without it is incomplete, but pip would consider it installed.
     for package in "$1"/lib/python3*/site-packages/*.dist-info; do
       [[ -e $package/INSTALLER ]] || rm -rf "$package"
     done
@@ -87,7 +87,7 @@ install() {
   touch "$1/.installing"
   echo "Installing what $2 lists into ${1#"$ROOT"/}; the first time takes minutes (a few GB)"
   if ! "$python" -m pip install --quiet --disable-pip-version-check -r "$ROOT/$2"; then
-    echo "pip could not install everything; the same command tries again" >&2
+    echo "pip could not install everything; run the same command again" >&2
     return 1
   fi
   rm "$1/.installing"

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Trains a recipe on all GPUs of this machine, or in one process on a CPU; what the other launchers call:
+# Trains a recipe on all GPUs of this machine, or in one process on a CPU; the other launchers call it:
 #
 #   bash scripts/launch.sh RECIPE DATA [flag of main.py ...]
 #
 # RECIPE is a name under configs/, DATA the folder that holds the images. NPROC=4 sets the number of processes.
-# For several machines set NNODES, RDZV_ENDPOINT (HOST:PORT of one of them) and RDZV_ID (any name of the job),
-# and start the same command on each; see elastic.sh for machines that come and go. The exit codes: see torchrun.py.
+# For several machines, set NNODES, RDZV_ENDPOINT (HOST:PORT of one of them) and RDZV_ID (any name for the job), and
+# start the same command on each. For machines that come and go see elastic.sh, for the exit codes torchrun.py.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-if (($# < 2)) || [[ $1 == -* || $2 == -* ]]; then # a flag where RECIPE or DATA should stand
+if (($# < 2)) || [[ $1 == -* || $2 == -* ]]; then # a flag in the place of RECIPE or DATA
   echo "usage: ${USAGE:-bash scripts/launch.sh RECIPE DATA} [flag of main.py ...]" >&2
   exit 2
 fi
 recipe=$1 data=$2
 shift 2
 
-trap 'exit 75' TERM USR1 # stopped before anything began
+trap 'exit 75' TERM USR1 # stopped before training
 if ! find_python requirements.txt; then
-  echo "No python here has what requirements.txt lists; 'bash scripts/quickstart.sh' installs it into .venv" >&2
+  echo "No Python here meets requirements.txt; 'bash scripts/quickstart.sh' installs what is missing into .venv" >&2
   exit 1
 fi
 processes=${NPROC:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Kills and continues one small training after the other, with other settings each round, until the time is over:
+# Kills and continues small trainings, with different settings in each round, until the time is up:
 #
-#   bash scripts/soak.sh [MINUTES]     # 30 unless given; a round that has begun is finished
+#   bash scripts/soak.sh [MINUTES]     # default 30; the last round is completed
 #
-# Prints a line a round and at the end how many kills were survived. Stops at the first round whose bits differ from those
-# of the run that was not killed, with exit code 1, and keeps that round's folders.
+# Prints one line per round, and at the end the number of kills survived. If the bits of a round differ from those of
+# the run that was not killed, it stops with exit code 1 and keeps that round's folders.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
@@ -14,7 +14,7 @@ if (($# > 1)) || ! [[ $minutes =~ ^[0-9]{1,5}$ ]] || ((10#$minutes == 0)); then
   exit 2
 fi
 if ! find_python requirements.txt; then
-  echo "No python here has what requirements.txt lists; 'bash scripts/quickstart.sh' installs it into .venv" >&2
+  echo "No Python here meets requirements.txt; 'bash scripts/quickstart.sh' installs what is missing into .venv" >&2
   exit 1
 fi
 

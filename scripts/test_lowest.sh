@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests with the lowest versions that requirements.txt allows, on the lowest Python that there is, in an
-# environment of their own, .venv-lowest, which the first run makes. Flags are pytest's: bash scripts/test_lowest.sh -x
+# Runs the tests with the lowest versions that requirements.txt allows, on the oldest supported Python that is
+# installed, in .venv-lowest, which the first run makes. Takes pytest's flags:
+#
+#   bash scripts/test_lowest.sh -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$ROOT"

@@ -268,7 +268,7 @@ def test_the_lowest_versions_are_tested_in_an_environment_of_their_own_on_the_lo
 def test_an_installation_that_was_cut_off_is_repaired(place):
     place.fail.touch()
     failed = place.run("quickstart.sh", code=1)
-    assert failed.stderr == "pip could not install everything; the same command tries again\n"
+    assert failed.stderr == "pip could not install everything; run the same command again\n"
     packages = place.venv / "lib" / "python3.12" / "site-packages"
     for name in ("whole", "half"):
         (packages / f"{name}.dist-info").mkdir()
