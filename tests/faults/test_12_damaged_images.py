@@ -11,6 +11,7 @@ import warnings
 import zlib
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -429,10 +430,12 @@ def odd_images(folder):
         "two_colours.png": (photograph.convert("1"), {}),
         "turned.jpg": (photograph, {"exif": turned}),
         "palette.bmp": (palette, {}),
-        "lab.tif": (photograph.convert("YCbCr"), {}),
+        "ycbcr.tif": (photograph.convert("YCbCr"), {}),
         "deep.png": (Image.fromarray(grey.astype(np.uint16) * 257), {}),
         "deep.tif": (Image.fromarray(grey.astype(np.uint16) * 257), {}),
     }
+    if int(PIL.__version__.partition(".")[0]) < 13:
+        del files["ycbcr.tif"]  # Pillow 12.2 calls its own file truncated
     for name, (image, options) in files.items():
         image.save(folder / name, **options)
         with Image.open(folder / name) as written, warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""Command line and YAML recipe into checked, read-only settings.
+"""Turn command line and YAML recipe into checked, read-only settings.
 
-Precedence: flag over recipe over checkpoint over default. All mistakes are collected and reported
-together, a line each, before anything is created or imported that takes time.
+Precedence: flag over recipe over checkpoint over default. All mistakes are reported together, one line each, before
+anything is created and before any slow import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from utils.config.settings import Settings, UserError, all_settings, flag_of, gr
 from utils.config.synonyms import meant, meant_value
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes, and values in all: far beyond a recipe's
+LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes and values: far more than any recipe has
 OPTIONS = {option.name: option for _, option in all_settings()}
 
 
@@ -79,7 +79,7 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
                 if origin == FLAG and value != values[name]:
                     changed.add(name)
                 values[name], origins[name] = value, origin
-    # What contradicts a setting that could not be read is not worth a line of its own.
+    # A setting that could not be read has its line already; contradictions with it need no other.
     broken = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
     mistakes += [rule.message for rule in broken if unread.isdisjoint(rule.settings)]
     if mistakes:
@@ -113,7 +113,7 @@ _NO_VALUE = object()
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser: it only splits the command line; values are checked by ``parse``."""
+    """The parser, which only splits the command line; ``CommandLine.resolve`` checks the values."""
     parser = _Parser(
         prog="main.py",
         usage="torchrun [--nproc-per-node N] main.py [flag ...]   or   python main.py [flag ...]",
@@ -122,7 +122,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser._negative_number_matcher = re.compile(r"-\.?\d")  # before Python 3.14, argparse takes -1e-3 for a flag
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # before Python 3.14, argparse mistakes -1e-3 for a flag
     sections = {name: parser.add_argument_group(name) for name in groups()}
     for group, option in all_settings():
         meta = option.metadata
@@ -153,9 +153,9 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     for token in argv:
         flag, equals, _ = token.partition("=")
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if token == "--":  # argparse would take all that follows for values
+        if token == "--":  # argparse would read everything after it as values
             mistakes.append("'--' is not a flag; remove it")
-        elif token[:2] in switches and len(token) > 2:  # argparse would stop at -epochs, reading it as -e
+        elif token[:2] in switches and len(token) > 2:  # argparse would read -epochs as -e
             kept.append(f"--{token}")
         elif flag.startswith("--") and equals and name in OPTIONS and OPTIONS[name].metadata["type"] is bool:
             mistakes.append(f"{flag} takes no value; write {flag_of(name)} or --no-{name.replace('_', '-')}")
@@ -190,7 +190,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         return Path(config), {}, [f"{mistake}; there are: {', '.join(names)}"]
     try:
         content, keys = _load_yaml(path)
-    except Exception as error:  # PyYAML answers a malformed value with whatever Python raises for it
+    except Exception as error:  # PyYAML passes on whatever Python raises for a malformed value
         return path, {}, [f"recipe {path}: cannot be read: {' '.join(str(error).split())[:300]}"]
     if content is None:
         return path, {}, []
@@ -213,7 +213,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
 
 def _load_yaml(path: Path) -> tuple[Any, list[str]]:
     """A YAML file's content, and the keys of its mapping, repeated ones too."""
-    import yaml  # only runs with a recipe pay for it
+    import yaml  # only runs with a recipe need it
 
     with open(path, "rb") as file:
         data = file.read(LARGEST_RECIPE + 1)
@@ -232,9 +232,9 @@ def _load_yaml(path: Path) -> tuple[Any, list[str]]:
 
 
 def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
-    """The number of values below a YAML node, each as often as an alias repeats it."""
+    """The number of values below a YAML node, counting each repetition by an alias."""
     if id(node) not in sizes:
-        sizes[id(node)] = 1  # should it hold itself
+        sizes[id(node)] = 1  # in case it contains itself
         items = node.value if isinstance(node.value, list) else []
         children = [child for item in items for child in (item if isinstance(item, tuple) else (item,))]
         sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
@@ -247,7 +247,7 @@ def _recipe_path(config: str) -> Path | None:
         try:
             if candidate.is_file():
                 return candidate
-        except (OSError, ValueError):  # a name too long, or with a NUL
+        except (OSError, ValueError):  # the name is too long, or contains a NUL
             continue
     return None
 
@@ -256,7 +256,7 @@ def _recipe_path(config: str) -> Path | None:
 
 
 def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
-    """A raw value (text from a flag, anything from YAML) as (value, None) or (None, what is wrong)."""
+    """Convert a raw value (text from a flag, anything from YAML) to (value, None), or to (None, what is wrong)."""
     meta = option.metadata
     if raw is None:
         return (None, None) if option.default is None else (None, "must have a value")
@@ -278,7 +278,7 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
 
 
 def _unseparated(raw: Any) -> str | None:
-    """What is wrong when several values came in one text: ``augment: shift flip``, ``--augment shift,flip``."""
+    """The mistake of several values in one text, if any: ``augment: shift flip``, ``--augment shift,flip``."""
     flag = isinstance(raw, list)
     text = next((item for item in (raw if flag else [raw]) if isinstance(item, str) and re.search(r"[\s,]", item)), "")
     values = re.split(r"[\s,]+", text.strip("[]() \t\n,"))
@@ -299,7 +299,7 @@ def _scalar(meta: Any, raw: Any) -> tuple[Any, str | None]:
     if raw is True and meta["bare"]:
         raw = meta["bare"]  # `channels-last: true`, and YAML 1.1's bare `on`
     if meta["choices"] and isinstance(raw, bool | int | float):
-        raw = str(raw)  # the answer is then the list of choices
+        raw = str(raw)  # so that the message lists the choices
     if isinstance(raw, bool | dict | list | tuple) or not isinstance(raw, str | int | float):
         return None, f"{_shown(raw)}: must be {kinds}"
     if kind is str:
@@ -332,7 +332,7 @@ def _shown(value: Any) -> str:
 def _text(value: Any) -> str:
     try:
         return str(value)
-    except ValueError:  # Python does not write out whole numbers of more than 4300 digits
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
         return "a number too large to show"
 
 
