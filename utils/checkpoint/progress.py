@@ -12,11 +12,14 @@ from utils.config.settings import Settings
 NOTHING = (0.0, 0.0, 0.0, 0.0)
 NUMBERS_OF_A_STEP = 8  # a ``StepRecord``'s
 MOST_STEPS = 2**53
+REQUIRED = {"required": True}  # of a field that every checkpoint of ``checkpoint.FORMAT`` holds
 
 
 @dataclass
 class Progress:
-    """Position and running sums; every field is a plain number, exact in a checkpoint.
+    """Position and running sums: plain numbers and texts, exact in a checkpoint.
+
+    A new field gets a plain default, which checkpoints from before it resume with.
 
     ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the next one. ``step``:
     optimizer steps in all, those skipped by the scaler among them: ``skipped_steps`` moved nothing,
@@ -30,24 +33,24 @@ class Progress:
     steps.
     """
 
-    epoch: int = 0
-    step_in_epoch: int = 0
-    step: int = 0
-    samples_seen: int = 0
-    skipped_steps: int = 0
-    skipped_in_row: int = 0
-    partly_skipped_steps: int = 0
-    best_top1: float = -1.0
-    best_epoch: int = 0
-    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
-    window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
-    last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
-    validated_step: int = 0
-    loss_names: list[str] = field(default_factory=list)
-    bad_images: list[str] = field(default_factory=list)
-    replaced_images: int = 0
-    last_step: list[float] = field(default_factory=list)
-    shifted_steps: int = 0
+    epoch: int = field(default=0, metadata=REQUIRED)
+    step_in_epoch: int = field(default=0, metadata=REQUIRED)
+    step: int = field(default=0, metadata=REQUIRED)
+    samples_seen: int = field(default=0, metadata=REQUIRED)
+    skipped_steps: int = field(default=0, metadata=REQUIRED)
+    skipped_in_row: int = field(default=0, metadata=REQUIRED)
+    partly_skipped_steps: int = field(default=0, metadata=REQUIRED)
+    best_top1: float = field(default=-1.0, metadata=REQUIRED)
+    best_epoch: int = field(default=0, metadata=REQUIRED)
+    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
+    window_sums: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
+    last_validation: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
+    validated_step: int = field(default=0, metadata=REQUIRED)
+    loss_names: list[str] = field(default_factory=list, metadata=REQUIRED)
+    bad_images: list[str] = field(default_factory=list, metadata=REQUIRED)
+    replaced_images: int = field(default=0, metadata=REQUIRED)
+    last_step: list[float] = field(default_factory=list, metadata=REQUIRED)
+    shifted_steps: int = field(default=0, metadata=REQUIRED)
 
     @property
     def moved_steps(self) -> int:
@@ -100,24 +103,27 @@ class Progress:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """From a checkpoint's, which has every field (see ``problems``)."""
-        return cls(**{item.name: state[item.name] for item in dataclasses.fields(cls)})
+        """From a checkpoint's, which ``problems`` finds nothing wrong with."""
+        return cls(**state)
 
     @classmethod
     def problems(cls, state: Any) -> list[str]:
         """What is wrong with a checkpoint's progress, a phrase each."""
         if not isinstance(state, dict):
-            return []  # told by its kind
-        fields = dataclasses.fields(cls)
-        lines = [f"progress lacks {item.name}" for item in fields if item.name not in state]
-        lines += [
-            f"progress/{item.name} is {str(state[item.name])[:40]}"
-            for item in fields
-            if item.name in state and not _possible(item.name, item.type, state[item.name])
+            return []  # ``inventory.wrong_kinds`` reports it
+        fields = {item.name: item for item in dataclasses.fields(cls)}
+        problems = [f"progress lacks {name}" for name, item in fields.items() if name not in state and item.metadata]
+        problems += [f"progress has {str(name)[:40]}, unknown to this version" for name in state if name not in fields]
+        problems += [
+            f"progress/{name} is {str(state[name])[:40]}"
+            for name, item in fields.items()
+            if name in state and not _possible(name, item.type, state[name])
         ]
-        if not lines and max(state["step_in_epoch"], state["skipped_steps"], state["skipped_in_row"]) > state["step"]:
-            lines.append("progress counts more steps in the epoch, or skipped steps, than steps in all")
-        return lines
+        if problems:
+            return problems
+        if max(state["step_in_epoch"], state["skipped_steps"], state["skipped_in_row"]) > state["step"]:
+            return ["progress counts more steps in the epoch, or skipped steps, than steps in all"]
+        return []
 
 
 def _possible(name: str, kind: str, value: Any) -> bool:
