@@ -7,7 +7,6 @@ imported where a name asks for them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -16,19 +15,9 @@ from torch import nn
 
 from models.hub import without_lines_of_retries
 from models.initialisation import initialise
-from models.small import Conv, FullyConnected, SmallVGG
+from models.small import OWN
 from utils.config.settings import ModelSettings, UserError
 
-OWN: dict[str, Callable[..., nn.Module]] = {
-    "fc": FullyConnected,
-    "conv2": partial(Conv, widths=(64,)),
-    "conv4": partial(Conv, widths=(64, 128)),
-    "conv6": partial(Conv, widths=(64, 128, 256)),
-    "vgg11": partial(SmallVGG, depth=11),
-    "vgg13": partial(SmallVGG, depth=13),
-    "vgg16": partial(SmallVGG, depth=16),
-    "vgg19": partial(SmallVGG, depth=19),
-}
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -93,3 +94,16 @@ class SmallVGG(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(images))
+
+
+# The networks of our own, each made from (classes, channels, image size).
+OWN: dict[str, Callable[..., nn.Module]] = {
+    "fc": FullyConnected,
+    "conv2": partial(Conv, widths=(64,)),
+    "conv4": partial(Conv, widths=(64, 128)),
+    "conv6": partial(Conv, widths=(64, 128, 256)),
+    "vgg11": partial(SmallVGG, depth=11),
+    "vgg13": partial(SmallVGG, depth=13),
+    "vgg16": partial(SmallVGG, depth=16),
+    "vgg19": partial(SmallVGG, depth=19),
+}

@@ -43,7 +43,7 @@ OTHER = {
     "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "global_batch_size": "128", "max_shift": "2",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1", "arch": "conv2",
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
-    "weight_decay": "0.25", "label_smoothing": "0.1", "lr_policy": "constant", "lr_gamma": "0.5",
+    "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "lr_policy": "constant", "lr_gamma": "0.5",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,

@@ -29,6 +29,7 @@ AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
 CROP_MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bilinear", "bicubic")
 INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
+LOSSES = ("cross-entropy", "bce")
 LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
 
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
@@ -282,6 +283,7 @@ class OptimisationSettings:
         True, "apply weight decay to norms and biases too",
         effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
     )  # fmt: skip
+    loss: str = setting("cross-entropy", "training loss; bce: binary cross entropy of each class", choices=LOSSES)
     label_smoothing: float = setting(0.0, "label smoothing", check=between(0, 1, open_high=True))
     lr_policy: str = setting("cosine", "learning rate after the warm-up", choices=LR_POLICIES)
     lr_milestones: tuple[float, ...] | None = setting(

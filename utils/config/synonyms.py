@@ -40,6 +40,8 @@ _ELSEWHERE = {
     "lr": "learning-rate lr-base base-lr init-lr",
     "weight-decay": "wd",
     "no-decay-norm-bias": "norm-weight-decay bias-weight-decay",
+    "loss": "criterion loss-fn",
+    "loss bce": "bce-loss",
     "label-smoothing": "smoothing",
     "lr-policy": "sched scheduler lr-scheduler lr-schedule",
     "lr-milestones": "decay-milestones decay-epochs milestones lr-step-size schedule",

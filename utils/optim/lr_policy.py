@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from utils.config.settings import OptimisationSettings
@@ -14,13 +15,8 @@ GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends this many standard deviations 
 class LRPolicy:
     """``policy(step)`` is the learning rate of optimizer step ``step`` (from 0).
 
-    ``total_steps`` is the planned length. Over ``warmup_steps`` the rate rises linearly, step k having
-    (k + 1) / warmup_steps of ``lr``; then, with t running from 0 to 1 over the rest:
-
-    - constant: ``lr``
-    - multistep: ``lr`` x ``gamma`` for each of ``milestones`` (steps) reached
-    - cosine: ``lr`` x (1 + cos(pi t)) / 2, Loshchilov and Hutter, SGDR, 2016, without restarts
-    - gaussian: ``lr`` x exp(-(3 t)^2 / 2), flat at first, then fast, then flat near 1 %
+    ``total_steps`` is the planned length. Over ``warmup_steps`` the rate rises linearly: step k has
+    (k + 1) / warmup_steps of ``lr``. Later steps have ``lr`` times the factor that ``POLICIES`` gives for ``policy``.
     """
 
     policy: str
@@ -33,15 +29,22 @@ class LRPolicy:
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        if self.policy == "constant":
-            return self.lr
-        if self.policy == "multistep":
-            return self.lr * self.gamma ** sum(step >= milestone for milestone in self.milestones)
-        t = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
-        if self.policy == "cosine":
-            return self.lr * (1 + math.cos(math.pi * t)) / 2
-        assert self.policy == "gaussian", self.policy
-        return self.lr * math.exp(-0.5 * (GAUSSIAN_WIDTHS * t) ** 2)
+        return self.lr * POLICIES[self.policy](self, step)
+
+    def time(self, step: int) -> float:
+        """0 at the end of the warm-up, 1 at the planned end and after it."""
+        return min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+
+
+# A name here stands in LR_POLICIES of utils/config/settings.py too, where it is a choice of the flag.
+POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
+    "constant": lambda policy, step: 1.0,
+    "multistep": lambda policy, step: policy.gamma ** sum(step >= milestone for milestone in policy.milestones),
+    # Loshchilov and Hutter, SGDR, 2016, without restarts
+    "cosine": lambda policy, step: (1 + math.cos(math.pi * policy.time(step))) / 2,
+    # flat at first, then falling fast, then flat near 1 %
+    "gaussian": lambda policy, step: math.exp(-0.5 * (GAUSSIAN_WIDTHS * policy.time(step)) ** 2),
+}
 
 
 def build_lr_policy(settings: OptimisationSettings, steps_per_epoch: int) -> LRPolicy:

@@ -1,9 +1,9 @@
-"""Optimizers by name: torch's sgd, adam and adamw, Muon beside AdamW, and all of timm's."""
+"""Optimizers by name: torch's sgd, adam and adamw, Muon with AdamW, and all of timm's."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,12 +12,10 @@ from torch import nn
 from utils.config.settings import OptimisationSettings, UserError
 from utils.optim.clipping import output_layers
 
-_TORCH = ("sgd", "adam", "adamw")
+Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 
 
-def build_optimizer(
-    settings: OptimisationSettings, model: nn.Module
-) -> torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]:
+def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimizers:
     """The optimizer, or for ``muon`` the two, that ``settings`` name over the trainable parameters of ``model``.
 
     Raises ``UserError`` for an unknown name, or one that needs a package that is not installed.
@@ -25,30 +23,24 @@ def build_optimizer(
     mistake = unknown_optimizer(settings.optimizer)
     if mistake:
         raise UserError(mistake)
-    if settings.optimizer == "muon":
-        return _muon(settings, model)
-    groups = parameter_groups(model.parameters(), settings.weight_decay, settings.decay_norm_bias)
-    if settings.optimizer == "sgd":
-        return _fused(torch.optim.SGD, groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
-    if settings.optimizer in _TORCH:
-        return _fused(
-            {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer], groups, lr=settings.lr
-        )
-    import timm.optim
+    return OWN.get(settings.optimizer, _timm)(settings, model)
 
-    if timm.optim.get_optimizer_info(settings.optimizer).second_order:
-        raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
-    try:
-        return timm.optim.create_optimizer_v2(
-            groups, opt=settings.optimizer, lr=settings.lr, weight_decay=0.0, momentum=settings.momentum
-        )
-    except Exception as error:  # a missing package or GPU, reported in as many ways as there are optimizers
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--optimizer {settings.optimizer}: cannot be made ({reason})") from error
+
+def _sgd(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+    momentum = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    return _fused(torch.optim.SGD, _groups(settings, model), lr=settings.lr, **momentum)
+
+
+def _adam(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+    return _fused(torch.optim.Adam, _groups(settings, model), lr=settings.lr)
+
+
+def _adamw(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+    return _fused(torch.optim.AdamW, _groups(settings, model), lr=settings.lr)
 
 
 def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-    """Muon for hidden matrices and convolution filters, AdamW for the last layer, norms, biases and embeddings.
+    """Muon for hidden matrices and convolution filters, AdamW for output layers, norms, biases and embeddings.
 
     Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are taken as matrices
     (out, in x height x width). Updates are scaled to the size of AdamW's (Liu et al., Muon is scalable for LLM
@@ -68,11 +60,36 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
     )
 
 
+def _timm(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+    import timm.optim
+
+    if timm.optim.get_optimizer_info(settings.optimizer).second_order:
+        raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
+    try:
+        return timm.optim.create_optimizer_v2(
+            _groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
+            momentum=settings.momentum,
+        )  # fmt: skip
+    except Exception as error:  # a missing package or GPU: each optimizer raises something else
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason})") from error
+
+
+# Every other name is timm's. Those that use --momentum stand in MOMENTUM too.
+OWN: dict[str, Callable[[OptimisationSettings, nn.Module], Optimizers]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adamw,
+    "muon": _muon,
+}
+MOMENTUM = {"sgd"}
+
+
 def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer as one kernel over all parameters: of torch's three ways the fastest on CPU and GPU."""
+    """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
     optimizer = kind(groups, fused=True, **options)
-    # Fused optimizers let the scaler's flag skip the step inside the kernel, unknown to the host. Each skipped step
-    # is told here, so the scaler shall read its flag and leave the step out itself, as with any other optimizer.
+    # A fused optimizer would skip a step inside its kernel, which the host does not see. Skipped steps are reported
+    # here, so the scaler must read its flag on the host and leave the step out itself, as with any other optimizer.
     optimizer._step_supports_amp_scaling = False
     return optimizer
 
@@ -85,6 +102,10 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [layer.weight for layer in layers if layer.weight.requires_grad]
 
 
+def _groups(settings: OptimisationSettings, model: nn.Module) -> list[dict[str, Any]]:
+    return parameter_groups(model.parameters(), settings.weight_decay, settings.decay_norm_bias)
+
+
 def parameter_groups(
     parameters: Iterable[nn.Parameter], weight_decay: float, decay_norm_bias: bool
 ) -> list[dict[str, Any]]:
@@ -95,31 +116,31 @@ def parameter_groups(
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_norm_bias or weight_decay == 0:
         return [{"params": parameters, "weight_decay": weight_decay}]
-    parts = [
+    groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return [part for part in parts if part["params"]]
+    return [group for group in groups if group["params"]]
 
 
 def has_momentum(name: str) -> bool:
-    """Whether the optimizer ``name`` makes use of ``--momentum``."""
-    if name in (*_TORCH, "muon"):
-        return name == "sgd"
+    """Whether the optimizer ``name`` uses ``--momentum``."""
+    if name in OWN:
+        return name in MOMENTUM
     import timm.optim
 
     return timm.optim.get_optimizer_info(name).has_momentum
 
 
 def unknown_optimizer(name: str) -> str | None:
-    """What to tell the user when there is no optimizer ``name``; else None."""
-    if name in _TORCH:
+    """The message for the user if there is no optimizer ``name``; otherwise None."""
+    if name in OWN:
         return None
     import timm.optim
 
     known = timm.optim.list_optimizers()
     if name in known:
         return None
-    near = difflib.get_close_matches(name.lower(), dict.fromkeys((*_TORCH, *known)), n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*_TORCH, 'lamb', 'lion'))}"
+    near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*OWN, 'lamb', 'lion'))}"
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"

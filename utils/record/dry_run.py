@@ -130,7 +130,7 @@ def _network(args: Settings, point: ResumePoint | None) -> str:
 def _loss(args: Settings) -> str:
     smoothing, penalty = args.optimisation.label_smoothing, args.optimisation.grad_penalty
     return (
-        "cross entropy"
+        args.optimisation.loss.replace("-", " ")
         + (f", label smoothing {smoothing:g}" if smoothing else "")
         + (f", gradient penalty {penalty:g}" if penalty else "")
     )

@@ -227,7 +227,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     }
     extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
     extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
-    extra |= {"--skip-bad-images", "--ema-bn-batches"}
+    extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}

@@ -49,6 +49,7 @@ CHANGES = {
     "nesterov": ("", "--nesterov"),
     "weight_decay": ("", "--weight-decay 0.25"),
     "decay_norm_bias": ("", "--no-decay-norm-bias"),
+    "loss": ("", "--loss bce"),
     "label_smoothing": ("", "--label-smoothing 0.1"),
     "lr_policy": ("", "--lr-policy gaussian"),
     "lr_milestones": ("--lr-policy multistep", "--lr-milestones 11 15"),
