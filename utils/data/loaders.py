@@ -16,6 +16,7 @@ import torch
 
 from utils.config.datasets import DatasetSpec
 from utils.config.settings import DataSettings, UserError
+from utils.data.augmentations import Context, build_augmentations
 from utils.data.images.decoding import decoder
 from utils.data.images.gpu_decoding import require_decoder
 from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
@@ -213,11 +214,13 @@ def loaders(
     reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _SourceBuilder(data, settings, distributed, resident, seed, only_plan, progress or ProgressLog())
     shown = data.preprocessing
+    context = Context(
+        settings, settings.max_shift or data.spec.max_shift, shown.image_size, shown.interpolation,
+        crop_while_decoding=not (reads_memory or data.spec.fixed_size),
+    )  # fmt: skip
     transform = BatchTransform(
-        shown.image_size, shown.mean, shown.std, data.augment, settings.max_shift or data.spec.max_shift, seed,
-        crop_here=reads_memory or data.spec.fixed_size, channels_last=channels_last,
-        shift_padding=settings.shift_padding, cutout=settings.cutout, compiled=compile_augment,
-        interpolation=shown.interpolation,
+        shown.image_size, shown.mean, shown.std, build_augmentations(data.augment, context), seed, channels_last,
+        compile_augment, shown.interpolation,
     )  # fmt: skip
     train, workers = None, settings.workers
     if data.train is not None:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from utils.data.augmentations import MIX_STREAM, inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import samples_of
-from utils.data.transforms import inside, take
 from utils.runtime.distributed import to_device
 
-MIX_STREAM, MIX_NUMBERS = 5, 4  # a pair's numbers: its share, which of the two ways, the box's row and column
+MIX_NUMBERS = 4  # a pair's numbers: its share, which of the two ways, the box's row and column
 
 
 @dataclass(frozen=True)

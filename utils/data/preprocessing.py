@@ -73,8 +73,8 @@ class Preprocessing:
     def evaluation_transform(self) -> BatchTransform:
         """What makes normalised floats of what was read for evaluation; stored images it brings to their size."""
         return BatchTransform(
-            self.val_image_size, self.mean, self.std, (), 0, 0, crop_here=False, channels_last=False,
-            interpolation=self.interpolation, crop_pct=self.crop_pct if self.stored_size else 1.0,
+            self.val_image_size, self.mean, self.std, interpolation=self.interpolation,
+            crop_pct=self.crop_pct if self.stored_size else 1.0,
         )  # fmt: skip
 
     def __call__(self, image: Image.Image) -> torch.Tensor:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from utils.data.augmentations import CROP_NUMBERS, CROP_STREAM
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
-from utils.data.transforms import CROP_NUMBERS, CROP_STREAM
 from utils.data.workers import Workers, in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device
 

@@ -111,11 +111,7 @@ def _cut(args: Settings, total: int) -> str:
 
 
 def _augmentation(args: Settings, components: Any) -> str:
-    transform = components.train_loader.transform
-    shift = f"shift (at most {transform.max_shift} px of the stored image, {transform.shift_padding} padding)"
-    names = [shift if name == "shift" else name for name in transform.augment]
-    if transform.cutout:
-        names.append(f"cutout of {transform.cutout} px")
+    names = map(str, components.train_loader.transform.augmentations)
     return (", ".join(names) or "none") + (", compiled" if args.model.compile_augment else "")
 
 

@@ -9,15 +9,30 @@ from scipy import stats
 from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as vision
 
+from utils.config import settings as config
+from utils.config.settings import DataSettings
+from utils.data import augmentations
+from utils.data.augmentations import (
+    AUGMENTATIONS,
+    CROP_NUMBERS,
+    CROP_STREAM,
+    Context,
+    build_augmentations,
+    mirrored,
+    resized_crop,
+)
 from utils.data.images.decoding import CROP_AREA, CROP_RATIO, random_box
 from utils.data.sample_plan import sample_uniforms
-from utils.data.transforms import CROP_NUMBERS, CROP_STREAM, BatchTransform, mirrored, resized_crop
+from utils.data.transforms import BatchTransform
 
 
 def transform(augment=(), **changes):
     """A transform that by default only makes floats of 8-pixel images."""
-    values = {"size": 8, "mean": (0.0,), "std": (1.0,), "max_shift": 2, "seed": 0, "crop_here": False}
-    return BatchTransform(augment=augment, channels_last=False, **values | changes)
+    settings = DataSettings(**{name: changes.pop(name) for name in ("shift_padding", "cutout") if name in changes})
+    max_shift, values = changes.pop("max_shift", 2), {"size": 8, "mean": (0.0,), "std": (1.0,)} | changes
+    return BatchTransform(
+        augmentations=build_augmentations(augment, Context(settings, max_shift, values["size"])), **values
+    )
 
 
 def images_of(count, channels=1, size=8, seed=0):
@@ -79,7 +94,7 @@ def test_without_augmentation_training_and_evaluation_see_the_same():
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12), st.integers(0, 5), st.integers(0, 5))
 def test_augmentation_of_a_sample_does_not_depend_on_its_batch(indices, seed, epoch):
     images, numbers = images_of(100), np.array(indices)
-    augment = transform(("shift", "flip", "resized-crop"), seed=seed, crop_here=True)
+    augment = transform(("shift", "flip", "resized-crop"), seed=seed)
     whole = augment.training(images, np.arange(100), epoch)
     torch.testing.assert_close(augment.training(images[numbers], numbers, epoch), whole[numbers], rtol=0, atol=1e-6)
 
@@ -143,12 +158,49 @@ def test_cutout_blanks_a_square_around_any_pixel(side):
 
 
 def test_compiled_augmentation_shows_the_same():
-    images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3, "crop_here": True}
+    images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3}
     plain, compiled = (
         transform(("shift", "flip", "resized-crop"), compiled=on, **values).training(images, np.arange(10), 0)
         for on in (False, True)
     )
     torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- the registry
+
+
+def test_the_registry_holds_exactly_the_augmentations_that_can_be_set():
+    assert tuple(AUGMENTATIONS) == config.AUGMENTATIONS
+
+
+def test_no_two_kinds_of_randomness_share_a_stream():
+    streams = [value for name, value in vars(augmentations).items() if name.endswith("_STREAM")]
+    assert len(streams) >= 5 and len(set(streams)) == len(streams)
+
+
+@pytest.mark.parametrize("name", [*AUGMENTATIONS, "cutout"])
+def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel_levels_alone(name):
+    names, cutout = ((), 3) if name == "cutout" else ((name,), 0)
+    (augmentation,) = build_augmentations(names, Context(DataSettings(cutout=cutout), 2, 8))
+    images, indices = images_of(40, 3), np.arange(100, 140)
+    whole = augmentation.draw(augmentations.Samples(0, 1, indices), 8, 8)
+    some = augmentation.draw(augmentations.Samples(0, 1, indices[7:9]), 8, 8)
+    assert whole and all(torch.equal(left[7:9], right) for left, right in zip(whole, some, strict=True))
+    assert str(augmentation).startswith(name)
+    given = images.float() if augmentation.normalised else images
+    before = given.clone()
+    assert not torch.equal(augmentation.apply(given, *whole).float(), before.float())
+    assert augmentation.normalised or torch.equal(given, before)
+
+
+@pytest.mark.parametrize("padding", ["zero", "reflect"])
+def test_a_flip_as_part_of_a_shift_is_the_shift_and_then_the_flip(padding):
+    images, samples = images_of(60), augmentations.Samples(0, 1, np.arange(60))
+    shift, flip = augmentations.Shift(2, padding), augmentations.Flip()
+    (both,) = augmentations.fused((shift, flip))
+    shifted = shift.apply(images, *shift.draw(samples, 8, 8))
+    expected = flip.apply(shifted, *flip.draw(samples, 8, 8))
+    assert torch.equal(both.apply(images, *both.draw(samples, 8, 8)), expected)
 
 
 # -------------------------------------------------------------------------- normalisation and size
@@ -157,7 +209,7 @@ def test_compiled_augmentation_shows_the_same():
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_normalisation_equals_torchvisions(channels_last):
     images, mean, std = images_of(10, 3), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
-    ours = BatchTransform(8, mean, std, (), 0, 0, crop_here=False, channels_last=channels_last)
+    ours = BatchTransform(8, mean, std, channels_last=channels_last)
     theirs = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
     found = ours.evaluation(images)
     torch.testing.assert_close(found, theirs(images), rtol=0, atol=2e-6)
