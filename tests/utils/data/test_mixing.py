@@ -9,6 +9,7 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from utils.config.arguments import parse
+from utils.data.augmentations import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader, loaders
 from utils.data.mixing import MIX_STREAM, Mixing, boxes
@@ -16,7 +17,6 @@ from utils.data.sample_plan import MicroBatch, SamplePlan
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import MemoryImages
 from utils.data.sources import ResidentSource
-from utils.data.transforms import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
