@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from utils.checkpoint.checkpoint import Checkpointer
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.data.sets.datasets import Data
+    from utils.loop.hooks import Hooks
     from utils.optim.ema import MovingAverage
     from utils.optim.lr_policy import LRPolicy
     from utils.record.run import Run
@@ -57,10 +58,11 @@ class Components(NamedTuple):
     scaler: torch.amp.GradScaler
 
 
-def main(argv: list[str], ends_process: bool = False) -> int:
+def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None) -> int:
     """The program. Returns the exit code: 0 done, 1 failed, 2 an error the user can fix, 75 stopped by a signal.
 
-    ``ends_process``: the process exits with this code right away, so a late signal must not change it.
+    ``ends_process``: the process exits with this code right away, so a late signal must not change it. ``hooks`` are
+    called at the points of training and validation that they name.
     """
     let_threads_wait_briefly()
     ranks = RankInfo()
@@ -76,7 +78,7 @@ def main(argv: list[str], ends_process: bool = False) -> int:
         command_line = arguments.read(argv)
         args = command_line.resolve(ranks.world_size)
         with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
-            return execute(command_line, args, distributed, signals)
+            return execute(command_line, args, distributed, signals, hooks)
     except UserError as error:
         if ranks.is_main or not error.on_all_ranks:
             print("\n".join(f"main.py: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
@@ -112,8 +114,9 @@ def exit_code_of(stop: BaseException) -> int:
 
 
 def execute(
-    command_line: arguments.CommandLine, args: Settings, distributed: Distributed, stop_signals: StopSignals
-) -> int:
+    command_line: arguments.CommandLine, args: Settings, distributed: Distributed, stop_signals: StopSignals,
+    hooks: Hooks | None,
+) -> int:  # fmt: skip
     """Find what to resume, build everything, then train, evaluate or print the plan. Returns the exit code."""
     from utils.record.run import Run
     from utils.record.summary import report_finished
@@ -127,8 +130,8 @@ def execute(
     if run.args.run.dry_run:
         return print_plan(run, components)
     if run.args.run.evaluate:
-        return evaluate(run, components)
-    return train(run, components, stop_signals)
+        return evaluate(run, components, hooks)
+    return train(run, components, stop_signals, hooks)
 
 
 # --------------------------------------------------------------------------------------------- find
@@ -248,7 +251,9 @@ def refuse_other_data(run: Run, data: Data) -> None:
         run.resume_point.refuse_other_data(data.classes, None if run.args.run.evaluate else data.fingerprint)
 
 
-def build_traval(run: Run, components: Components, checkpointer: Checkpointer, stop_signals: StopSignals) -> TraVal:
+def build_traval(
+    run: Run, components: Components, checkpointer: Checkpointer, stop_signals: StopSignals, hooks: Hooks | None
+) -> TraVal:
     """The training loop around the components."""
     from utils.record.summary import describe
     from utils.train_validation import TraVal
@@ -258,13 +263,14 @@ def build_traval(run: Run, components: Components, checkpointer: Checkpointer, s
         run.args, components.validation_loader, distributed=run.distributed, lr_policy=components.lr_policy,
         ema=components.ema, writer=run.writer, checkpointer=checkpointer,
         description=describe(run.args, components.data), stop_signals=stop_signals, curr_scen_name=run.run_folder.name,
+        hooks=hooks,
     )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- train, evaluate
 
 
-def train(run: Run, components: Components, stop_signals: StopSignals) -> int:
+def train(run: Run, components: Components, stop_signals: StopSignals, hooks: Hooks | None) -> int:
     """Train, from the beginning or from the resume point, into the run's folder."""
     from utils.checkpoint.checkpoint import Checkpointer
     from utils.record.summary import log_end
@@ -276,7 +282,7 @@ def train(run: Run, components: Components, stop_signals: StopSignals) -> int:
     checkpointer = Checkpointer(run.run_folder.checkpoints, run.is_main)
     try:
         with stop_signals.held():
-            traval = build_traval(run, components, checkpointer, stop_signals)
+            traval = build_traval(run, components, checkpointer, stop_signals, hooks)
             start(run, components, traval, changes)
             report = traval.fit()
         log_end(run, components.data, traval.progress, report)
@@ -346,7 +352,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
         distributed.run_on_rank0(lambda: save_settings(run))
 
 
-def evaluate(run: Run, components: Components) -> int:
+def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
     """Validate once and leave nothing behind."""
     from utils.checkpoint.checkpoint import average_moved_since_validation
     from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -357,7 +363,7 @@ def evaluate(run: Run, components: Components) -> int:
     writer = build_writer(run.is_main, None, progress=run.args.logging.progress)
     traval = TraVal(
         components.model, None, None, components.criterion, components.scaler, run.args, components.validation_loader,
-        distributed=run.distributed, writer=writer,
+        distributed=run.distributed, writer=writer, hooks=hooks,
     )  # fmt: skip
     writer.log(f"Preprocessing: {components.data.preprocessing_line}")
     if run.resume_point is not None:

@@ -221,23 +221,20 @@ def reproduce(
 
     import torch
 
-    from scripts.audit.measure import total_loss, undisturbed
-    from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
+    from scripts.audit.measure import undisturbed
+    from utils.loop.forward import Outputs, forward
     from utils.precision.amp import DTYPES
     from utils.precision.diagnosis import SHOWN_LAYERS, examine
 
     losses: list[float] = []
     scaler = torch.amp.GradScaler(device.type, init_scale=dump["scale"], enabled=dump["amp"] == "fp16")
 
-    def forward(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        autocast = torch.autocast(device.type, dtype=DTYPES.get(dump["amp"]), enabled=dump["amp"] != "off")
-        with twice_differentiable(bool(penalty)), autocast:
-            output = model(batch.images)[: len(batch.targets)]
-            loss = total_loss(criterion, output, batch.targets) if len(batch.targets) else output.sum()
-        if penalty and len(batch.targets):
-            loss = loss + penalty * gradient_norm(loss, model.parameters(), scaler)
-        losses.append(float(loss.detach()))
-        return output, loss
+    autocast = torch.autocast(device.type, dtype=DTYPES.get(dump["amp"]), enabled=dump["amp"] != "off")
+
+    def repeat(batch: Any) -> Outputs:
+        outputs = forward(model, batch, criterion, autocast, penalty=penalty, scaler=scaler)
+        losses.append(float(outputs.loss.detach()))
+        return outputs
 
     parts = [
         SimpleNamespace(images=p.images, targets=p.targets, weight=p.weight, indices=saved["indices"].cpu().numpy())
@@ -246,7 +243,7 @@ def reproduce(
     with undisturbed(model):
         torch.manual_seed(dump["seed"])
         found = examine(
-            model, parts, forward, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
+            model, parts, repeat, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
         )
     ran = f"loss {losses[-1]:.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
     if not found.layers:

@@ -11,8 +11,10 @@ stand inside the functions: --help and mistakes answer at once.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +130,7 @@ def of_network(args: Settings, distributed: Distributed, found: ResumePoint | No
     from main import build
     from scripts.audit import walkthrough
     from utils.checkpoint import checkpoint
+    from utils.loop.forward import forward
     from utils.record.run import Run
 
     parts = build(Run(as_training(args), distributed, resume_point=found))
@@ -140,12 +143,13 @@ def of_network(args: Settings, distributed: Distributed, found: ResumePoint | No
     dropped = without_dropout(parts.model)
     batch = next(parts.train_loader.batches(0))
 
-    def forward(model: torch.nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weighted_forward(model: torch.nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distributed.seed(args.run.seed)
-        output = model(images)[: len(batch.targets)]
-        return output, parts.criterion(output, batch.targets) * batch.weight
+        given = dataclasses.replace(batch, images=images)
+        outputs = forward(model, given, parts.criterion, nullcontext())  # Start.step is within autocast already
+        return outputs.logits, outputs.loss * batch.weight
 
-    start = walkthrough.Start(parts.model, batch.images, forward, args.optimisation.lr, distributed.device)
+    start = walkthrough.Start(parts.model, batch.images, weighted_forward, args.optimisation.lr, distributed.device)
     with walkthrough.true_float32():
         reference, agreements = walkthrough.network(start, args.precision, halve=args.origins["init_scale"] != FLAG)
     shape = "x".join(map(str, batch.images.shape))

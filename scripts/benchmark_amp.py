@@ -354,7 +354,7 @@ def accounted(
     def run(steps: int) -> None:
         for number in range(steps):
             traval.training_step([dataclasses.replace(batch, number=number)])
-        traval._collect()  # as train() does every --print-freq steps: a synchronisation point
+        traval.collect()  # as train() does every --print-freq steps: a synchronisation point
 
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.loop.bad_images import BadImages
+from utils.loop.forward import Outputs, forward
+from utils.loop.hooks import Hooks, call
 from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped, StopSignals
@@ -23,7 +26,6 @@ from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import MovingAverage
-from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
@@ -45,7 +47,8 @@ class TraVal:
     ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives their mean loss, or a dict of
     named ones, whose sum is minimised and which are logged each. ``scaler`` is a ``torch.amp.GradScaler``,
     disabled where the precision needs none. ``description`` holds the parts of a checkpoint that do not
-    change. Without ``writer`` or ``checkpointer`` nothing is written. ``stop_signals`` are obeyed between two
+    change. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer`` or ``checkpointer`` nothing
+    is written. ``stop_signals`` are obeyed between two
     steps and within validation: the state is saved and ``Stopped`` raised, on all ranks.
     """
 
@@ -67,13 +70,14 @@ class TraVal:
         description: dict[str, Any] | None = None,
         stop_signals: StopSignals | None = None,
         curr_scen_name: str = "",
+        hooks: Hooks | None = None,
     ) -> None:
         self.model, self.ema = model, ema  # bare: its names are the checkpoint's
         self.train_loader, self.validation_loader = train_loader, validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion, self.scaler = criterion, scaler
         self.args, self.distributed, self.device = args, distributed, distributed.device
-        self.lr_policy, self.name = lr_policy, curr_scen_name
+        self.lr_policy, self.run_name, self.hooks = lr_policy, curr_scen_name, hooks or Hooks()
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
         classes = len((description or {}).get("classes", ()))
         self.reporter = Reporter(self.writer, args, scaled=scaler.is_enabled(), classes=classes)
@@ -127,7 +131,7 @@ class TraVal:
                 self._after_step(epoch, bar)
                 if self.progress.is_trained(self.args):
                     break
-        self._collect()
+        self.collect()
         self.reporter.end_training(self.progress)
         return Report.from_sums(self.progress.epoch_sums)
 
@@ -136,16 +140,19 @@ class TraVal:
         lr = self._begin_step()
         for batch in batches:
             with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
-                output, loss, named = self._forward(self.network, batch)  # autocast covers this and no more
+                outputs = self.forward(self.network, batch)  # autocast covers this and no more
+                call(self.hooks.before_backward, self, batch, outputs)
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
-                self.scaler.scale(loss).backward(batch.weight + 0 * loss.detach())
-            self.sums.add_pass(batch, loss, output, named)
+                self.scaler.scale(outputs.loss).backward(batch.weight + 0 * outputs.loss.detach())
+                call(self.hooks.after_backward, self, batch, outputs)
+            self.sums.add_pass(batch, outputs)
             self.bad_images.note(batch)
 
         scale = self.scaler.scale(self._one)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = self.clip()  # clipping and the logged norm are of the true gradient
+        call(self.hooks.before_update, self, norm)
         self._refuse_non_finite(norm)
         self._moved.clear()
         # The scaler reads each one's flag on the host, behind what was launched before: the shortest step goes first.
@@ -160,6 +167,22 @@ class TraVal:
             self.ema.update(self.progress.moved_steps)
         self.sums.end_step(lr, norm, scale)
         self.progress.count_step(len(self._moved), len(self.optimizers))
+        call(self.hooks.after_update, self)
+
+    def forward(self, network: nn.Module, batch: Batch) -> Outputs:
+        """Logits and loss of a training batch. ``network``: ``model``, or ``network``, which also adds up gradients."""
+        call(self.hooks.before_forward, self, batch)
+        penalty = self.args.optimisation.grad_penalty
+        outputs = forward(network, batch, self.criterion, self.autocast, penalty=penalty, scaler=self.scaler)
+        call(self.hooks.after_forward, self, batch, outputs)
+        return outputs
+
+    def collect(self) -> None:
+        """Bring the pending steps' sums to the host, over all ranks, and record them. A synchronisation point."""
+        records = self.sums.collect(self.progress)
+        if records:
+            self.writer.curves(records)
+        self.bad_images.collect(self.progress)
 
     def validation(self, epoch: int, report: bool = True) -> Report:
         """Validate, exactly, on all ranks; with ``report`` also log, enter the epoch's row and save.
@@ -174,6 +197,7 @@ class TraVal:
             self.writer,
             self.bad_images,
             self.stop_if_requested,
+            partial(call, self.hooks.before_validation_batch, self),
         )
         self.consensus.begin()
         result = raw = validate(self.model, *common)
@@ -184,6 +208,7 @@ class TraVal:
             )  # fmt: skip
             result = validate(self.ema.module, *common)
         self.bad_images.collect(self.progress)
+        call(self.hooks.after_validation, self, result)
         if report:
             self._end_epoch(epoch, result, raw if self.ema is not None else None)
         return result
@@ -209,32 +234,18 @@ class TraVal:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
         return lr
 
-    def _forward(self, network: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Logits (n, classes), the loss to minimise, and its parts by name where it has several."""
-        count, penalty = len(batch.targets), self.args.optimisation.grad_penalty
-        with twice_differentiable(bool(penalty)), self.autocast:
-            output = network(batch.images)[:count]
-            losses = self.criterion(output, batch.targets) if count else output.sum()
-        named = dict(losses) if isinstance(losses, dict) else {}
-        loss = sum(named.values()) if named else losses
-        if penalty and count:
-            named = named or {"criterion": loss}
-            named["grad_penalty"] = penalty * gradient_norm(loss, self.model.parameters(), self.scaler)
-            loss = loss + named["grad_penalty"]
-        return output, loss, named
-
     def _after_step(self, epoch: int, bar: tqdm) -> None:
         """What is due between two steps: a log line, a checkpoint, the end after too many skipped steps."""
         logging, progress = self.args.logging, self.progress
         if progress.step % logging.print_freq == 0 or self.sums.full:
-            self._collect()
+            self.collect()
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
         if progress.skipped_in_row > self.args.precision.max_skipped_steps:
             self._stop(too_many_skips(progress.skipped_in_row, progress.step, epoch + 1, self.scaler.get_scale()))
         within = progress.step_in_epoch < self.train_loader.steps_per_epoch
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
-            self._collect()
+            self.collect()
             self.save("last")
         self.stop_if_requested()
 
@@ -245,7 +256,7 @@ class TraVal:
         """
         if self.scaler.is_enabled() or math.isfinite(norm.item()):
             return
-        bad = self.watch.undo_and_explain(self.progress, self._one, self._forward)
+        bad = self.watch.undo_and_explain(self.progress, self._one, self.forward)
         self._stop(
             f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
             "--warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
@@ -254,7 +265,7 @@ class TraVal:
     def _explain_skip(self, scale: torch.Tensor) -> None:
         """Say what was not finite in a step that the scaler kept from all or some of the optimizers."""
         if not self._moved:
-            bad, by = self.watch.undo_and_explain(self.progress, scale, self._forward), ""
+            bad, by = self.watch.undo_and_explain(self.progress, scale, self.forward), ""
         else:
             bad = self.watch.explain_part(self.progress, scale, self.clip.overflowed())
             by = " by " + ", ".join(type(skipped).__name__ for skipped in self.optimizers if skipped not in self._moved)
@@ -277,15 +288,6 @@ class TraVal:
             self.writer.log(f"{told.name}: saving")
             self.save_now("last")
             raise Stopped(told, f"after step {self.progress.step} (epoch {self.progress.epoch + 1})")
-
-    # ------------------------------------------------------------------- synchronisation points
-
-    def _collect(self) -> None:
-        """Bring the pending steps' sums to the host, over all ranks, and record them. A synchronisation point."""
-        records = self.sums.collect(self.progress)
-        if records:
-            self.writer.curves(records)
-        self.bad_images.collect(self.progress)
 
     # ------------------------------------------------------------------------------- end of an epoch
 
@@ -348,13 +350,15 @@ class TraVal:
 
         def save() -> None:
             self.writer.flush()
+            call(self.hooks.before_save, self, names)
             self.checkpointer.save({**self.description, **self.state()}, *names)
+            call(self.hooks.after_save, self, names)
 
         self.distributed.run_on_rank0(save)
 
     def save_now(self, name: str) -> None:
         """Save under ``name`` and return when it is on the disk."""
-        self._collect()
+        self.collect()
         self.save(name)
         self._wait_for_checkpoint()
 

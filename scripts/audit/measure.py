@@ -17,6 +17,7 @@ from torch import nn
 
 from scripts.audit.trace import HALF, SameDraws, WideOnly, largest
 from scripts.audit.walkthrough import true_float32
+from utils.loop.forward import forward
 from utils.precision.amp import DTYPES
 
 FP16_LIMIT = 65504.0  # the largest float16
@@ -50,12 +51,6 @@ class Format:
     def half(self) -> torch.dtype | None:
         """The dtype that autocast rounds to; None without autocast."""
         return DTYPES.get(self.name)
-
-
-def total_loss(criterion: Criterion, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss, a tensor (); the sum where ``criterion`` gives named ones."""
-    loss = criterion(output, targets)
-    return sum(loss.values()) if isinstance(loss, dict) else loss
 
 
 @contextmanager
@@ -105,18 +100,21 @@ def run_pass(
     context managers for the network's forward pass alone.
     """
     wide = {"fp32": torch.float32, "fp64": torch.float64}.get(form.name)
+
+    def watched(images: torch.Tensor) -> torch.Tensor:
+        with ExitStack() as watchers:
+            for context in around_forward:
+                watchers.enter_context(context)
+            return model(images.to(wide) if wide else images)
+
     torch.manual_seed(seed)
     with ExitStack() as around, SameDraws():
         if wide is not None:
             around.enter_context(true_float32())
             around.enter_context(default_dtype(wide))
             around.enter_context(WideOnly(wide))
-        around.enter_context(torch.autocast(device.type, dtype=form.half, enabled=form.half is not None))
-        with ExitStack() as watchers:
-            for context in around_forward:
-                watchers.enter_context(context)
-            output = model(batch.images.to(wide) if wide else batch.images)[: len(batch.targets)]
-        loss = total_loss(criterion, output, batch.targets) if len(batch.targets) else output.sum()
+        autocast = torch.autocast(device.type, dtype=form.half, enabled=form.half is not None)
+        loss = forward(watched, batch, criterion, autocast).loss
     scale = torch.tensor(form.scale, device=device)  # float32, as GradScaler's
     with true_float32() if wide else nullcontext():
         (loss * batch.weight * scale).backward()

@@ -6,7 +6,6 @@ depend on it, and a batch that is trained on over and over must not make the wei
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import statistics
@@ -89,7 +88,7 @@ class Subject:
         def step(passes: Iterable[Batch]) -> None:
             self.traval.training_step(passes)
             if self.traval.sums.full:
-                self.traval._collect()
+                self.traval.collect()
 
         return self._go_through(steps, windows, step)
 
@@ -101,17 +100,17 @@ class Subject:
             synchronise(self.device)
             began = time.perf_counter()
             for _ in range(steps):
-                self._step_again(passes)
-            self.traval._collect()
+                self.repeat_step(passes)
+            self.traval.collect()
             synchronise(self.device)
             found.append(Window(steps * self.step_images, time.perf_counter() - began))
         return found
 
-    def _step_again(self, passes: list[Batch]) -> None:
+    def repeat_step(self, passes: list[Batch]) -> None:
         self._stand_at(0, 0)
         self.traval.training_step(passes)
         if self.traval.sums.full:
-            self.traval._collect()
+            self.traval.collect()
 
     def _stand_at(self, epoch: int, step: int) -> None:
         """Where a step that the scaler skips is read again."""
@@ -130,11 +129,11 @@ class Subject:
                 began = self._begin_window()
             work(self._counted(passes))
             if 0 < number <= steps * windows and number % steps == 0:
-                self.traval._collect()  # as train() does every --print-freq steps: a synchronisation point
+                self.traval.collect()  # as train() does every --print-freq steps: a synchronisation point
                 synchronise(self.device)
                 found.append(Window(self._images, time.perf_counter() - began, self._waited))
                 began = self._begin_window()
-        self.traval._collect()
+        self.traval.collect()
         return found
 
     def _begin_window(self) -> float:
@@ -256,12 +255,18 @@ def step_shares(subject: Subject, steps: int) -> dict[str, float]:
         else:
             marks.append((name, time.perf_counter()))
 
-    with _marked(subject.traval, mark):
+    hooks = subject.traval.hooks
+    hooks.after_forward.append(lambda *_: mark("forward"))
+    hooks.after_backward.append(lambda *_: mark("backward"))
+    try:
         for _ in range(steps):
             mark("begin")
-            subject._step_again(subject.passes)
+            subject.repeat_step(subject.passes)
             mark("optimizer")
-    subject.traval._collect()
+    finally:
+        hooks.after_forward.pop()
+        hooks.after_backward.pop()
+    subject.traval.collect()
     synchronise(subject.device)
     totals = dict.fromkeys(("forward", "backward", "optimizer"), 0.0)
     for (_, begun), (name, ended) in itertools.pairwise(marks):
@@ -269,27 +274,6 @@ def step_shares(subject: Subject, steps: int) -> dict[str, float]:
             totals[name] += ended - begun if isinstance(begun, float) else begun.elapsed_time(ended)
     whole = sum(totals.values())
     return {name: value / whole for name, value in totals.items()}
-
-
-@contextlib.contextmanager
-def _marked(traval: TraVal, mark: Callable[[str], None]) -> Iterator[None]:
-    """Within it, ``mark`` is called where a pass's forward and where its backward ends."""
-    forward, update = traval._forward, traval.sums.meter.update
-
-    def marked_forward(*args: Any) -> Any:
-        result = forward(*args)
-        mark("forward")
-        return result
-
-    def marked_update(*args: Any) -> None:  # the first thing after the backward pass
-        mark("backward")
-        update(*args)
-
-    traval._forward, traval.sums.meter.update = marked_forward, marked_update
-    try:
-        yield
-    finally:
-        del traval._forward, traval.sums.meter.update
 
 
 def busy_share(subject: Subject, step_seconds: float) -> float | None:

@@ -35,15 +35,15 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 2
-    from scripts.verification.hooks import Hooks, plant
+    from scripts.verification.hooks import Recorder, wrap_saves
 
     folder = os.environ.get("HOOK_RECORD")
-    hooks = Hooks(rank, fault, Path(folder) if folder else None)
-    plant(hooks)
-    code = program.main(argv, ends_process=True)
-    if hooks.marks is not None:
-        hooks.marks.loop(DONE, 0)
-    if code == 0 and hooks.fault is not None and not hooks.fault.struck:
+    recorder = Recorder(rank, fault, Path(folder) if folder else None)
+    wrap_saves(recorder)
+    code = program.main(argv, ends_process=True, hooks=recorder.hooks())
+    if recorder.marks is not None:
+        recorder.marks.loop(DONE, 0)
+    if code == 0 and recorder.fault is not None and not recorder.fault.struck:
         print(f"{NAME}: HOOK_FAULT={text!r} met no such point on rank {rank}", file=sys.stderr)
         return NOT_STRUCK
     return code

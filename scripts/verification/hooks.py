@@ -1,4 +1,4 @@
-"""Hooks that are wrapped around the training from outside, for ``scripts/verification/hooked_main.py``."""
+"""What ``scripts/verification/hooked_main.py`` hooks into the training, and wraps around the system calls of a save."""
 
 from __future__ import annotations
 
@@ -8,32 +8,51 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from scripts.verification.faults import IN_A_SAVE, Fault
 from scripts.verification.records import IDLE, Marks
-from utils.checkpoint.checkpoint import MANIFEST, Checkpointer
-from utils.data.loaders import Batch, ValidationLoader
-from utils.optim.clipping import GradientClipper
-from utils.train_validation import TraVal
+from utils.checkpoint.checkpoint import MANIFEST
+from utils.loop.hooks import Hooks
+
+if TYPE_CHECKING:
+    from utils.data.loaders import Batch
+    from utils.loop.forward import Outputs
+    from utils.record.metrics import Report
+    from utils.train_validation import TraVal
 
 
-class Hooks:
+class Recorder:
     """What happens at the points of this process: a fault strikes, marks and lines are written."""
 
     def __init__(self, rank: int, fault: Fault | None, folder: Path | None) -> None:
         self.fault = fault if fault is not None and fault.concerns(rank) else None
         self.marks = self._lines = None
+        self._step = self._pass = self._validation_batch = self._crc = 0
+        self._samples: list[str] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self.marks = Marks(folder / f"rank{rank}.now")
             self._lines = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             os.write(self._lines, b"\n")  # ends a line that a kill may have cut
+
+    def hooks(self) -> Hooks:
+        """For ``main.main``."""
+        return Hooks(
+            before_forward=[self._before_forward],
+            after_forward=[self._after_forward],
+            before_update=[self._before_update],
+            after_update=[lambda traval: self.reach("after_step", traval.progress.step, epoch=_epoch(traval))],
+            before_validation_batch=[self._before_validation_batch],
+            after_validation=[self._after_validation],
+            before_save=[lambda traval, names: self.reach("copy", traval.progress.step, when="before")],
+            after_save=[lambda traval, names: self.reach("copy", traval.progress.step, when="after")],
+        )
 
     def reach(self, point: str, step: int, **details: int | str) -> bool:
         """Every point calls this; True asks for a loss that is NaN."""
@@ -45,102 +64,50 @@ class Hooks:
         if self.marks is not None:
             self.marks.save(IDLE, 0)
 
-    def recorded(self, step: int, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; their line is written when the last has been used."""
-        if self._lines is None:
-            yield from batches
-            return
-        crc, passes = 0, []
-        for batch in batches:
+    def _before_forward(self, traval: TraVal, batch: Batch) -> None:
+        step = traval.progress.step + 1
+        if step != self._step:
+            self._step, self._pass, self._crc, self._samples = step, 0, 0, []
+            self.reach("step", step, epoch=_epoch(traval))
+        if self._lines is not None:
             for tensor in (batch.images, batch.targets):
-                crc = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), crc)
-            passes.append(",".join(map(str, batch.indices.tolist())))
-            yield batch
-        os.write(self._lines, f"{step} {time.time():.6f} {crc:08x} {';'.join(passes)} end\n".encode())
+                self._crc = zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes(), self._crc)
+            self._samples.append(",".join(map(str, batch.indices.tolist())))
+
+    def _after_forward(self, traval: TraVal, batch: Batch, outputs: Outputs) -> None:
+        self._pass += 1
+        if self.reach("forward", self._step, epoch=_epoch(traval), **{"pass": self._pass}):
+            outputs.loss.mul_(math.nan)
+        self._pass = 0 if batch.ends_step else self._pass  # repeating a step begins with its first pass again
+
+    def _before_update(self, traval: TraVal, norm: torch.Tensor) -> None:
+        if self._lines is not None:
+            line = f"{self._step} {time.time():.6f} {self._crc:08x} {';'.join(self._samples)} end\n"
+            os.write(self._lines, line.encode())
+        self.reach("update", self._step, epoch=_epoch(traval))
+
+    def _before_validation_batch(self, traval: TraVal, batch: Batch) -> None:
+        self._validation_batch += 1
+        self.reach("validation", traval.progress.step, epoch=_epoch(traval), batch=self._validation_batch)
+
+    def _after_validation(self, traval: TraVal, report: Report) -> None:
+        self._validation_batch = 0
+        self.reach("epoch_end", traval.progress.step, epoch=_epoch(traval))
 
 
-def plant(hooks: Hooks) -> None:
-    """Wrap the training's methods for the rest of this process."""
-    _plant_in_training(hooks)
-    _plant_in_validation(hooks)
-    _plant_in_saves(hooks)
+def _epoch(traval: TraVal) -> int:
+    return traval.progress.epoch + 1
 
 
-def _wrap(owner: Any, name: str, hooked: Callable[[Callable], Callable]) -> None:
+# ------------------------------------------------------------------------------------ within a save
+
+
+def wrap(owner: Any, name: str, hooked: Callable[[Callable], Callable]) -> None:
     """Put ``hooked(original)`` in the place of ``owner``'s own ``name``."""
     if name not in vars(owner):
-        raise AttributeError(f"{owner.__name__} has no {name} any more to hang a hook on; mend {__name__}")
+        raise AttributeError(f"{owner.__name__} has no {name} any more to wrap; correct {__name__}")
     original = vars(owner)[name]
     setattr(owner, name, wraps(original)(hooked(original)))
-
-
-def _plant_in_training(hooks: Hooks) -> None:
-    now = {"step": 0, "epoch": 0}
-    passes = 0
-
-    def training_step(original: Callable) -> Callable:
-        def hooked(traval: TraVal, batches: Iterable[Batch]) -> None:
-            now.update(step=traval.progress.step + 1, epoch=traval.progress.epoch + 1)
-            hooks.reach("step", **now)
-            original(traval, hooks.recorded(now["step"], batches))
-            hooks.reach("after_step", **now)
-
-        return hooked
-
-    def forward(original: Callable) -> Callable:
-        def hooked(traval: TraVal, network: torch.nn.Module, batch: Batch) -> tuple[Any, ...]:
-            nonlocal passes
-            output, loss, named = original(traval, network, batch)
-            passes += 1
-            if hooks.reach("forward", **now, **{"pass": passes}):
-                loss = loss * math.nan
-            passes = 0 if batch.ends_step else passes  # a step that is examined begins with its first pass again
-            return output, loss, named
-
-        return hooked
-
-    def clip(original: Callable) -> Callable:
-        def hooked(clipper: GradientClipper) -> torch.Tensor:
-            norm = original(clipper)
-            hooks.reach("update", **now)
-            return norm
-
-        return hooked
-
-    _wrap(TraVal, "training_step", training_step)
-    _wrap(TraVal, "_forward", forward)
-    _wrap(GradientClipper, "__call__", clip)
-
-
-def _plant_in_validation(hooks: Hooks) -> None:
-    now = {"step": 0, "epoch": 0, "batch": 0}
-
-    def validation(original: Callable) -> Callable:
-        def hooked(traval: TraVal, epoch: int, report: bool = True) -> Any:
-            now.update(step=traval.progress.step, epoch=epoch + 1, batch=0)
-            return original(traval, epoch, report)
-
-        return hooked
-
-    def batches(original: Callable) -> Callable:
-        def hooked(loader: ValidationLoader) -> Iterator[Batch]:
-            for batch in original(loader):
-                now["batch"] += 1
-                hooks.reach("validation", **now)
-                yield batch
-
-        return hooked
-
-    def end_epoch(original: Callable) -> Callable:
-        def hooked(traval: TraVal, epoch: int, *results: Any) -> None:
-            hooks.reach("epoch_end", traval.progress.step, epoch=epoch + 1)
-            original(traval, epoch, *results)
-
-        return hooked
-
-    _wrap(TraVal, "validation", validation)
-    _wrap(ValidationLoader, "batches", batches)
-    _wrap(TraVal, "_end_epoch", end_epoch)
 
 
 class _Save(threading.local):
@@ -151,36 +118,25 @@ class _Save(threading.local):
     manifests = 0
 
 
-def _plant_in_saves(hooks: Hooks) -> None:
-    """Around the few system calls that a save is made of, in whichever thread it makes them."""
+def wrap_saves(recorder: Recorder) -> None:
+    """Put points around the few system calls of a save, in whichever thread makes them, until this process ends."""
     now = _Save()
-
-    def save(original: Callable) -> Callable:
-        def hooked(checkpointer: Checkpointer, state: dict[str, Any], *names: str) -> None:
-            if not checkpointer.is_main:
-                return original(checkpointer, state, *names)
-            hooks.reach("copy", state["progress"]["step"], when="before")
-            original(checkpointer, state, *names)
-            return hooks.reach("copy", state["progress"]["step"], when="after")
-
-        return hooked
 
     def fsync(original: Callable) -> Callable:
         def hooked(descriptor: int) -> None:
             if now.unflushed:
                 now.unflushed = False
-                hooks.reach("flush", now.step)
+                recorder.reach("flush", now.step)
             original(descriptor)
 
         return hooked
 
-    _wrap(Checkpointer, "save", save)
-    _wrap(torch, "save", lambda original: _written_in_two_halves(original, hooks, now))
-    _wrap(os, "fsync", fsync)
-    _wrap(os, "replace", lambda original: _renamed(original, hooks, now))
+    wrap(torch, "save", lambda original: _written_in_two_halves(original, recorder, now))
+    wrap(os, "fsync", fsync)
+    wrap(os, "replace", lambda original: _renamed(original, recorder, now))
 
 
-def _written_in_two_halves(original: Callable, hooks: Hooks, now: _Save) -> Callable:
+def _written_in_two_halves(original: Callable, recorder: Recorder, now: _Save) -> Callable:
     """``torch.save``, with a point amid a checkpoint's bytes."""
 
     def hooked(state: Any, file: Any, *args: Any, **options: Any) -> None:
@@ -192,13 +148,13 @@ def _written_in_two_halves(original: Callable, hooks: Hooks, now: _Save) -> Call
         content = memory.getvalue()
         file.write(content[: len(content) // 2])
         file.flush()
-        hooks.reach("write", now.step)
+        recorder.reach("write", now.step)
         return file.write(content[len(content) // 2 :])
 
     return hooked
 
 
-def _renamed(original: Callable, hooks: Hooks, now: _Save) -> Callable:
+def _renamed(original: Callable, recorder: Recorder, now: _Save) -> Callable:
     """``os.replace``, with points before and after a checkpoint or the manifest gets its name."""
 
     def hooked(source: Any, target: Any, **options: Any) -> None:
@@ -211,11 +167,11 @@ def _renamed(original: Callable, hooks: Hooks, now: _Save) -> Callable:
             point, details = "manifest", {"nth": now.manifests}
         elif path.name == "previous.pt":
             point, details = "prune", {}
-        hooks.reach(point, now.step, when="before", **details)
+        recorder.reach(point, now.step, when="before", **details)
         original(source, target, **options)
-        hooks.reach(point, now.step, when="after", **details)
+        recorder.reach(point, now.step, when="after", **details)
         if now.manifests == 2:
-            hooks.end_save()
+            recorder.end_save()
         return None
 
     return hooked

@@ -14,7 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
 IMPORTED = [
-    "main", "scripts.verification.hooked_main", "scripts.verification.hooks", "utils.record.writer", "models", "timm",
+    "main", "scripts.verification.hooked_main", "scripts.verification.hooks", "utils.train_validation",
+    "utils.record.writer", "models", "timm",
     "torch.utils.tensorboard", "torch._dynamo", "sklearn.datasets",
 ]  # fmt: skip
 

@@ -83,7 +83,7 @@ def test_ctrl_c_while_the_launcher_imports_leaves_no_traceback(folder, where):
 def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code, monkeypatch, capsys):
     """The others may be told where they can end at once, while this one waits for them in an exchange."""
 
-    def run(argv, args, distributed, signals):
+    def run(argv, args, distributed, signals, *_):
         with signals.held():
             if number:
                 os.kill(os.getpid(), number)

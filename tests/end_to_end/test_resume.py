@@ -10,6 +10,7 @@ from PIL import Image
 from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows
+from utils.loop.hooks import Hooks
 
 FLAGS = ("--deterministic", "--arch", "fc", "--ema-decay", "0.9", "--no-progress")
 STEPS_AN_EPOCH = 23
@@ -79,11 +80,9 @@ def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, cap
     assert Path(run, "bad_images.txt").read_text() == f"{tree / 'train' / 'a' / '0.png'}\n"
 
 
-def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_path, capsys, monkeypatch):
+def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_path, capsys):
     flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
-    with monkeypatch.context() as patches:
-        patches.setattr("utils.train_validation.TraVal.validation", interrupted)
-        assert main(["--device", "cpu", *map(str, flags)]) == 130
+    assert main(["--device", "cpu", *map(str, flags)], hooks=Hooks(before_validation_batch=[interrupted])) == 130
     (run,) = tmp_path.glob("digits/fc/*")
     assert (run / "log.txt").read_text().splitlines()[-1].endswith("Stopped: KeyboardInterrupt")
     capsys.readouterr()
@@ -91,7 +90,7 @@ def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_
     assert f"Evaluating {run / 'checkpoints' / 'initial.pt'}, after epoch 0, step 0" in capsys.readouterr().out
 
 
-def interrupted(*_, **__):
+def interrupted(*_):
     raise KeyboardInterrupt
 
 

@@ -13,8 +13,8 @@ import pytest
 from main import main
 from tests.end_to_end.forked import ROOT, Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
-from utils import train_validation
 from utils.checkpoint import checkpoint
+from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, StopConsensus, StoppedAtOnce, StopSignals
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 3, "--ema-decay", "0.9", "--amp", "fp16", "--init-scale", "1e7")
@@ -24,9 +24,9 @@ STOPPED = re.compile(
 )
 
 
-def in_process(capsys, *flags):
+def in_process(capsys, *flags, hooks=None):
     """Exit code and stdout of a run in this process."""
-    code = main(["--device", "cpu", *map(str, flags)])
+    code = main(["--device", "cpu", *map(str, flags)], hooks=hooks)
     return code, capsys.readouterr().out
 
 
@@ -50,29 +50,30 @@ def whole(tmp_path_factory):
     return run
 
 
-def kill_at(monkeypatch, module, name, call, numbers):
-    """Send this process the signals ``numbers`` at the ``call``-th call of a function of the program."""
-    original, calls = getattr(module, name), iter(range(1, 10**6))
+def sending_at(call, numbers, function=lambda *_: None):
+    """``function``, whose ``call``-th call first sends this process the signals ``numbers``."""
+    calls = iter(range(1, 10**6))
 
-    def called(*arguments, **options):
+    def called(*arguments):
         if next(calls) == call:
             for number in numbers:
                 os.kill(os.getpid(), number)
-        return original(*arguments, **options)
+        return function(*arguments)
 
-    monkeypatch.setattr(module, name, called)
+    return called
 
 
-# Each: a function of the program, at which of its calls the signals come, and the step at which the run must stop.
+# Each: a point of training, at which of its calls the signals come, and the step after which the run must stop.
 MOMENTS = {
-    "before a step": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM,), 30),
-    "within a step": (train_validation.TraVal, "_forward", 61, (signal.SIGUSR1,), None),
-    "at the last step of an epoch": (train_validation.TraVal, "training_step", 23, (signal.SIGTERM,), 23),
-    "in validation": (train_validation.TraVal, "stop_if_requested", 23 + 8, (signal.SIGTERM,), 23),
-    "in the average's validation": (train_validation.TraVal, "stop_if_requested", 23 + 12 + 8, (signal.SIGTERM,), 23),
-    "while saving": (checkpoint, "sha256", 2, (signal.SIGUSR1,), None),
-    "twice": (train_validation.TraVal, "training_step", 30, (signal.SIGTERM, signal.SIGTERM), 30),
-    "both": (train_validation.TraVal, "training_step", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
+    "between two steps": ("after_update", 30, (signal.SIGTERM,), 30),
+    "within a step": ("before_forward", 61, (signal.SIGUSR1,), None),  # steps that are skipped repeat their passes
+    "in an update": ("before_update", 30, (signal.SIGTERM,), 30),
+    "at the last step of an epoch": ("before_update", 23, (signal.SIGTERM,), 23),
+    "in validation": ("before_validation_batch", 8, (signal.SIGTERM,), 23),
+    "in the average's validation": ("before_validation_batch", 12 + 8, (signal.SIGTERM,), 23),
+    "while saving": ("sha256", 2, (signal.SIGUSR1,), None),
+    "twice": ("before_update", 30, (signal.SIGTERM, signal.SIGTERM), 30),
+    "both": ("before_update", 30, (signal.SIGUSR1, signal.SIGTERM), 30),
 }
 
 
@@ -80,10 +81,14 @@ MOMENTS = {
 def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stopped(
     moment, whole, tmp_path, capsys, monkeypatch
 ):
-    module, name, call, numbers, step = MOMENTS[moment]
+    point, call, numbers, step = MOMENTS[moment]
+    hooks = Hooks()
     with monkeypatch.context() as patches:
-        kill_at(patches, module, name, call, numbers)
-        code, out = in_process(capsys, *FLAGS, "--output", tmp_path)
+        if point == "sha256":  # of the file being written
+            patches.setattr(checkpoint, point, sending_at(call, numbers, checkpoint.sha256))
+        else:
+            getattr(hooks, point).append(sending_at(call, numbers))
+        code, out = in_process(capsys, *FLAGS, "--output", tmp_path, hooks=hooks)
     assert code == TRY_AGAIN == 75
     stopped = STOPPED.fullmatch(out.splitlines()[-1])
     assert stopped["signal"] == numbers[0].name and (step is None or int(stopped["step"]) == step)
@@ -165,10 +170,9 @@ def test_a_process_in_the_background_goes_on_ignoring_ctrl_c(heard):
         assert signals.received == 0
 
 
-def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(heard, tmp_path, capsys, monkeypatch):
-    with monkeypatch.context() as patches:
-        kill_at(patches, train_validation.TraVal, "training_step", 30, (signal.SIGINT,))
-        code, out = in_process(capsys, *FLAGS, "--output", tmp_path)
+def test_ctrl_c_saves_too_and_a_second_one_does_not_wait(heard, tmp_path, capsys):
+    hooks = Hooks(before_update=[sending_at(30, (signal.SIGINT,))])
+    code, out = in_process(capsys, *FLAGS, "--output", tmp_path, hooks=hooks)
     assert code == INTERRUPTED and "stopped by SIGINT after step 30" in out
     with StopSignals() as signals, signals.held(), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
@@ -196,14 +200,14 @@ def test_a_signal_before_training_ends_at_once_with_the_same_code_and_a_line(num
 
 
 class Rank:
-    """What an ``StopConsensus`` needs of ``Distributed``, for two ranks that are threads with clocks of their own."""
+    """What a ``StopConsensus`` needs of ``Distributed``, for two ranks that are threads with clocks of their own."""
 
     world_size = 2
 
     def __init__(self, number, together, said):
         self.number, self.together, self.said = number, together, said
 
-    def maximum(self, numbers):
+    def all_reduce_max(self, numbers):
         self.said[self.number] = numbers
         self.together.wait(20)
         found = [max(column) for column in zip(*self.said, strict=True)]

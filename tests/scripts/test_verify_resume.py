@@ -16,7 +16,7 @@ from scripts import verify_resume
 from scripts.verification import processes, records
 from scripts.verification.comparison import Comparison, compare_steps, points, unequal
 from scripts.verification.faults import POINTS, Fault
-from scripts.verification.hooks import _wrap
+from scripts.verification.hooks import wrap
 from scripts.verification.runs import Run, Timeline, moments
 from utils.config.settings import UserError
 
@@ -91,7 +91,7 @@ def test_a_full_disk_is_the_error_that_the_system_would_raise():
 
 def test_a_hook_on_a_method_that_is_gone_fails():
     with pytest.raises(AttributeError, match="has no no_such_method any more"):
-        _wrap(Comparison, "no_such_method", lambda original: original)
+        wrap(Comparison, "no_such_method", lambda original: original)
 
 
 # --------------------------------------------------------------------------------------------- marks

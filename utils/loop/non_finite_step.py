@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader
 from utils.data.sample_plan import step_seed
 from utils.loop.bad_batch import save_bad_batch
+from utils.loop.forward import Outputs
 from utils.precision.amp import resolve_amp
 from utils.precision.buffers import BufferCopy
 from utils.precision.diagnosis import BadStep, examine
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
-
-Forward = Callable[[nn.Module, Batch], tuple[torch.Tensor, ...]]  # gives logits (n, classes), loss, ...
 
 
 class NonFiniteStepHandler:
@@ -49,7 +49,9 @@ class NonFiniteStepHandler:
         self._buffers.remember()
         self.distributed.seed(self._seed(progress))
 
-    def undo_and_explain(self, progress: Progress, scale: torch.Tensor, forward: Forward) -> BadStep:
+    def undo_and_explain(
+        self, progress: Progress, scale: torch.Tensor, forward: Callable[[nn.Module, Batch], Outputs]
+    ) -> BadStep:
         """Take the step's traces back, find out what was not finite, and write it down. For all ranks together.
 
         ``scale`` is the loss scale, a tensor (). The samples are read again, so that no step has to keep them.
@@ -62,7 +64,7 @@ class NonFiniteStepHandler:
         finding = examine(
             self.model,
             batches,
-            forward=lambda batch: forward(self.model, batch)[:2],
+            forward=partial(forward, self.model),
             backward=lambda batch, loss: (loss * scale * batch.weight).backward(),
             rank=self.distributed.rank,
         )

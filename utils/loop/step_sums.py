@@ -9,6 +9,7 @@ import torch
 
 from utils.checkpoint.progress import Progress
 from utils.data.loaders import Batch
+from utils.loop.forward import Outputs
 from utils.record.metrics import COUNT, ClassificationMeter
 from utils.record.reporter import StepRecord
 from utils.runtime.distributed import Distributed
@@ -27,9 +28,9 @@ class StepSums:
     def full(self) -> bool:
         return len(self.pending) == self.steps
 
-    def add_pass(self, batch: Batch, loss: torch.Tensor, output: torch.Tensor, named: dict[str, torch.Tensor]) -> None:
-        """Add a forward pass of the step under way: its mean loss, logits (n, classes) and named losses."""
-        self.meter.update(len(self.pending), loss, output, batch.targets, named)
+    def add_pass(self, batch: Batch, outputs: Outputs) -> None:
+        """Add a forward pass of the current step."""
+        self.meter.update(len(self.pending), outputs.loss, outputs.logits, batch.targets, outputs.losses)
 
     def end_step(self, lr: float, norm: torch.Tensor, scale: torch.Tensor) -> None:
         """End the step: its learning rate, gradient norm and loss scale."""

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.data.loaders import ValidationLoader
+from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
+from utils.loop.forward import forward
 from utils.record.metrics import ClassificationMeter, Report
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
@@ -25,10 +26,12 @@ def validate(
     writer: NullWriter,
     bad_images: BadImages,
     between: Callable[[], None],
+    before_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Report:
     """The bare module over this rank's batches, with rank 0's buffers; sums over all ranks.
 
-    ``between`` is called after each round, in which every rank has at most one batch: as often on all of them.
+    ``before_batch`` is called for each of this rank's batches. ``between`` is called after each round, in which every
+    rank has at most one batch, and so equally often on all of them.
     """
     distributed.broadcast_buffers(model)
     model.eval()
@@ -38,12 +41,11 @@ def validate(
         for _ in range(loader.rounds):
             batch = next(batches, None)  # in the last round some ranks have none
             if batch is not None:
+                before_batch(batch)
                 bad_images.note(batch)
             if batch is not None and len(batch.targets):
-                with autocast:
-                    output = model(batch.images)
-                    loss = functional.cross_entropy(output, batch.targets)
-                meter.update(batch.number, loss, output, batch.targets)
+                logits, loss, _ = forward(model, batch, functional.cross_entropy, autocast)
+                meter.update(batch.number, loss, logits, batch.targets)
             bar.update(batch is not None)
             between()
     model.train()

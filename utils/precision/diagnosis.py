@@ -114,13 +114,13 @@ def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
 def examine(
     model: nn.Module,
     passes: Iterable[Pass],
-    forward: Callable[[Pass], tuple[torch.Tensor, torch.Tensor]],
+    forward: Callable[[Pass], tuple[torch.Tensor, ...]],
     backward: Callable[[Pass, torch.Tensor], None],
     rank: int,
 ) -> Finding:
     """Repeat a step's ``passes`` until one gives something that is not finite.
 
-    ``forward`` gives a pass's logits (n, classes) and loss, ``backward`` takes the loss. Gradients are
+    ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients are
     left as they come; buffers and random state are the caller's. A compiled network runs uncompiled.
     """
     found, samples = NonFinite(), []
@@ -128,7 +128,7 @@ def examine(
         logits: list[torch.Tensor] = []
 
         def run(part: Pass = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
-            output, loss = forward(part)
+            output, loss, *_ = forward(part)
             logits.append(output.detach())
             return loss
 

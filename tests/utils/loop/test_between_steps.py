@@ -400,4 +400,4 @@ def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
         distributed=trained.distributed, curr_scen_name="a name",
     )  # fmt: skip
     assert traval.validation(0, report=False) == trained.validation(0, report=False)
-    assert traval.name == "a name" and traval.optimizers == ()
+    assert traval.run_name == "a name" and traval.optimizers == ()

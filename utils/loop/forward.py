@@ -1,0 +1,57 @@
+"""The forward pass and its loss, the same for training, validation and every tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import torch
+
+from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
+
+Loss = torch.Tensor | dict[str, torch.Tensor]
+
+
+class Labelled(Protocol):
+    """A batch: float images (m, c, h, w) and int64 targets (n,), n <= m; images beyond n only fill up."""
+
+    images: torch.Tensor
+    targets: torch.Tensor
+
+
+class Outputs(NamedTuple):
+    """``logits`` (n, classes), the ``loss`` () to minimise, and its terms by name where it has several."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor
+    losses: dict[str, torch.Tensor]
+
+
+def forward(
+    network: Callable[[torch.Tensor], torch.Tensor],
+    batch: Labelled,
+    criterion: Callable[[torch.Tensor, torch.Tensor], Loss],
+    autocast: AbstractContextManager,
+    *,
+    penalty: float = 0.0,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Outputs:
+    """Run ``network`` on ``batch``; ``autocast`` covers this and the criterion only.
+
+    ``criterion`` gives the mean loss, or named ones, whose sum is minimised. ``penalty`` times the norm of the loss's
+    gradient is added, for which ``network`` must be a module and ``scaler`` the one in use. Without targets, the loss
+    is a sum over no logits: 0, with zero gradients, so that this rank takes part in the step.
+    """
+    count = len(batch.targets)
+    with twice_differentiable(bool(penalty)), autocast:
+        logits = network(batch.images)[:count]
+        loss = criterion(logits, batch.targets) if count else logits.sum()
+    losses = dict(loss) if isinstance(loss, dict) else {}
+    if losses:
+        loss = sum(losses.values())
+    if penalty and count:
+        losses = losses or {"criterion": loss}
+        losses["grad_penalty"] = penalty * gradient_norm(loss, network.parameters(), scaler)
+        loss = loss + losses["grad_penalty"]
+    return Outputs(logits, loss, losses)

@@ -1,0 +1,48 @@
+"""Named points of training at which others may look on: measurements, records of a run, fault injection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from utils.data.loaders import Batch
+    from utils.loop.forward import Outputs
+    from utils.record.metrics import Report
+    from utils.train_validation import TraVal
+
+
+@dataclass
+class Hooks:
+    """Callables for each point, called in list order; all lists are empty by default.
+
+    A step calls, for each of its passes, ``before_forward``, ``after_forward``, ``before_backward`` and
+    ``after_backward``, then ``before_update`` once the gradients are unscaled and clipped (``norm``: a tensor (),
+    before clipping, which may be infinite) and ``after_update`` when the step is counted, even if it was skipped.
+    Repeating a step that was not finite calls the two points of a forward pass again. Validation calls
+    ``before_validation_batch`` for each batch of this rank, the raw weights' and then the moving average's, and
+    ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and ``after_save`` surround handing
+    the state to the checkpointer, on rank 0 only.
+
+    A hook may change ``outputs.loss`` in place. It must not change anything else, nor synchronise with other ranks.
+    """
+
+    before_forward: list[Callable[[TraVal, Batch], Any]] = field(default_factory=list)
+    after_forward: list[Callable[[TraVal, Batch, Outputs], Any]] = field(default_factory=list)
+    before_backward: list[Callable[[TraVal, Batch, Outputs], Any]] = field(default_factory=list)
+    after_backward: list[Callable[[TraVal, Batch, Outputs], Any]] = field(default_factory=list)
+    before_update: list[Callable[[TraVal, torch.Tensor], Any]] = field(default_factory=list)
+    after_update: list[Callable[[TraVal], Any]] = field(default_factory=list)
+    before_validation_batch: list[Callable[[TraVal, Batch], Any]] = field(default_factory=list)
+    after_validation: list[Callable[[TraVal, Report], Any]] = field(default_factory=list)
+    before_save: list[Callable[[TraVal, tuple[str, ...]], Any]] = field(default_factory=list)
+    after_save: list[Callable[[TraVal, tuple[str, ...]], Any]] = field(default_factory=list)
+
+
+def call(hooks: Iterable[Callable[..., Any]], *arguments: Any) -> None:
+    """Call each hook of a point."""
+    for hook in hooks:
+        hook(*arguments)
