@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+    from utils.checkpoint.progress import Progress
     from utils.data.loaders import Batch
     from utils.loop.forward import Outputs
     from utils.record.metrics import Report
-    from utils.train_validation import TraVal
+
+
+class Caller(Protocol):
+    """What every hook is given first: the ``TraVal`` that calls it. ``progress`` counts the steps done."""
+
+    model: torch.nn.Module
+    progress: Progress
+    run_name: str
 
 
 @dataclass
@@ -30,16 +38,16 @@ class Hooks:
     A hook may change ``outputs.loss`` in place. It must not change anything else, nor synchronise with other ranks.
     """
 
-    before_forward: list[Callable[[TraVal, Batch], Any]] = field(default_factory=list)
-    after_forward: list[Callable[[TraVal, Batch, Outputs], Any]] = field(default_factory=list)
-    before_backward: list[Callable[[TraVal, Batch, Outputs], Any]] = field(default_factory=list)
-    after_backward: list[Callable[[TraVal, Batch, Outputs], Any]] = field(default_factory=list)
-    before_update: list[Callable[[TraVal, torch.Tensor], Any]] = field(default_factory=list)
-    after_update: list[Callable[[TraVal], Any]] = field(default_factory=list)
-    before_validation_batch: list[Callable[[TraVal, Batch], Any]] = field(default_factory=list)
-    after_validation: list[Callable[[TraVal, Report], Any]] = field(default_factory=list)
-    before_save: list[Callable[[TraVal, tuple[str, ...]], Any]] = field(default_factory=list)
-    after_save: list[Callable[[TraVal, tuple[str, ...]], Any]] = field(default_factory=list)
+    before_forward: list[Callable[[Caller, Batch], Any]] = field(default_factory=list)
+    after_forward: list[Callable[[Caller, Batch, Outputs], Any]] = field(default_factory=list)
+    before_backward: list[Callable[[Caller, Batch, Outputs], Any]] = field(default_factory=list)
+    after_backward: list[Callable[[Caller, Batch, Outputs], Any]] = field(default_factory=list)
+    before_update: list[Callable[[Caller, torch.Tensor], Any]] = field(default_factory=list)
+    after_update: list[Callable[[Caller], Any]] = field(default_factory=list)
+    before_validation_batch: list[Callable[[Caller, Batch], Any]] = field(default_factory=list)
+    after_validation: list[Callable[[Caller, Report], Any]] = field(default_factory=list)
+    before_save: list[Callable[[Caller, tuple[str, ...]], Any]] = field(default_factory=list)
+    after_save: list[Callable[[Caller, tuple[str, ...]], Any]] = field(default_factory=list)
 
 
 def call(hooks: Iterable[Callable[..., Any]], *arguments: Any) -> None:
