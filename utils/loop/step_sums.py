@@ -10,8 +10,8 @@ import torch
 from utils.checkpoint.progress import Progress
 from utils.data.loaders import Batch
 from utils.loop.forward import Outputs
+from utils.record.curves import StepRecord
 from utils.record.metrics import COUNT, ClassificationMeter
-from utils.record.reporter import StepRecord
 from utils.runtime.distributed import Distributed
 
 

@@ -6,10 +6,25 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-CURVES = ("step", "epoch", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
+
+class StepRecord(NamedTuple):
+    """One optimizer step in numbers, accuracies in percent."""
+
+    step: int
+    epoch: int
+    loss: float
+    top1: float
+    top5: float
+    lr: float
+    gradient_norm: float
+    loss_scale: float
+
+
+CURVES = StepRecord._fields
 WHOLE, REST = "metrics.npz", ".metrics.rows"
 NUMBER = np.dtype("<f8")
 SEALED_BYTES = NUMBER.itemsize * len(CURVES) + 4

@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from utils.checkpoint.progress import NOTHING, Progress
 from utils.config.settings import Settings
+from utils.record.curves import StepRecord
+from utils.record.epoch_scalars import Epoch, points_of, row_of
 from utils.record.metrics import COUNT, Report
 from utils.record.writer import NullWriter
 
 T = TypeVar("T")
-
-
-class StepRecord(NamedTuple):
-    """One optimizer step in numbers, in the order of ``curves.CURVES``; accuracies in percent."""
-
-    step: int
-    epoch: int
-    loss: float
-    top1: float
-    top5: float
-    lr: float
-    gradient_norm: float
-    loss_scale: float
 
 
 class Reporter:
@@ -116,37 +105,26 @@ class Reporter:
         if bar is not None:
             bar.set_postfix_str(f"{self._text(report)}  lr {last.lr:.4g}{skipped}", refresh=False)
 
-    def epoch(self, progress: Progress, result: Report, raw: Report | None, best: bool) -> dict[str, Any]:
+    def epoch(self, progress: Progress, result: Report, raw: Report | None, best: bool) -> dict[str, float]:
         """Points and log line of a finished epoch's validation; gives the epoch's row.
 
-        ``raw`` is the raw weights' result where ``result`` is that of their moving average. To be called
-        before the epoch's sums are dropped.
+        ``raw`` is the raw weights' result if ``result`` is that of their moving average. The epoch's sums must still be
+        in ``progress``.
         """
-        training, last = Report.from_sums(progress.epoch_sums), StepRecord(*progress.last_step)
-        seconds = time.perf_counter() - self._began
+        training, seconds = Report.from_sums(progress.epoch_sums), time.perf_counter() - self._began
         images_per_second = (training.count - self._count_before) / self._train_seconds
-        points = {"Loss/Test": result.loss, "Top1/Test": result.top1, "Top5/Test": result.top5}
-        row = {
-            "epoch": last.epoch, "step": progress.step, "lr": last.lr,
-            "train_loss": training.loss, "train_top1": training.top1, "train_top5": training.top5,
-            "val_loss": result.loss, "val_top1": result.top1, "val_top5": result.top5, "val_count": result.count,
-            "images_per_second": round(images_per_second, 1), "seconds": round(seconds, 3),
-            "skipped_steps": progress.skipped_steps, "partly_skipped_steps": progress.partly_skipped_steps,
-        }  # fmt: skip
-        if self.skips_bad_images:
-            row["unreadable_images"] = progress.replaced_images
-        row |= {f"train_{name}": loss for name, loss in progress.named_losses(progress.epoch_sums).items()}
-        line = f"epoch {last.epoch}/{self.epochs}  validation {self._text(result)}"
-        if raw is not None:
-            points |= {"Loss/Test_raw": raw.loss, "Top1/Test_raw": raw.top1, "Top5/Test_raw": raw.top5}
-            row |= {"raw_val_loss": raw.loss, "raw_val_top1": raw.top1, "raw_val_top5": raw.top5}
-            line += f"  (raw weights {self._text(raw)})"
-        self.writer.scalars(points, progress.step)
-        self.writer.log(f"{line}  epoch {seconds:.1f} s{'  best so far' if best else ''}")
+        last = StepRecord(*progress.last_step)
+        row = row_of(Epoch(progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images))
+        self.writer.scalars(points_of(row), progress.step)
+        raw_text = f"  (raw weights {self._text(raw)})" if raw is not None else ""
+        self.writer.log(
+            f"epoch {last.epoch}/{self.epochs}  validation {self._text(result)}{raw_text}  epoch {seconds:.1f} s"
+            + ("  best so far" if best else "")
+        )
         if not math.isfinite(result.loss):
             self.writer.log(
-                f"warning: the validation loss is {result.loss}: the network's outputs are no numbers any more; resume "
-                "from a checkpoint before, with a lower --lr, or see scripts/amp_audit.py"
+                f"warning: the validation loss is {result.loss}: the network's outputs are not finite any more; resume "
+                "from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
             )
         return row
 

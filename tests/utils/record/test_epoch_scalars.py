@@ -1,0 +1,42 @@
+"""An epoch's row and points, of all that an epoch can have."""
+
+from utils.checkpoint.progress import Progress
+from utils.record.curves import StepRecord
+from utils.record.epoch_scalars import EPOCH_SCALARS, RAW_SCALARS, Epoch, points_of, row_of
+from utils.record.metrics import Report
+
+PROGRESS = Progress(
+    step=46, skipped_steps=2, partly_skipped_steps=1, replaced_images=3, loss_names=["criterion", "grad_penalty"],
+    epoch_sums=[8.0, 2.0, 4.0, 4.0, 6.0, 2.0],
+)  # fmt: skip
+EPOCH = Epoch(
+    PROGRESS, StepRecord(46, 2, 1.9, 50.0, 100.0, 0.05, 0.7, 1024.0), Report(2.0, 50.0, 100.0, 4),
+    Report(0.5, 80.0, 99.0, 360), None, images_per_second=123.456, seconds=7.65432, skips_bad_images=False,
+)  # fmt: skip
+ALWAYS = {
+    "epoch": 2, "step": 46, "lr": 0.05, "train_loss": 2.0, "train_top1": 50.0, "train_top5": 100.0, "val_loss": 0.5,
+    "val_top1": 80.0, "val_top5": 99.0, "val_count": 360, "images_per_second": 123.5, "seconds": 7.654,
+    "skipped_steps": 2, "partly_skipped_steps": 1,
+}  # fmt: skip
+NAMED = {"train_criterion": 1.5, "train_grad_penalty": 0.5}
+TEST = {"Loss/Test": 0.5, "Top1/Test": 80.0, "Top5/Test": 99.0}
+
+
+def test_a_plain_epoch_has_these_columns_in_this_order_and_three_points():
+    row = row_of(EPOCH)
+    assert list(row.items()) == list((ALWAYS | NAMED).items())
+    assert points_of(row) == TEST
+
+
+def test_raw_weights_and_unreadable_images_have_columns_where_there_can_be_some():
+    row = row_of(EPOCH._replace(raw=Report(0.0, 70.0, 98.0, 360), skips_bad_images=True))
+    raw = {"raw_val_loss": 0.0, "raw_val_top1": 70.0, "raw_val_top5": 98.0}
+    assert list(row.items()) == list((ALWAYS | {"unreadable_images": 3} | NAMED | raw).items())
+    assert points_of(row) == TEST | {"Loss/Test_raw": 0.0, "Top1/Test_raw": 70.0, "Top5/Test_raw": 98.0}
+
+
+def test_no_column_and_no_tag_is_declared_twice():
+    scalars = (*EPOCH_SCALARS, *RAW_SCALARS)
+    tags = [scalar.tag for scalar in scalars if scalar.tag]
+    assert len({scalar.column for scalar in scalars}) == len(scalars)
+    assert len(set(tags)) == len(tags)

@@ -1,0 +1,73 @@
+"""The scalars of an epoch: columns of metrics.csv and points in TensorBoard, each declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from utils.checkpoint.progress import Progress
+from utils.record.curves import StepRecord
+from utils.record.metrics import Report
+
+
+class Epoch(NamedTuple):
+    """What the scalars are made from. ``raw``: the raw weights' result if ``validation`` is that of their average."""
+
+    progress: Progress
+    last: StepRecord
+    training: Report
+    validation: Report
+    raw: Report | None
+    images_per_second: float
+    seconds: float
+    skips_bad_images: bool
+
+
+class EpochScalar(NamedTuple):
+    """A column, and a point if it has a ``tag``. An epoch for which ``value`` gives None has neither."""
+
+    column: str
+    value: Callable[[Epoch], float | None]
+    tag: str | None = None
+
+
+EPOCH_SCALARS = (
+    EpochScalar("epoch", lambda epoch: epoch.last.epoch),
+    EpochScalar("step", lambda epoch: epoch.progress.step),
+    EpochScalar("lr", lambda epoch: epoch.last.lr),
+    EpochScalar("train_loss", lambda epoch: epoch.training.loss),
+    EpochScalar("train_top1", lambda epoch: epoch.training.top1),
+    EpochScalar("train_top5", lambda epoch: epoch.training.top5),
+    EpochScalar("val_loss", lambda epoch: epoch.validation.loss, "Loss/Test"),
+    EpochScalar("val_top1", lambda epoch: epoch.validation.top1, "Top1/Test"),
+    EpochScalar("val_top5", lambda epoch: epoch.validation.top5, "Top5/Test"),
+    EpochScalar("val_count", lambda epoch: epoch.validation.count),
+    EpochScalar("images_per_second", lambda epoch: round(epoch.images_per_second, 1)),
+    EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
+    EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
+    EpochScalar("partly_skipped_steps", lambda epoch: epoch.progress.partly_skipped_steps),
+    EpochScalar("unreadable_images", lambda epoch: epoch.progress.replaced_images if epoch.skips_bad_images else None),
+)
+RAW_SCALARS = (
+    EpochScalar("raw_val_loss", lambda epoch: epoch.raw and epoch.raw.loss, "Loss/Test_raw"),
+    EpochScalar("raw_val_top1", lambda epoch: epoch.raw and epoch.raw.top1, "Top1/Test_raw"),
+    EpochScalar("raw_val_top5", lambda epoch: epoch.raw and epoch.raw.top5, "Top5/Test_raw"),
+)
+
+
+def row_of(epoch: Epoch) -> dict[str, float]:
+    """The epoch's row: the scalars, with the named training losses in front of those of the raw weights."""
+    named = epoch.progress.named_losses(epoch.progress.epoch_sums)
+    losses = {f"train_{name}": loss for name, loss in named.items()}
+    return _columns(EPOCH_SCALARS, epoch) | losses | _columns(RAW_SCALARS, epoch)
+
+
+def points_of(row: dict[str, float]) -> dict[str, float]:
+    """The points in TensorBoard that belong to ``row``."""
+    tagged = (scalar for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag and scalar.column in row)
+    return {scalar.tag: row[scalar.column] for scalar in tagged}
+
+
+def _columns(scalars: Iterable[EpochScalar], epoch: Epoch) -> dict[str, float]:
+    values = {scalar.column: scalar.value(epoch) for scalar in scalars}
+    return {column: value for column, value in values.items() if value is not None}
