@@ -215,3 +215,17 @@ def test_every_name_of_the_code_exists(page):
     files = {path.name for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
     missing = {name for name in names if name not in files and not re.search(rf"\b{name.split('.')[-1]}\b", code)}
     assert missing == set()
+
+
+@pytest.mark.parametrize("page", [ARCHITECTURE, "CONTRIBUTING.md"])
+def test_every_name_is_in_the_file_that_is_said_to_hold_it(page):
+    text = " ".join(PAGES[page].split())
+    said = re.findall(r"`([A-Za-z_.]+)` (?:in|of) `([\w/]+\.py)`", text) + re.findall(
+        r"`([A-Za-z_.]+)` \(`([\w/]+\.py)`\)", text
+    )
+    assert said
+    for name, path in said:
+        assert re.search(rf"^ *(class |def )?{name.split('.')[-1]}\b", (ROOT / path).read_text(), flags=re.M), (
+            name,
+            path,
+        )
