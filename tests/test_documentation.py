@@ -206,7 +206,7 @@ def test_the_picture_of_the_layers_is_the_tests():
 
 @pytest.mark.parametrize("page", [ARCHITECTURE, "CONTRIBUTING.md"])
 def test_every_name_of_the_code_exists(page):
-    code = "\n".join(path.read_text() for path in FILES.values())
+    code = "\n".join(path.read_text() for path in (*FILES.values(), *ROOT.glob("tests/**/*.py")))
     names = {span.partition("(")[0] for span in code_spans(PAGES[page])}
     names = {
         name for name in names if re.fullmatch(r"[A-Za-z]\w*(\.\w+)*", name) and re.search(r"[_.]|[a-z][A-Z]", name)
