@@ -31,7 +31,7 @@ from utils.data.sets import class_folders
 from utils.data.sets.class_folders import find_splits, printable, training_folder
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import ImageFiles, Images
-from utils.data.workers import Workers
+from utils.data.worker_pool.pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
 HASH_BYTES = 16  # of the SHA-256 over an image's pixels
@@ -177,8 +177,8 @@ def inspect(found: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.n
     try:
         with progress.counting("Checking", len(found), "images") as advance, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")  # whoever gives --workers knows
-            reads = Workers(chunks, parts, min(workers, len(parts)))
-            for part, (chunk, damaged) in zip(parts, reads, strict=True):
+            pool = WorkerPool(chunks, min(workers, len(parts)))
+            for part, (chunk, damaged) in zip(parts, pool.read(parts), strict=True):
                 records[part.start : part.stop] = chunk
                 damage.update(damaged)
                 advance(len(part))

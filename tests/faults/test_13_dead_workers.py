@@ -25,7 +25,7 @@ from utils.data.sample_plan import MicroBatch
 from utils.data.sets import cache
 from utils.data.sets.readers import ImageFiles
 from utils.data.sources import MicroBatchReader, StreamSource, measured_workers
-from utils.data.workers import in_shared_memory
+from utils.data.worker_pool.shared_memory import in_shared_memory
 
 CPU = torch.device("cpu")
 COUNT = 24
@@ -129,7 +129,7 @@ def test_a_worker_that_dies_between_two_batches_is_told_at_the_next_not_where_tr
     source = streaming(files, workers=2)
     batches = source.batches(micro_batches())
     next(batches)
-    victim = source._reading._processes[0].pid
+    victim = source._pool._processes[0].pid
     os.kill(victim, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while state(victim) != "Z":  # here torch alone raises RuntimeError
@@ -198,10 +198,10 @@ SHM_PROGRAM = """
 import sys
 from tests.faults.test_13_dead_workers import Tensors
 from utils.data.images.view import View
-from utils.data.workers import Workers
+from utils.data.worker_pool.pool import WorkerPool
 kept = []
 try:
-    for read in Workers(Tensors(), [100_000] * 40, 2):
+    for read in WorkerPool(Tensors(), 2).read([100_000] * 40):
         kept.append(read)
 except ValueError as error:
     print(len(kept), error)
@@ -302,8 +302,8 @@ PIPE_PROGRAM = """
 import time
 from tests.faults.test_13_dead_workers import Arrays
 from utils.data.images.view import View
-from utils.data.workers import Workers
-for _ in Workers(Arrays(), list(range(100)), 2):
+from utils.data.worker_pool.pool import WorkerPool
+for _ in WorkerPool(Arrays(), 2).read(range(100)):
     print("one", flush=True)
     time.sleep(1000)
 """
@@ -325,8 +325,8 @@ MERGED_PROGRAM = """
 import multiprocessing, os, signal, subprocess
 from tests.faults.test_13_dead_workers import Arrays
 from utils.data.images.view import View
-from utils.data.workers import Workers
-walk = iter(Workers(Arrays(), list(range(100)), 1, keep=True))
+from utils.data.worker_pool.pool import WorkerPool
+walk = WorkerPool(Arrays(), 1, keep=True).read(range(100))
 next(walk)
 (worker,) = multiprocessing.active_children()
 os.kill(worker.pid, signal.SIGSTOP)

@@ -18,7 +18,8 @@ from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
-from utils.data.workers import Workers, in_shared_memory, shared_bytes
+from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool.shared_memory import in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device
 
 # Micro-batches of one epoch, their uint8 images (m, c, h, w) and int64 labels (m,), one's after the other's.
@@ -110,15 +111,13 @@ class StreamSource:
     def __init__(self, reader: MicroBatchReader, device: torch.device, *, workers: int | str, cores: int) -> None:
         self.reader, self.device = reader, device
         self.workers = measured_workers(reader, cores) if workers == "auto" else workers
-        self._queue: list[MicroBatch] = []
-        self._reading = Workers(reader, self._queue, self.workers, pin=device.type == "cuda", keep=True)
+        self._pool = WorkerPool(reader, self.workers, pin=device.type == "cuda", keep=True)
 
     def __len__(self) -> int:
         return len(self.reader.images)
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
-        self._queue[:] = list(micro_batches)
-        for read in self._reading:
+        for read in self._pool.read(list(micro_batches)):
             yield self._on_device(read)
 
     def read(self, micro_batch: MicroBatch) -> Item:
@@ -216,5 +215,5 @@ def measured_workers(reader: MicroBatchReader, cores: int) -> int:
 def reading_speed(reader: MicroBatchReader, parts: list[np.ndarray], workers: int) -> float:
     """Images a second while all workers read, which they do once the first ``workers`` parts have arrived."""
     micro_batches = [MicroBatch(0, 0, part, len(part), 1.0, True) for part in parts]
-    arrived = [time.perf_counter() for _ in Workers(reader, micro_batches, workers)]
+    arrived = [time.perf_counter() for _ in WorkerPool(reader, workers).read(micro_batches)]
     return sum(map(len, parts[workers:])) / (arrived[-1] - arrived[workers - 1])

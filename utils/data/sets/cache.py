@@ -31,7 +31,7 @@ from utils.data.images.view import View
 from utils.data.progress_log import Log, ProgressLog
 from utils.data.sets.claims import claim, leave, remove_abandoned
 from utils.data.sets.readers import ImageFiles, MemoryImages
-from utils.data.workers import Workers
+from utils.data.worker_pool.pool import WorkerPool
 
 DECODING_VERSION = 1  # to be raised whenever decode_whole or decode_crop give other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers pass over hidden folders
@@ -164,10 +164,10 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
     pixels = torch.empty(count, channels, view.size, view.size, dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
     parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
-    reads = Workers(_Chunks(images, view, skip_bad), parts, min(workers, len(parts)))
+    pool = WorkerPool(_Chunks(images, view, skip_bad), min(workers, len(parts)))
     unreadable: dict[int, UnreadableImage] = {}
     with progress.counting("Decoding", count, "images") as advance:
-        for part, (decoded_part, bad) in zip(parts, reads, strict=True):
+        for part, (decoded_part, bad) in zip(parts, pool.read(parts), strict=True):
             pixels[part.start : part.stop] = torch.from_numpy(decoded_part)
             unreadable |= bad
             advance(len(part))

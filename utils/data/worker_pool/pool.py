@@ -1,0 +1,140 @@
+"""Worker processes that read for the training process.
+
+A worker can be killed, mostly by a system that is out of memory, and containers give 64 MB of shared memory by default.
+The user can fix both, so both are a ``UserError``; any other error stays what it is.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import connection
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from utils.config.settings import UserError
+from utils.data.worker_pool.shared_memory import MORE_SHARED_MEMORY
+from utils.data.worker_pool.signals import child_handler, ignore_run_signals, kill_workers_at_exit, run_signals_blocked
+
+END_SECONDS = 1.0  # a killed process closes its pipes a little before it has ended
+AHEAD = 4  # items that each worker reads ahead
+
+
+class WorkerPool:
+    """``count`` processes that read items of ``dataset``; 0 reads in place.
+
+    Items are handed over as they are, and no tensors are made of arrays: arrays come through a pipe, tensors through
+    shared memory (see ``in_shared_memory``). ``keep``: the processes stay for the next walk.
+    """
+
+    def __init__(self, dataset: Dataset, count: int, *, pin: bool = False, keep: bool = False) -> None:
+        self._keys: list[Any] = []  # of the walk; DataLoader keeps one sampler for all walks
+        self._loader = DataLoader(
+            _CatchingUserErrors(dataset),
+            batch_size=None,  # a key stands for a batch
+            sampler=self._keys,
+            num_workers=count,
+            collate_fn=_as_it_is,
+            pin_memory=pin,
+            worker_init_fn=partial(ignore_run_signals, os.getpid()),
+            persistent_workers=keep and count > 0,
+            prefetch_factor=AHEAD if count else None,
+            generator=torch.Generator(),  # its own: the number of loaders does not change the run's random numbers
+        )
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+
+    def read(self, keys: Sequence[Any]) -> Iterator[Any]:
+        """``dataset[key]`` for each of ``keys``, in order.
+
+        Raises ``UserError`` when ``dataset`` raises one, without a worker's traceback, or when a worker ends.
+        """
+        self._keys[:] = keys
+        for item in self._handed_over() if self._loader.num_workers else self._loader:
+            if isinstance(item, UserError):
+                try:
+                    raise item
+                finally:
+                    del item  # it refers to this frame, and the frame to the workers: they would end late
+            yield item
+
+    def _handed_over(self) -> Iterator[Any]:
+        iterator = self._begin()
+        while (item := self._await(lambda: next(iterator, _END))) is not _END:
+            yield item
+
+    def _begin(self) -> Iterator[Any]:
+        if not self._loader.persistent_workers:
+            self._processes = []  # those of the walk before
+        before = multiprocessing.active_children()
+        try:
+            with run_signals_blocked():  # until the workers are ready to ignore them
+                iterator = self._await(lambda: iter(self._loader))
+        except OSError as error:  # no process, or no semaphore in shared memory
+            raise UserError(
+                f"--workers {self._loader.num_workers}: processes that read images cannot be started "
+                f"({error.strerror or error}); use fewer, or --workers 0"
+            ) from error
+        child_handler.install()
+        kill_workers_at_exit()
+        started = [process for process in multiprocessing.active_children() if process not in before]
+        self._processes = started or self._processes  # none starts if they were kept
+        return iterator
+
+    def _await(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` gives, which waits for the workers."""
+        self._refuse_ended()
+        try:
+            with child_handler.raising_if(lambda: bool(self._ended)):
+                return call()
+        except (RuntimeError, OSError, EOFError):  # torch's report, or a pipe that lost its other end
+            connection.wait([process.sentinel for process in self._processes], END_SECONDS)
+            self._refuse_ended()
+            raise
+
+    @property
+    def _ended(self) -> list[multiprocessing.process.BaseProcess]:
+        """The workers that have ended, which none does by itself while there is something to read."""
+        return [process for process in self._processes if process.exitcode is not None]
+
+    def _refuse_ended(self) -> None:
+        if self._ended:
+            raise UserError(_end_of(self._ended[0]))
+
+
+_END = object()
+
+
+class _CatchingUserErrors(Dataset):
+    """Hands a ``UserError`` of ``dataset`` over as an item: DataLoader would bury it in a worker's traceback."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self._dataset[key]
+        except UserError as error:
+            return error
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _end_of(process: multiprocessing.process.BaseProcess) -> str:
+    """How a worker ended and what to do, in one line."""
+    who, code = f"process {process.pid}, which reads images,", process.exitcode
+    if code == -signal.SIGKILL:
+        return (
+            f"{who} was killed (SIGKILL), by hand or because memory ran out; start again with fewer --workers, "
+            "or --workers 0"
+        )
+    if code == -signal.SIGBUS:
+        return f"{who} was killed (SIGBUS), as when shared memory is too small; {MORE_SHARED_MEMORY}"
+    how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+    return f"{who} {how}; start again, with --workers 0 when it happens again"
