@@ -1,12 +1,12 @@
-"""How fast it is: main.py and its parts against bare loops, torchvision and timm, in one table.
+"""Measure the speed of main.py and its parts against bare loops, torchvision and timm, in one table.
 
-    python scripts/benchmark.py                              # everything that this machine can run
+    python scripts/benchmark.py                              # everything this machine can run
     python scripts/benchmark.py --only start-up decode       # parts of it
     python scripts/benchmark.py --mnist DIR --cifar10 DIR --images DIR --timm-train PATH/train.py
 
-Both sides of a row are measured alternately, round by round; its ratio is the median of the rounds' own ratios. Leaves
-benchmark.csv and benchmark.png in --output. Heavy imports stand inside the functions: --help and mistakes answer at
-once.
+The two sides of a row are measured alternately, round by round; the row's ratio is the median of the rounds' ratios.
+Writes benchmark.csv and benchmark.png to --output. The functions do the slow imports, so that --help and mistakes
+answer at once.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PARTS = {
 
 
 def main(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
-    # Of the measured commands: main.py sets the spinning of its threads itself, and the others go without.
+    """Run the tool. Returns its exit code."""
+    # For the measured commands: main.py sets how long its threads spin; the others use the system's default.
     environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
@@ -67,7 +67,7 @@ def build_parser() -> ToolParser:
     parser.add_argument("--rounds", type=whole(1, 1000), default=3, metavar="N", help="measurements of each side [3]")
     parser.add_argument("--seconds", type=seconds, default=2.0, metavar="X", help="about how long one takes [2]")
     parser.add_argument(
-        "--output", default="benchmarks/all", metavar="DIR", help="folder of the files [benchmarks/all]"
+        "--output", default="benchmarks/all", metavar="DIR", help="folder for the results [benchmarks/all]"
     )
     parser.add_argument("--mnist", metavar="DIR", help="MNIST's idx files [random images of its shape]")
     parser.add_argument("--cifar10", metavar="DIR", help="CIFAR-10 as for main.py [random images of its shape]")
@@ -81,7 +81,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags. Raises ``UserError`` with all that cannot be."""
+    """The checked flags. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
     mistakes = []
     for name in ("mnist", "cifar10", "images"):
@@ -91,7 +91,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     if own.timm_train is not None and not os.path.isfile(own.timm_train):
         mistakes.append(f"--timm-train {own.timm_train}: no such file; give the path of timm's train.py")
     if not own.output.strip() or "\0" in own.output:
-        mistakes.append("--output must not be empty or hold a NUL character")
+        mistakes.append("--output must not be empty or contain a NUL character")
     if mistakes:
         raise UserError(*mistakes)
     return own
@@ -101,7 +101,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def benchmark(own: argparse.Namespace, setup: Setup) -> int:
-    """Measure all parts, print each row when it is there, leave the table and its picture in the output folder."""
+    """Measure all parts, print each row as it comes, and write the table and its picture to the output folder."""
     from scripts.benchmarks import report
     from scripts.common.figures import write_csv
 
@@ -109,7 +109,7 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
     machine = report.machine(setup.threads, setup.device)
     made_up = [f"--{name}" for name in ("mnist", "cifar10", "images") if getattr(own, name) is None]
     how = f"Rounds: {own.rounds}, about {own.seconds:g} s a measurement"
-    how += f"; made-up images for want of {', '.join(made_up)}" * bool(made_up)
+    how += f"; generated images where {', '.join(made_up)} is not given" * bool(made_up)
     print(f"{machine}\n{how}\n\n{report.header()}", flush=True)
     rows: list[Row] = []
     began = time.perf_counter()
@@ -136,7 +136,7 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
 
 
 def matches(only: Sequence[str], setup: Setup) -> Iterator[tuple[str, Match | str]]:
-    """The chosen parts' matches in the order of ``PARTS``, each with its part, or why something is left out."""
+    """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
     from scripts.benchmarks import efficiency, loading, records, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
@@ -145,15 +145,15 @@ def matches(only: Sequence[str], setup: Setup) -> Iterator[tuple[str, Match | st
     }  # fmt: skip
     for part in PARTS:
         if part in only:
-            # The parts in this process and of single commands are about the CPU.
+            # The other parts measure the CPU.
             if setup.on_cpu or part in ("efficiency", "ranks"):
                 yield from ((part, match) for match in parts[part](setup))
             else:
-                yield part, f"{part} is left out: it is measured on the CPU, and --device cuda was given"
+                yield part, f"{part} is skipped: it measures the CPU, and --device cuda was given"
 
 
 def measure(part: str, match: Match, rounds: int) -> list[Row]:
-    """The rows of one match, behind a bar on a terminal."""
+    """The rows of one match, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     from scripts.benchmarks.measure import play

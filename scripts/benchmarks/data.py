@@ -1,4 +1,4 @@
-"""Data for the measurements: what the user gave, in the shape that both sides read, or random images of that shape."""
+"""Data for the measurements: the user's, in a layout that both sides read, or random images in that layout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from utils.data.sets.readers import ImageFiles, find_idx
 
 IDX_SHAPES = {"train": (60_000, 28, 28), "t10k": (10_000, 28, 28)}
 CLASSES = 10
-TREE_IMAGES = {"train": 640, "val": 100}  # five batches of 128: a CPU takes seconds for each
-CUT_IMAGES = 256  # from each photograph, where the user gives no JPEG files
+TREE_IMAGES = {"train": 640, "val": 100}  # five batches of 128; a CPU takes seconds for each
+CUT_IMAGES = 256  # from each photograph, if the user gives no JPEG files
 
 
 def mnist(given: str | None, scratch: Path) -> Path:
-    """A folder that torchvision's MNIST reads, and main.py: links to the user's files, or random images."""
+    """A folder that both torchvision's MNIST and main.py read: links to the user's files, or random images."""
     raw = scratch / "mnist" / "MNIST" / "raw"
     if raw.is_dir():
         return raw.parents[1]
@@ -36,7 +36,7 @@ def mnist(given: str | None, scratch: Path) -> Path:
         for path in place.glob("*-ubyte*"):
             if path.suffix != ".gz":
                 (raw / path.name).symlink_to(path.resolve())
-            elif not (place / path.stem).exists():  # torchvision's MNIST wants it unpacked
+            elif not (place / path.stem).exists():  # torchvision's MNIST needs it unpacked
                 extract_archive(str(path), str(raw / path.stem))
         return raw.parents[1]
     generator = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def mnist(given: str | None, scratch: Path) -> Path:
 
 
 def cifar10_tree(given: str | None, scratch: Path) -> Path:
-    """Class folders of PNG files, ``TREE_IMAGES`` in all: the user's first of each class, or random ones."""
+    """Class folders of PNG files, ``TREE_IMAGES`` in all: the user's first ones of each class, or random ones."""
     root = scratch / "cifar10"
     if root.is_dir():
         return root

@@ -15,7 +15,7 @@ BARE, TIMM = "bare loop", "timm's train.py"
 
 
 def efficiency(setup: Setup) -> Iterator[Match | str]:
-    """Training end to end: every figure of ours is from a run's metrics.csv, epochs after the first."""
+    """Training end to end. Our figures come from a run's metrics.csv, without the first epoch."""
     if setup.on_cpu:
         yield fc_on_mnist(setup)
         yield resnet18_on_cifar10(setup)
@@ -26,7 +26,7 @@ def efficiency(setup: Setup) -> Iterator[Match | str]:
 
 
 def fc_on_mnist(setup: Setup) -> Match:
-    """The smallest network, where whatever a loop adds shows most."""
+    """The smallest network, where the loop's own cost shows most."""
     folder = data.mnist(setup.mnist, setup.scratch)
     cpu = ("--device", "cpu")
     ours = main_run(
@@ -43,7 +43,7 @@ def fc_on_mnist(setup: Setup) -> Match:
 
 
 def resnet18_on_cifar10(setup: Setup) -> Match:
-    """A network whose own work is nearly all there is; a few batches, since a CPU takes a second for each."""
+    """A network that takes nearly all of the time; a few batches, since a CPU takes a second for each."""
     tree = data.cifar10_tree(setup.cifar10, setup.scratch)
     shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3, "--channels-last", "--device", "cpu")
     rivals = [Rival(f"{BARE}, one batch", bare_ways(setup, *shape, *BATCH), 0.97)]
@@ -73,7 +73,7 @@ def bare_ways(setup: Setup, *flags: object) -> dict[str, Measure]:
 
 
 def on_gpu(setup: Setup) -> Iterator[Match | str]:
-    """Networks on images that are there already, and JPEG files that have to come in time."""
+    """Networks on images already in memory, and on JPEG files that must arrive in time."""
     amp = ("--amp", "--channels-last", "--device", "cuda")
     ours_amp = ("--amp", "fp16", "--channels-last", "--device", "cuda", "--epochs", 3, "--lr", 0.01)
     shape = ("--arch", "resnet50", "--image-size", 224)

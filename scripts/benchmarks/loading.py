@@ -30,7 +30,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 CPU = torch.device("cpu")
 CIFAR10_IMAGES, BATCH_SIZE = 50_000, 128
 SIZE, RESIZED, JPEG_BATCH_SIZE = 224, 256, 64
-PREFETCHED = 4  # the most batches for each worker that any loader here holds ready
+PREFETCHED = 4  # at most this many batches per worker are ready in any loader here
 
 
 def data_path(setup: Setup) -> Iterator[Match | str]:
@@ -40,7 +40,7 @@ def data_path(setup: Setup) -> Iterator[Match | str]:
 
 
 def loading(setup: Setup, batches: Callable[[int], Iterable[Any]], workers: int = 0) -> Measure:
-    """Images a second of ``batches(epoch)``, one epoch after the other. What workers have ready is not timed."""
+    """Images a second of ``batches(epoch)``, epoch after epoch. Batches that workers have ready are not timed."""
 
     def sizes() -> Iterator[int]:
         epoch = 0
@@ -57,7 +57,7 @@ def loading(setup: Setup, batches: Callable[[int], Iterable[Any]], workers: int 
 
 
 def resident(setup: Setup) -> Match:
-    """50,000 images of 32 pixels in memory: shift, flip, normalise. Random ones, which take no other time."""
+    """50,000 images of 32 pixels in memory: shift, flip, normalise. Random images take the same time."""
     pixels = np.random.default_rng(0).integers(256, size=(CIFAR10_IMAGES, 3, 32, 32), dtype=np.uint8)
     images = MemoryImages(torch.from_numpy(pixels), torch.arange(CIFAR10_IMAGES) % data.CLASSES)
     flags = ("--dataname", "cifar10", "--datapath", ".", "--loader", "resident", "--batch-size", str(BATCH_SIZE))
@@ -99,7 +99,7 @@ class Samples(Dataset):
 
 
 def streamed(setup: Setup) -> Match:
-    """JPEG files through worker processes, as many on each side: random-resized-crop, flip, normalise."""
+    """JPEG files through worker processes, the same number on each side: random-resized-crop, flip, normalise."""
     tree, workers, spec = data.jpeg_tree(setup.images, setup.scratch), setup.threads, SPECS["folder"]
     flags = ("--datapath", str(tree), "--workers", str(workers))
     read = arguments.parse(["--dataname", "folder", *flags])
@@ -134,7 +134,7 @@ def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLo
 
 
 def torch_loader(samples: Dataset, batch_size: int, workers: int) -> DataLoader:
-    """A shuffled DataLoader whose workers stay."""
+    """A shuffled DataLoader with persistent workers."""
     return DataLoader(
         samples, batch_size, shuffle=True, num_workers=workers, persistent_workers=workers > 0, drop_last=True
     )
@@ -150,7 +150,7 @@ def timm_loading(setup: Setup, samples: Dataset, size: int, batch_size: int, wor
 
 
 def endlessly(loader: Iterable[Any]) -> Callable[[int], Iterable[Any]]:
-    """A loader that draws another order each time, in the form of one that takes the epoch's number."""
+    """Adapts a loader that reshuffles by itself to the form that takes the epoch's number."""
     return lambda _: loader
 
 
@@ -202,7 +202,7 @@ def decode(setup: Setup) -> Iterator[Match | str]:
 
 @contextmanager
 def one_thread(before: int) -> Iterator[None]:
-    """Within it torch computes with one thread, then with ``before``."""
+    """Inside, torch computes with one thread; afterwards with ``before`` again."""
     torch.set_num_threads(1)
     try:
         yield

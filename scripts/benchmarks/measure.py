@@ -1,4 +1,4 @@
-"""Matches: what is measured of both sides, in which order, and what follows from it.
+"""Matches: what is measured on both sides, in which order, and how it is judged.
 
 A measurement gives one figure, images a second or seconds. The sides of a match are measured alternately, a round at a
 time, and compared within the round, so that what slows the machine down for a while falls out of the comparison.
@@ -34,7 +34,7 @@ Measure = Callable[[], float]
 
 
 class CommandFailure(RuntimeError):
-    """A measured command ended otherwise than it should; the message is one line."""
+    """A measured command ended with the wrong exit code or output; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,9 @@ def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = la
     figures: dict[tuple[int, str], list[float]] = {key: [] for key in sides}
     try:
         for number in range(rounds * match.times):
-            for key in list(sides)[:: -1 if number % 2 else 1]:  # what one leaves behind favours no side
+            for key in list(sides)[
+                :: -1 if number % 2 else 1
+            ]:  # so that no side always runs on what the other leaves behind
                 figures[key].append(sides[key]())
                 measured()
     except CommandFailure as error:
@@ -162,7 +164,7 @@ def throughput(
     warm_up: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Images a second of ``batches``, which are made while it is read and tell how many images each had.
+    """Images a second of ``batches``, an iterator that makes them as it is read and yields each one's size.
 
     The first ``warm_up`` are not timed. The device is waited for at the borders only.
     """

@@ -70,7 +70,7 @@ def network(own: argparse.Namespace) -> nn.Module:
 
 
 def training(own: argparse.Namespace, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
-    """Forward, loss, backward, step, and nothing else; gives each batch's size. The fastest SGD that torch has."""
+    """Forward, loss, backward and step, and nothing else; yields each batch's size. Uses torch's fastest SGD."""
     model = network(own)
     if own.compile:
         model.compile()
@@ -90,7 +90,7 @@ def training(own: argparse.Namespace, batches: Iterator[tuple[torch.Tensor, torc
 
 
 def one(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same random batch again and again, already where and as the network wants it."""
+    """The same random batch again and again, on the network's device and in its memory format."""
     images = torch.randn(own.batch_size, own.channels, own.image_size, own.image_size, device=own.device)
     if own.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -129,7 +129,7 @@ def torchvision_mnist(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, t
 
 
 def timm(own: argparse.Namespace) -> float:
-    """Images a second of timm's train.py with its own defaults, as its log says them of each epoch after the first."""
+    """Images a second of timm's train.py with its defaults, from its log of each epoch after the first."""
     command = [
         sys.executable, __file__, "timm-script", own.train_script, "--data-dir", own.tree, "--val-split", "val",
         "--model", "benchmark_network", "--num-classes", own.classes, "--batch-size", own.batch_size,
@@ -144,8 +144,8 @@ def timm(own: argparse.Namespace) -> float:
 
 
 def run_timm_script(script: str, flags: list[str]) -> None:
-    """timm's train.py, which knows networks by name: our network for small images gets one."""
-    sys.path.insert(0, str(Path(script).resolve().parent))  # as for any script: it may bring its own timm
+    """timm's train.py, with our network for small images registered under a name."""
+    sys.path.insert(0, str(Path(script).resolve().parent))  # as for any script: its folder may contain a timm
     from timm.models import register_model
 
     from models import build_model

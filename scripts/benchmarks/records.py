@@ -26,7 +26,7 @@ STEPS_A_CHECKPOINT = 50
 
 
 def records(setup: Setup) -> Iterator[Match | str]:
-    """Epochs with the real writer and with none; a checkpoint every 50 steps."""
+    """Epochs with and without a writer; a checkpoint every 50 steps."""
     with logging_cost(setup) as match:
         yield match
     with checkpoint_cost(setup) as match:
@@ -114,7 +114,7 @@ def build(
     checkpointer: Checkpointer | None = None,
 ) -> TraVal:
     """The training loop as main.py builds it."""
-    with redirect_stdout(io.StringIO()):  # what is said of the data would run through the table
+    with redirect_stdout(io.StringIO()):  # lines about the data would break the table
         parts = main.build(Run(args, distributed))
     return TraVal(
         parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args, parts.validation_loader,

@@ -1,4 +1,4 @@
-"""What is shown of the rows: lines of a table as they come, a CSV file and a picture."""
+"""Show the rows: lines of a table as they come, a CSV file and a picture."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def header() -> str:
 
 
 def line(row: Row) -> str:
-    """A row of the table; one that misses its target says so at its end."""
+    """A row of the table, marked at its end if it misses its target."""
     if row.failure:
         return f"{row.what}: failed, {row.failure}"
     cells = [f"{row.what} ({row.unit})", row.against or "-", figure(row.ours.median, row.unit)]
@@ -74,7 +74,7 @@ def target(row: Row) -> str:
 
 
 def csv_rows(rows: Sequence[Row], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """A dict a row for ``write_csv``, figures unrounded; None where there is nothing."""
+    """A dict per row for ``write_csv``, figures unrounded, None for what is missing."""
 
     def of(name: str, spread: Spread | None) -> dict[str, float | None]:
         return dict(zip((name, f"{name}_min", f"{name}_max"), spread or (None, None, None), strict=True))
@@ -92,8 +92,8 @@ def csv_rows(rows: Sequence[Row], about: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def draw(path: Path, title: str, rows: Sequence[Row]) -> None:
-    """A PNG: the ratios as horizontal bars on a logarithmic axis, each with its spread and its target."""
-    from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg draws
+    """Draw the ratios as horizontal bars on a logarithmic axis, each with its spread and target, into a PNG."""
+    from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
     rows = [row for row in rows if row.is_ratio and row.result]
     picture = Figure(figsize=(10, 1.7 + 0.5 * max(1, len(rows))), dpi=150, facecolor="white")

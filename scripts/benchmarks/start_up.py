@@ -1,4 +1,4 @@
-"""How long a person waits: for --help, for a mistake to be told, for the first training step."""
+"""How long a user waits: for --help, for the report of a mistake, for the first training step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def start_up(setup: Setup) -> Iterator[Match | str]:
     environ = environment(setup)
     yield Match("main.py --help", SECONDS, whole(environ, "--help"), [Rival(target=0.3)])
     mistake = whole(environ, "--epochs", "many", code=2)
-    yield Match("main.py --epochs many: the mistake is told", SECONDS, mistake, [Rival(target=0.3)])
+    yield Match("main.py --epochs many: the mistake is reported", SECONDS, mistake, [Rival(target=0.3)])
 
     def first_step() -> float:
         output = setup.scratch / f"start-{time.monotonic_ns()}"
@@ -46,7 +46,7 @@ def start_up(setup: Setup) -> Iterator[Match | str]:
 
 
 def whole(environ: Mapping[str, str], *flags: str, code: int = 0) -> Measure:
-    """Seconds of main.py with ``flags`` that end it with exit code ``code``."""
+    """Seconds of main.py with ``flags``, which end it with exit code ``code``."""
 
     def measure() -> float:
         began = time.perf_counter()
@@ -57,7 +57,7 @@ def whole(environ: Mapping[str, str], *flags: str, code: int = 0) -> Measure:
 
 
 def seconds_to_line(command: Sequence[str], begin: str, environ: Mapping[str, str]) -> float:
-    """Seconds until ``command`` prints a line that begins with ``begin``; it is then let go on to its end."""
+    """Seconds until ``command`` prints a line that begins with ``begin``; it then runs on to its end."""
     began, seconds = time.perf_counter(), None
     with subprocess.Popen(
         command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
