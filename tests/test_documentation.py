@@ -7,9 +7,14 @@ import shlex
 
 import pytest
 
+from models.prepare import known_preprocessing
+from models.small import OWN
 from tests.end_to_end.processes import FINAL_LINE
 from tests.test_structure import FILES, LAYERS, ROOT
 from utils.config import arguments
+from utils.config.datasets import SPECS
+from utils.config.settings import AUGMENTATIONS
+from utils.data.preprocessing import resolve
 
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
 
@@ -185,6 +190,35 @@ def test_every_flag_that_a_page_mentions_exists():
 def test_the_sample_of_the_last_line_is_such_a_line(page):
     samples = [line for block in blocks(PAGES[page]) for line in block.splitlines() if line.startswith("val_top1=")]
     assert samples and all(FINAL_LINE.fullmatch(line) for line in samples)
+
+
+# ------------------------------------------------------------------------------------ completeness
+
+
+def test_every_script_is_mentioned():
+    internal = {"__init__.py", "environment.sh", "missing_requirements.py"}
+    scripts = {path.name for path in ROOT.glob("scripts/*.*")} - internal
+    mentioned = "\n".join(PAGES.values())
+    assert {name for name in scripts if name not in mentioned} == set()
+
+
+def test_every_recipe_has_a_row_in_the_readme():
+    recipes = {str(path.relative_to(ROOT / "configs").with_suffix("")) for path in ROOT.glob("configs/*/*.yaml")}
+    assert recipes == set(re.findall(r"^\| `python .*--config (\S+) .*\|$", PAGES["README.md"], flags=re.M))
+
+
+@pytest.mark.parametrize("names", [SPECS, OWN, AUGMENTATIONS], ids=["data sets", "networks", "augmentations"])
+def test_the_page_on_data_names_all_of_them(names):
+    spans = " ".join(code_spans(PAGES["docs/data.md"])).split()
+    assert set(names) - set(spans) == set()
+
+
+def test_the_quoted_preprocessing_is_that_of_the_weights():
+    args = arguments.parse(
+        ["--dataname", "folder", "--datapath", "my_data", "--arch", "vit_tiny_patch16_224", "--pretrained"]
+    )
+    _, line = resolve(args.data, known_preprocessing(args, None, None))
+    assert f"Preprocessing  {line}\n" in PAGES["docs/data.md"]
 
 
 # ----------------------------------------------------------------------------------- architecture
