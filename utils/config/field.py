@@ -10,10 +10,10 @@ from typing import Any
 
 LARGEST_INT = 2**31 - 1
 
-# Checks: each takes a converted value and returns what it must be, or None when it is fine.
+# Takes a converted value and returns what it must be, or None if it is fine.
 Check = Callable[[Any], str | None]
-# What keeps a setting from having an effect: takes all settings and the run's facts by name (utils/loop/effects.py),
-# and returns a line's end that says so, or None when nothing does.
+# Takes all settings and the run's facts by name (utils/loop/effects.py); returns the end of a line that says why the
+# setting has no effect, or None if it has one.
 Effect = Callable[[Any], str | None]
 
 
@@ -42,14 +42,14 @@ def safe_name(value: str) -> str | None:
 
 
 def not_empty(value: str) -> str | None:
-    """A check for text that must say something and can be a path."""
+    """A check for text that must not be blank and can be a path."""
     if not value.strip() or "\0" in value:
         return "must not be empty or hold a NUL character"
     return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
 
 
 def needs(words: str, holds: Callable[[Any], bool]) -> Effect:
-    """A setting has an effect only where ``holds``, which ``words`` say."""
+    """The setting has an effect only if ``holds``; ``words`` describe that condition."""
     return lambda v: None if holds(v) else f"does nothing: it needs {words}"
 
 
@@ -77,13 +77,11 @@ def setting(
 ) -> Any:
     """One setting.
 
-    ``type`` is taken from the default where there is one. ``many`` makes a tuple of values. ``words`` are
-    allowed instead of a number. ``bare`` is the value of the flag without one; ``--no-FLAG`` is then 'off'.
-    ``affects_result`` says that two runs that differ here are different experiments: such settings
-    must agree for a resume and travel with a checkpoint. ``in_recipe`` False keeps a flag that
-    says what to do now (rather than how) out of recipes and of the saved configuration.
-    ``in_evaluation`` False says that ``--evaluate`` makes no use of it, ``effect`` what else may keep it from having
-    an effect: whoever gives it all the same is told.
+    ``type``: that of the default unless given. ``many``: a tuple of values. ``words`` are allowed instead of a number.
+    ``bare``: the value if the flag is given without one; ``--no-FLAG`` is then 'off'. ``affects_result``: runs that
+    differ here are different experiments, so a resume must agree. ``in_recipe`` False keeps a flag that says what to
+    do now (rather than how) out of recipes and the saved configuration. ``in_evaluation`` False: ``--evaluate`` does
+    not use it. ``effect``: what else may leave it without an effect. Users are warned of settings without one.
     """
     kind = type or default.__class__
     return field(

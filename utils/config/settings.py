@@ -1,8 +1,8 @@
-"""What can be set: one frozen dataclass a group, with default, help and check beside each field.
+"""All settings: one frozen dataclass a group, with default, help and check beside each field.
 
-Flags, recipe keys, ``--help`` and the saved ``config.yaml`` are all made from these fields (see
-``utils/config/arguments.py``), so a setting is added by adding one field here. This module imports
-nothing heavy: ``--help`` and every mistake on the command line answer at once.
+Flags, recipe keys, ``--help`` and the saved ``config.yaml`` all come from these fields (see
+``utils/config/arguments.py``): to add a setting, add a field here. This module imports nothing heavy,
+so that ``--help`` and mistakes on the command line answer at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
 
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
 
-# What several settings need to have an effect.
+# What several settings need before they have an effect.
 _NEW_FOLDER = needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
 _SHIFT = needs("shift in --augment", lambda v: "shift" in v.augmentation)
 _SCALER = needs("--amp fp16", lambda v: v.precision == "fp16")
@@ -61,14 +61,14 @@ def _reaches_layers(v: Any) -> str | None:
 
 
 class UserError(ValueError):
-    """Something the user can mend; ``main.py`` prints each line of it and ends with exit code 2.
+    """An error the user can fix; ``main.py`` prints it and ends with exit code 2.
 
-    ``mistakes`` is a list of lines, each saying what is wrong, where, and what to do.
+    ``mistakes``: a line each, which says what is wrong, where, and what to do.
     """
 
     def __init__(self, *mistakes: str, on_all_ranks: bool = False) -> None:
         self.mistakes = list(mistakes)
-        self.on_all_ranks = on_all_ranks  # then one process is enough to print it
+        self.on_all_ranks = on_all_ranks  # then one process prints it
         super().__init__("\n".join(mistakes))
 
 
@@ -77,7 +77,7 @@ class RunSettings:
     """Where a run goes and how it begins and ends."""
 
     config: str | None = setting(
-        None, "recipe: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
+        None, "recipe to read: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
         affects_result=False, in_recipe=False,
     )  # fmt: skip
     output: str = setting(
@@ -85,26 +85,26 @@ class RunSettings:
         in_evaluation=False, effect=_NEW_FOLDER,
     )  # fmt: skip
     name: str | None = setting(
-        None, "text added to the run folder's name", type=str, check=safe_name, metavar="TEXT", affects_result=False,
+        None, "text appended to the run folder's name", type=str, check=safe_name, metavar="TEXT", affects_result=False,
         in_evaluation=False, effect=_NEW_FOLDER,
     )  # fmt: skip
     seed: int = setting(
         0, "seed of initialisation, sample order and augmentation", check=between(0, LARGEST_INT), in_evaluation=False
     )
     deterministic: bool = setting(
-        False, "only algorithms that give the same bits each time (slower on a GPU)", affects_result=False
+        False, "use only deterministic algorithms: the same bits each time, slower on a GPU", affects_result=False
     )
-    device: str = setting("auto", "where to compute", choices=("auto", "cpu", "cuda"), affects_result=False)
+    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda"), affects_result=False)
     gpu_ids: tuple[int, ...] | None = setting(
-        None, "which GPUs this machine's processes use, one each", type=int, many=True,
+        None, "GPUs that this machine's processes use, one each", type=int, many=True,
         check=between(0, 1023), metavar="ID", affects_result=False, in_recipe=False,
     )  # fmt: skip
     resume: str | None = setting(
-        None, "continue a run: 'auto' (the newest with these settings), a checkpoint file or a run folder",
+        None, "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
         type=str, check=not_empty, metavar="{auto,PATH}", affects_result=False, in_recipe=False,
     )  # fmt: skip
     resume_override: bool = setting(
-        False, "with --resume PATH: go on although settings or data differ from the run's",
+        False, "with --resume PATH: continue even if settings or data differ from the run's",
         affects_result=False, in_recipe=False,
     )  # fmt: skip
     evaluate: bool = setting(
@@ -113,11 +113,11 @@ class RunSettings:
     )  # fmt: skip
     dry_run: bool = setting(False, "print the plan and create nothing", affects_result=False, in_recipe=False)
     max_steps: int | None = setting(
-        None, "stop after this many optimizer steps in all (the learning rate still plans for --epochs)",
+        None, "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
         type=int, check=positive_int, affects_result=False, in_recipe=False, in_evaluation=False,
     )  # fmt: skip
     timeout: float = setting(
-        600.0, "seconds without a sign of another process before all end", check=between(1, 10**6),
+        600.0, "seconds to wait for a silent process before all end", check=between(1, 10**6),
         affects_result=False, effect=needs("several processes", lambda v: v.processes > 1),
     )  # fmt: skip
 
@@ -128,54 +128,54 @@ class DataSettings:
 
     dataname: str = setting("digits", "data set", choices=tuple(SPECS))
     datapath: str | None = setting(
-        None, "where the data lies", type=str, check=not_empty, metavar="DIR", affects_result=False,
-        effect=needs("a --dataname that lies on a disk", _has_folder),
+        None, "folder that holds the data", type=str, check=not_empty, metavar="DIR", affects_result=False,
+        effect=needs("a --dataname with files", _has_folder),
     )  # fmt: skip
-    download: bool = setting(False, "fetch the data set through torchvision when it is missing", affects_result=False)
+    download: bool = setting(False, "download the data set through torchvision if it is missing", affects_result=False)
     val_split: float | None = setting(
-        None, "share of a folder without val/ or test/ to validate on, for example 0.1", type=float,
+        None, "fraction of a folder without val/ or test/ to validate on, for example 0.1", type=float,
         check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
     )  # fmt: skip
     image_size: int | None = setting(
-        None, "height and width that the network sees, in pixels [the weights' or the data set's own]", type=int,
+        None, "height and width of the network's input in pixels [that of the weights or the data set]", type=int,
         check=between(1, 8192),
     )  # fmt: skip
-    val_image_size: int | None = setting(None, "the same in evaluation [image size]", type=int, check=between(1, 8192))
+    val_image_size: int | None = setting(None, "the same in validation [image size]", type=int, check=between(1, 8192))
     crop_pct: float | None = setting(
-        None, "share of the resized image's side that evaluation shows, in its middle [the weights', else 0.875, or 1 "
-        "where images have one size]", type=float, check=between(0.01, 1), metavar="SHARE",
+        None, "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise "
+        "0.875, or 1 if all images have one size]", type=float, check=between(0.01, 1), metavar="SHARE",
     )  # fmt: skip
     crop_mode: str | None = setting(
-        None, "evaluation resizes the shorter side and cuts (center), both sides (squash), or the longer side and pads "
-        "(border) [the weights' or center]", type=str, choices=CROP_MODES,
+        None, "validation resizes the shorter side and crops (center), both sides (squash), or the longer side and "
+        "pads (border) [that of the weights or center]", type=str, choices=CROP_MODES,
         effect=needs("images of any size", lambda v: v.any_size),
     )  # fmt: skip
     interpolation: str | None = setting(
-        None, "how images are resized [the weights' or bilinear]", type=str, choices=INTERPOLATIONS,
+        None, "interpolation when resizing [that of the weights or bilinear]", type=str, choices=INTERPOLATIONS,
         effect=needs("images that are resized", lambda v: v.resizes),
     )  # fmt: skip
     mean: tuple[float, ...] | None = setting(
-        None, "mean of each channel, of pixels between 0 and 1 [the weights' or the data set's own]", type=float,
+        None, "mean of each channel, of pixels between 0 and 1 [that of the weights or the data set]", type=float,
         many=True, check=between(-100, 100),
     )  # fmt: skip
     std: tuple[float, ...] | None = setting(
-        None, "standard deviation of each channel [the weights' or the data set's own]", type=float, many=True,
+        None, "standard deviation of each channel [that of the weights or the data set]", type=float, many=True,
         check=between(0, 100, open_low=True),
     )  # fmt: skip
     workers: int | str = setting(
-        "auto", "processes that read images, per training process; 0 reads in place, auto measures how many pay",
+        "auto", "data-loading processes per training process; 0: none, auto: as many as a measurement finds useful",
         type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", affects_result=False,
         effect=needs("images in files, or --loader stream", lambda v: not (v.in_memory and v.resident)),
     )  # fmt: skip
     decode: str = setting(
-        "cpu", "where JPEG files are decoded, cropped and resized when images stream; gpu needs a GPU",
+        "cpu", "where to decode, crop and resize JPEG files when images stream; gpu needs a GPU",
         choices=("cpu", "gpu"), affects_result=False,
         effect=needs(
             "image files of any size that stream", lambda v: v.any_size and not v.in_memory and not v.resident
         ),
     )  # fmt: skip
     cache_dir: str | None = setting(
-        None, "folder for the decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
+        None, "cache folder for decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
         metavar="DIR", affects_result=False,
         effect=needs(
             "image files that are decoded into memory (--loader resident)",
@@ -183,51 +183,54 @@ class DataSettings:
         ),
     )  # fmt: skip
     skip_bad_images: bool = setting(
-        False, "go on when images cannot be read: in training the next one stands in, in validation they are left out",
-        affects_result=False,  # for a run that meets none it changes nothing, and one that does cannot go on without
+        False, "skip unreadable images: training takes the next one instead, validation leaves them out",
+        affects_result=False,  # without unreadable images it changes nothing; with one, no run goes on without it
         effect=_IMAGE_FILES,
     )  # fmt: skip
     batch_size: int = setting(
-        64, "images per process in one forward pass", short="-b", check=between(1, 2**20), affects_result=False,
+        64, "images per process and forward pass", short="-b", check=between(1, 2**20), affects_result=False,
         effect=_VALIDATION_BATCH,
     )  # fmt: skip
     global_batch_size: int | None = setting(
-        None, "images per optimizer step over all processes and accumulation [batch size x processes x accumulate]",
+        None, "images per optimizer step, over all processes and accumulation [batch size x processes x accumulate]",
         type=int, check=between(1, 2**24), effect=_VALIDATION_BATCH,
     )  # fmt: skip
     drop_last: bool = setting(
-        False, "leave the images beyond the last full global batch out of an epoch, others in each, so that all steps "
-        "have one size [the last one or two steps are smaller]", in_evaluation=False,
+        False, "drop the images beyond an epoch's last full global batch, others in each epoch [the last one or two "
+        "steps are smaller]", in_evaluation=False,
         effect=needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
     )  # fmt: skip
     val_batch_size: int | None = setting(
-        None, "images per process in one validation pass [batch size]", type=int, check=between(1, 2**20),
+        None, "images per process and forward pass in validation [batch size]", type=int, check=between(1, 2**20),
         affects_result=False,
     )  # fmt: skip
     loader: str = setting(
-        "auto", "resident: all images in the device's memory; stream: worker processes read them",
+        "auto", "resident: all images in device memory; stream: worker processes read them",
         choices=("auto", "resident", "stream"), affects_result=False,
     )  # fmt: skip
     augment: tuple[str, ...] | None = setting(
-        None, "training augmentation, or none [the data set's own]", type=str, many=True,
+        None, "training augmentation, or none [that of the data set]", type=str, many=True,
         choices=("none", *AUGMENTATIONS), metavar="NAME", in_evaluation=False,
     )  # fmt: skip
     max_shift: int | None = setting(
-        None, "farthest shift in pixels of the stored image [the data set's own]", type=int, check=between(1, 8192),
+        None, "largest shift in pixels of the stored image [that of the data set]", type=int, check=between(1, 8192),
         in_evaluation=False, effect=_SHIFT,
     )  # fmt: skip
     shift_padding: str = setting(
-        "zero", "what a shift uncovers", choices=("zero", "reflect"), in_evaluation=False, effect=_SHIFT
+        "zero", "padding that a shift uncovers", choices=("zero", "reflect"), in_evaluation=False, effect=_SHIFT
     )
     cutout: int = setting(
-        0, "side in pixels of a square blanked in each image", check=between(0, 8192), in_evaluation=False
+        0, "side in pixels of the square that cutout blanks in each image", check=between(0, 8192), in_evaluation=False
     )
     mixup: float = setting(
-        0.0, "blend pairs of images; alpha of the beta distribution, for example 0.2", check=not_negative,
+        0.0, "mixup: blend pairs of images; alpha of the beta distribution, for example 0.2", check=not_negative,
         in_evaluation=False,
     )  # fmt: skip
     cutmix: float = setting(
-        0.0, "paste a box of one image into another; alpha, for example 1", check=not_negative, in_evaluation=False
+        0.0,
+        "CutMix: paste a box of one image into another; alpha of the beta distribution, for example 1",
+        check=not_negative,
+        in_evaluation=False,
     )
 
 
@@ -241,14 +244,14 @@ class ModelSettings:
         check=not_empty, metavar="NAME",
     )  # fmt: skip
     pretrained: bool = setting(
-        False, "begin with the library's pretrained weights (fetches them)",
+        False, "start from the library's pretrained weights (downloads them)",
         effect=needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
     )  # fmt: skip
     weights: str | None = setting(
-        None, "begin with the weights of this checkpoint", type=str, check=not_empty, metavar="PATH"
+        None, "start from the weights of this checkpoint", type=str, check=not_empty, metavar="PATH"
     )
     channels_last: str = setting(
-        "auto", "channels-last memory format: auto takes it where it was measured to be faster",
+        "auto", "channels-last memory format; auto: where measurements found it faster",
         choices=("auto", "on", "off"), bare="on", affects_result=False,
         effect=needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
     )  # fmt: skip
@@ -261,19 +264,17 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class OptimisationSettings:
-    """How the weights move; none of it is of use to ``--evaluate``."""
+    """How the network is trained; ``--evaluate`` uses none of it."""
 
     epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
     optimizer: str = setting(
-        "sgd", "sgd, adam, adamw, muon (with adamw for what is no matrix) or any of timm's by name", short="-o",
+        "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices) or any timm optimizer by name", short="-o",
         check=not_empty, metavar="NAME",
     )  # fmt: skip
-    lr: float | None = setting(
-        None, "highest learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive
-    )
+    lr: float | None = setting(None, "peak learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive)
     momentum: float = setting(
-        0.9, "momentum of sgd, and of those of timm's optimizers that have one", check=between(0, 1, open_high=True),
-        effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} takes none",
+        0.9, "momentum of sgd, and of timm's optimizers that have one", check=between(0, 1, open_high=True),
+        effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
     )  # fmt: skip
     nesterov: bool = setting(
         False, "Nesterov momentum (sgd)", effect=needs("--optimizer sgd", lambda v: v.optimizer == "sgd")
@@ -285,38 +286,40 @@ class OptimisationSettings:
     )  # fmt: skip
     loss: str = setting("cross-entropy", "training loss; bce: binary cross entropy of each class", choices=LOSSES)
     label_smoothing: float = setting(0.0, "label smoothing", check=between(0, 1, open_high=True))
-    lr_policy: str = setting("cosine", "learning rate after the warm-up", choices=LR_POLICIES)
+    lr_policy: str = setting("cosine", "learning-rate schedule after the warm-up", choices=LR_POLICIES)
     lr_milestones: tuple[float, ...] | None = setting(
-        None, "multistep: epochs after which the rate drops [50 %% and 75 %% of --epochs]", type=float, many=True,
-        check=positive, metavar="EPOCH", effect=_reaches_milestones,
+        None, "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]", type=float,
+        many=True, check=positive, metavar="EPOCH", effect=_reaches_milestones,
     )  # fmt: skip
     lr_gamma: float = setting(
-        0.1, "multistep: factor of each drop", check=between(0, 1, open_low=True),
+        0.1, "multistep: factor of the learning rate at each milestone", check=between(0, 1, open_low=True),
         effect=needs("--lr-policy multistep", lambda v: v.lr_policy == "multistep"),
     )  # fmt: skip
     warmup_epochs: float = setting(
         0.0, "epochs of linear warm-up", check=not_negative,
-        effect=needs("to be half a step at least", lambda v: v.warmup_steps > 0),
+        effect=needs("to be at least half a step", lambda v: v.warmup_steps > 0),
     )  # fmt: skip
     accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
     clip_grad_norm: float | None = setting(None, "clip the unscaled gradient to this norm", type=float, check=positive)
     clip_grad_value: float | None = setting(
-        None, "clamp each number of the unscaled gradient to this size", type=float, check=positive
+        None, "clamp each element of the unscaled gradient to this absolute value", type=float, check=positive
     )
     clip_grad_agc: float | None = setting(
-        None, "adaptive clipping: each unit's gradient to this share of its weights' norm, for example 0.01",
+        None, "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
         type=float, check=positive,
     )  # fmt: skip
     grad_penalty: float = setting(
-        0.0, "add this times the norm of the loss's gradient to the loss of each forward pass", check=not_negative
+        0.0,
+        "gradient penalty: add this factor times the gradient's norm to the loss of each forward pass",
+        check=not_negative,
     )
     ema_decay: float | None = setting(
-        None, "keep a moving average of the weights, for example 0.999; its results are the reported ones",
+        None, "decay of a moving average of the weights, for example 0.999; validation reports its results",
         type=float, check=between(0, 1, open_low=True, open_high=True),
     )  # fmt: skip
     ema_bn_batches: int = setting(
-        16, "training batches that the average's batch-norm statistics are computed over before each validation; 3 of "
-        "them take about as long as a step",
+        16, "training batches to compute the average's batch-norm statistics over before each validation; 3 take about "
+        "as long as a step",
         check=between(0, 10**6), metavar="N",
         effect=needs(
             "--ema-decay, and batch norm in the network", lambda v: v.ema_decay is not None and v.gathers_statistics
@@ -326,7 +329,7 @@ class OptimisationSettings:
 
 @dataclass(frozen=True)
 class PrecisionSettings:
-    """In which number format."""
+    """The number format to compute in."""
 
     amp: str | None = setting(
         None, "automatic mixed precision [fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16")
@@ -336,26 +339,26 @@ class PrecisionSettings:
         type=bool, effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),
     )  # fmt: skip
     init_scale: float = setting(
-        65536.0, "first loss scale (fp16)", check=between(2.0**-24, 2.0**100), in_evaluation=False, effect=_SCALER
+        65536.0, "initial loss scale (fp16)", check=between(2.0**-24, 2.0**100), in_evaluation=False, effect=_SCALER
     )
     max_skipped_steps: int = setting(
-        20, "stop after more than this many steps in a row without a finite gradient (fp16)",
+        20, "stop after more than this many skipped steps in a row (fp16)",
         check=between(0, LARGEST_INT), affects_result=False, in_evaluation=False, effect=_SCALER,
     )  # fmt: skip
     fp32_layers: tuple[str, ...] | None = setting(
-        None, "layers to compute in float32, by their names in the network (amp_audit.py finds them)", type=str,
+        None, "layers to compute in float32, by name (scripts/amp_audit.py finds them)", type=str,
         many=True, metavar="NAME", check=lambda names: next(filter(None, map(not_empty, names)), None),
         effect=_reaches_layers,
     )  # fmt: skip
     dump_bad_batch: bool = setting(
-        False, "save the batch and weights of a step whose gradient is not finite, for scripts/amp_audit.py --batch",
+        False, "save batch and weights of each step with a non-finite gradient, for scripts/amp_audit.py --batch",
         affects_result=False, in_evaluation=False,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LoggingSettings:
-    """What is shown and saved, how often."""
+    """What is logged and saved, and how often."""
 
     print_freq: int = setting(
         50, "optimizer steps between two log lines and TensorBoard points", check=positive_int, affects_result=False,
@@ -373,9 +376,9 @@ class LoggingSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """All groups, and for each setting where its value came from ('default', 'recipe', 'flag', ...).
+    """All groups, and the origin of each setting's value ('default', 'recipe', 'flag', ...).
 
-    ``changed``: the settings whose flag says something else than recipe, checkpoint or default did.
+    ``changed``: the settings whose flag differs from recipe, checkpoint or default.
     """
 
     run: RunSettings = RunSettings()
@@ -402,7 +405,7 @@ class Settings:
         return dataclasses.replace(self, data=dataclasses.replace(self.data, **absolute))
 
     def result_values(self) -> dict[str, Any]:
-        """The settings that must agree for one run to be the continuation of another."""
+        """The settings that must agree for one run to continue another."""
         values = self.values()
         return {option.name: values[option.name] for _, option in all_settings() if option.metadata["affects_result"]}
 

@@ -1,12 +1,12 @@
-"""The name that was meant: what others call our settings comes before the nearest spelling."""
+"""Which name the user meant: what other programs call our settings first, then the nearest spelling."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# A flag of ours, and the names under which timm's train.py, torchvision's references and PyTorch's ImageNet example,
-# Lightning's Trainer and callbacks, or many scripts know it.
+# Our flags, with their names in timm's train.py, torchvision's references, PyTorch's ImageNet example, Lightning's
+# Trainer and callbacks, and many scripts.
 _ELSEWHERE = {
     "config": "c",
     "output": "output-dir out-dir save-dir work-dir log-dir logdir default-root-dir",
@@ -68,35 +68,35 @@ SHORTEST_PREFIX, MOST_SHOWN = 3, 3
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean ...?)`` with the setting among ``known`` that ``name`` stands for; '' for none.
+    """`` (did you mean ...?)`` with the setting in ``known`` that the user meant by ``name``; '' for none.
 
-    ``known`` are flags, or a recipe's keys with underscores; of these the answer is spelled in the way of ``name``.
+    ``known`` are flags, or a recipe's keys with underscores, which the answer spells as ``name`` does.
     """
     known, elsewhere = list(known), FLAG_OF.get(_key(name))
     if any(candidate.startswith("-") for candidate in known):
         positive = [candidate for candidate in known if not candidate.startswith("--no-")]
-        found = [f"--{elsewhere}"] if elsewhere else _nearest(name, positive)
-        return _asked(found or difflib.get_close_matches(name, known, n=1, cutoff=0.6))
-    found = [elsewhere.partition(" ")[0].removeprefix("no-")] if elsewhere else _nearest(name, known)
-    found = found or difflib.get_close_matches(_key(name).replace("-", "_"), known, n=1, cutoff=0.6)
+        flags = [f"--{elsewhere}"] if elsewhere else _nearest(name, positive)
+        return _did_you_mean(flags or difflib.get_close_matches(name, known, n=1, cutoff=0.6))
+    keys = [elsewhere.partition(" ")[0].removeprefix("no-")] if elsewhere else _nearest(name, known)
+    keys = keys or difflib.get_close_matches(_key(name).replace("-", "_"), known, n=1, cutoff=0.6)
     dashes = "_" not in name
-    return _asked([key.replace("_", "-") if dashes else key.replace("-", "_") for key in found])
+    return _did_you_mean([key.replace("_", "-") if dashes else key.replace("-", "_") for key in keys])
 
 
 def meant_value(value: str, known: Iterable[str]) -> str:
-    """The same of a value and its choices."""
+    """The same for a value and its choices."""
     known = list(known)
     if _VALUES.get(_key(value)) in known:
-        return _asked([_VALUES[_key(value)]])
-    return _asked(_nearest(value, known) or difflib.get_close_matches(value, known, n=1, cutoff=0.6))
+        return _did_you_mean([_VALUES[_key(value)]])
+    return _did_you_mean(_nearest(value, known) or difflib.get_close_matches(value, known, n=1, cutoff=0.6))
 
 
-def _asked(names: list[str]) -> str:
+def _did_you_mean(names: list[str]) -> str:
     return f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:
-    """Who has the same letters, else the few that go on from these."""
+    """The name with the same letters, otherwise the few that begin with them."""
     key = _key(name)
     same = [candidate for candidate in known if _key(candidate).replace("-", "") == key.replace("-", "")]
     longer = [candidate for candidate in known if len(key) >= SHORTEST_PREFIX and _key(candidate).startswith(key)]

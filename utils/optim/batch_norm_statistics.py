@@ -1,4 +1,4 @@
-"""Batch-norm statistics for weights that no training step has had: those of the moving average."""
+"""Batch-norm statistics for weights that were never trained with: those of the moving average."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from utils.runtime.distributed import Distributed
 
 
 class Loader(Protocol):
-    """What ``recompute`` asks of a training loader."""
+    """What ``recompute`` needs of a training loader."""
 
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Any]]:
-        """How many forward passes there are in all, and this rank's batches of them."""
+        """The number of forward passes over all ranks, and this rank's batches."""
 
 
 @torch.no_grad()
@@ -33,12 +33,12 @@ def recompute(
 ) -> None:
     """Set ``model``'s batch-norm statistics to the mean and variance over the samples of ``epoch``'s first ``steps``.
 
-    Each layer normalises by the statistics of the pass under way and counts them; mean and unbiased variance over all
+    Each layer normalises by the statistics of the current pass and counts them; mean and unbiased variance over all
     passes are pooled (PreciseBN: Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021, section 3). Everything else is
-    in evaluation mode, without dropout, as it is when the statistics are used. Passes are composed without regard to
-    ranks, which take them in turn, and are summed one by one: any number of ranks gets the same bits. ``between`` is
-    called as often on all ranks. A layer that is not called, that the network keeps in evaluation mode, or whose
-    statistics would not be finite keeps what it has.
+    in evaluation mode, without dropout, as when the statistics are used. The passes do not depend on the ranks, which
+    take them in turn, and are summed one by one: any number of ranks gets the same bits. ``between`` is called equally
+    often on all ranks. A layer keeps its statistics if it is not called, if the network keeps it in evaluation mode, or
+    if the new ones are not finite.
     """
     layers = layers_with_statistics(model)
     if not layers or not steps:
@@ -47,7 +47,7 @@ def recompute(
     sums = _Sums(layers, distributed.device)
     total, batches = loader.shared_out(epoch, steps)
     for _ in range(0, total, distributed.world_size):
-        batch = next(batches, None)  # in the last round some ranks have none, and add nothing
+        batch = next(batches, None)  # in the last round some ranks have none and add nothing
         if batch is not None:
             with sums.watching(), autocast:
                 model(batch.images)
@@ -65,20 +65,20 @@ def layers_with_statistics(model: nn.Module) -> list[_BatchNorm]:
 
 
 class _Sums:
-    """Counts, sums and squares of ``layers``' inputs, in float64: a row for all channels of all layers.
+    """Counts, sums and sums of squares of ``layers``' inputs: float64 (3, channels of all layers).
 
-    ``total``: over the passes so far, (3, channels).
+    ``total``: over all passes so far.
     """
 
     def __init__(self, layers: list[_BatchNorm], device: torch.device) -> None:
         self.layers, self.sizes = layers, [layer.num_features for layer in layers]
         self.total = torch.zeros(3, sum(self.sizes), dtype=torch.float64, device=device)
         self._row = torch.zeros_like(self.total)
-        self._parts = dict(zip(layers, self._row.split(self.sizes, dim=1), strict=True))
+        self._of_layer = dict(zip(layers, self._row.split(self.sizes, dim=1), strict=True))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, layers normalise by the batch, as they do without statistics, and their inputs are counted."""
+        """Inside, layers normalise by the batch, as without running statistics, and count their inputs."""
         kept = [(layer, layer.running_mean, layer.running_var) for layer in self.layers]
         hooks = [layer.register_forward_pre_hook(self._add) for layer in self.layers]
         for layer in self.layers:
@@ -92,7 +92,7 @@ class _Sums:
                 hook.remove()
 
     def _add(self, layer: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-        values, row = inputs[0], self._parts[layer]
+        values, row = inputs[0], self._of_layer[layer]
         count = values.numel() // layer.num_features
         mean, variance = torch.zeros(2, layer.num_features, device=values.device)
         # The kernels of batch norm itself: several times as fast as torch.var_mean.
@@ -101,7 +101,7 @@ class _Sums:
         row += torch.stack([torch.full_like(mean, count), count * mean, (count - 1) * variance + count * mean**2])
 
     def take(self) -> torch.Tensor:
-        """The row of the pass just made; the next begins at zero."""
+        """The sums of the last pass; the next begins at zero."""
         row = self._row.clone()
         self._row.zero_()
         return row

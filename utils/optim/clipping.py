@@ -1,4 +1,4 @@
-"""Gradient clipping: by norm, by value, or adaptive. Gradients must be unscaled before."""
+"""Gradient clipping: by norm, by value, or adaptive. Gradients must be unscaled first."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class GradientClipper:
     """Measures the gradient's norm and clips as the settings say.
 
     By norm (Pascanu et al., On the difficulty of training recurrent neural networks, 2013): the whole
-    gradient is scaled to at most that norm. By value: each number is clamped. Adaptive: see ``clip_adaptively``;
-    the layers that make the logits are left alone, as in the paper.
+    gradient is scaled down to that norm. By value: each element is clamped. Adaptive: see ``clip_adaptively``;
+    output layers are not clipped, as in the paper.
 
-    ``each_skips``: a scaler leaves out each of ``optimizers`` whose part of the gradient is not finite. The norm is
-    then that of the other parts, the gradient that is stepped with, and an overflow in one part changes nothing in
-    another. Without it the gradient is one.
+    ``each_skips``: a scaler skips each of ``optimizers`` whose part of the gradient is not finite. The norm is then
+    that of the other parts, which are stepped with, and an overflow in one part does not affect another. Otherwise
+    the gradient has only one part.
     """
 
     def __init__(
@@ -33,24 +33,24 @@ class GradientClipper:
         self.norm, self.value, self.share = settings.clip_grad_norm, settings.clip_grad_value, settings.clip_grad_agc
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(self._names)
-        parts = [{p for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
-        self._parts = [[p for p in self.parameters if p in part] for part in parts] if each_skips else [self.parameters]
+        owned = [{p for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
+        self._parts = [[p for p in self.parameters if p in own] for own in owned] if each_skips else [self.parameters]
         last = {p for layer in output_layers(model) for p in layer.parameters()} if self.share else set()
         self._adaptive = [parameter for parameter in self.parameters if parameter not in last]
-        # Of each part the parameters with a gradient, and the norms of these before they were clipped.
+        # For each part, the parameters with a gradient and their norms before clipping.
         self._measured: list[tuple[list[nn.Parameter], Sequence[torch.Tensor]]] = []
 
     def __call__(self) -> torch.Tensor:
-        """Clip the gradients in place; gives the norm before of what is stepped with, a tensor () on the device.
+        """Clip the gradients in place; gives the norm before clipping of what is stepped with, a tensor ().
 
-        It is not finite when no part of the gradient is.
+        It is not finite if no part of the gradient is.
         """
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
-        parts = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
-        self._measured = [(part, torch._foreach_norm([parameter.grad for parameter in part])) for part in parts]
+        present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
+        self._measured = [(part, torch._foreach_norm([parameter.grad for parameter in part])) for part in present]
         norm, limited = _over_finite([torch.linalg.vector_norm(torch.stack(norms)) for _, norms in self._measured])
         if self.norm is not None:
-            for part, measured in zip(parts, limited, strict=True):
+            for part, measured in zip(present, limited, strict=True):
                 nn.utils.clip_grads_with_norm_(part, self.norm, measured)
         elif self.value is not None:
             nn.utils.clip_grad_value_(self.parameters, self.value)
@@ -59,7 +59,7 @@ class GradientClipper:
         return norm
 
     def overflowed(self) -> list[str]:
-        """The names of the parameters whose gradient was not finite before it was clipped. A synchronisation point."""
+        """The names of parameters whose gradient was not finite before clipping. A synchronisation point."""
         names = [self._names[parameter] for part, _ in self._measured for parameter in part]
         norms = [norm for _, norms in self._measured for norm in norms]
         finite = torch.isfinite(torch.stack(norms)).tolist()
@@ -67,10 +67,10 @@ class GradientClipper:
 
 
 def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-    """The norm over the finite ones of ``norms``, each that of a part; and the norm that each part is clipped by.
+    """The norm over those parts whose norm is finite, and the norm to clip each part by.
 
-    A part without a finite norm is clipped by infinity, which leaves nothing of it: as a rule its optimizer is left out
-    anyway, and where only the norm overflowed, its gradient is too large to step with. Nothing is read by the host.
+    A part without a finite norm is clipped by infinity, that is to zero: usually its optimizer is skipped anyway, and
+    if only the norm overflowed, the gradient is too large to step with. The host reads nothing.
     """
     if len(norms) == 1:
         return norms[0], norms
@@ -86,8 +86,8 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], share: float) -> None:
     """Scale the gradient of each unit to at most ``share`` of its weights' norm, which counts as at least 0.001.
 
     Brock et al., High-performance large-scale image recognition without normalization, 2021, equation 3. A unit is
-    a row of a matrix, a filter, or a whole vector. To the bit what ``timm.utils.adaptive_clip_grad`` gives; that takes
-    eleven operations a parameter, this one three a weight, one a vector, and a few for all of them together.
+    a row of a matrix, a filter, or a whole vector. Gives the bits of ``timm.utils.adaptive_clip_grad``, which takes
+    eleven operations per parameter; here it is three per weight, one per vector, and a few for all of them together.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     if not parameters:
@@ -102,7 +102,7 @@ def clip_adaptively(parameters: Iterable[nn.Parameter], share: float) -> None:
 
 
 def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The norms of all units, () each: of those with several dimensions first, then of the vectors."""
+    """The norms (units,) of all units: those of tensors with several dimensions first, then those of vectors."""
     norms = [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim))) for t in tensors if t.ndim > 1]
     vectors = [t for t in tensors if t.ndim <= 1]
     if vectors:
@@ -111,10 +111,10 @@ def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def output_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that make the logits, one a head.
+    """The layers that output the logits, one per head.
 
-    timm's networks name their classifier, which may be several heads (distillation, several branches) or hold a hidden
-    layer before the last; of other networks it is the last linear layer or convolution.
+    timm's networks name their classifier, which may be several heads (distillation, several branches) or contain a
+    hidden layer; in other networks it is the last linear layer or convolution.
     """
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()
     heads = classifier if isinstance(classifier, tuple | list) else (classifier,)

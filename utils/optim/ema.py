@@ -19,9 +19,9 @@ class MovingAverage:
     update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's ``ExponentialMovingAverage``: with the full decay
     from the beginning, the average would consist of initial weights for some 1 / (1 - decay) updates.
 
-    Running statistics (buffers named ``running_*``) are averaged as the weights are. They lag behind what the averaged
-    weights need, so those of batch norm are to be recomputed before the average is used (see
-    ``utils/optim/batch_norm_statistics.py``). All other buffers are copied.
+    Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
+    weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
+    All other buffers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -35,12 +35,12 @@ class MovingAverage:
             theirs.append(models)
 
     def decay_of(self, updates: int) -> float:
-        """The decay of the update that ``updates`` others have gone before."""
+        """The decay of the update that follows ``updates`` others."""
         return min(self.decay, (1 + updates) / (10 + updates))
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Follow the model's weights, which have moved; ``updates`` is how often that was done before."""
+        """Follow the model's weights, which have moved; ``updates``: the number of earlier calls."""
         for averages, models in self._averaged.values():
             torch._foreach_lerp_(averages, models, 1 - self.decay_of(updates))
         for copies, models in self._copied.values():
@@ -51,7 +51,7 @@ class MovingAverage:
         return {"model": self.module.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Put a state made by ``state`` back."""
+        """Restore what ``state`` gave."""
         self.module.load_state_dict(state["model"])
 
 
@@ -61,9 +61,9 @@ def build_ema(model: nn.Module, decay: float | None) -> MovingAverage | None:
 
 
 def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
-    """Parameters and buffers, and of each whether it is averaged rather than copied."""
-    found = [(parameter, parameter.is_floating_point()) for parameter in model.parameters()]
+    """Parameters and buffers, and for each whether it is averaged rather than copied."""
+    tensors = [(parameter, parameter.is_floating_point()) for parameter in model.parameters()]
     for name, buffer in model.named_buffers():
         is_statistic = name.rpartition(".")[2].startswith("running_")
-        found.append((buffer, is_statistic and buffer.is_floating_point()))
-    return found
+        tensors.append((buffer, is_statistic and buffer.is_floating_point()))
+    return tensors

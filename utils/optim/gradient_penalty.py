@@ -1,4 +1,4 @@
-"""Gradient penalty: the norm of the loss's gradient as a loss of its own."""
+"""Gradient penalty: the norm of the loss's gradient as a second loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def twice_differentiable(needed: bool) -> AbstractContextManager:
 
 
 def refuse_without_second_derivative(model: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> None:
-    """Raise ``UserError`` when the gradient of ``model``'s outputs cannot be differentiated; tried on a copy."""
+    """Raise ``UserError`` if the gradient of ``model``'s outputs cannot be differentiated; tries it on a copy."""
     model = copy.deepcopy(model)
     try:
         with twice_differentiable(True):
@@ -39,9 +39,9 @@ def refuse_without_second_derivative(model: nn.Module, image_shape: tuple[int, .
 def gradient_norm(loss: torch.Tensor, parameters: Iterable[nn.Parameter], scaler: torch.amp.GradScaler) -> torch.Tensor:
     """The norm of the gradient of ``loss`` (a scalar) with respect to ``parameters``: differentiable, shape ().
 
-    The gradient is taken of the scaled loss, so that in half precision it does not underflow on its way, and
-    unscaled before the norm (PyTorch's automatic mixed precision examples, "Gradient penalty"). The scale is
-    never read by the host. Parameters that the loss does not depend on count as zero.
+    The gradient is that of the scaled loss, which does not underflow in half precision, unscaled before the norm
+    (PyTorch's automatic mixed precision examples, "Gradient penalty"). The host never reads the scale. Parameters that
+    the loss does not depend on count as zero.
     """
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     scaled = torch.autograd.grad(scaler.scale(loss), wanted, create_graph=True, allow_unused=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from utils.config.settings import OptimisationSettings
 
-GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends this many standard deviations out, at 1.1 % of its peak
+GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
 
 
 def build_lr_policy(settings: OptimisationSettings, steps_per_epoch: int) -> LRPolicy:
-    """The policy that ``settings`` name: the one place where epochs become steps."""
+    """The policy that ``settings`` name. The only place where epochs become steps."""
     return LRPolicy(
         policy=settings.lr_policy,
         lr=settings.lr,

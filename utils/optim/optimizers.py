@@ -95,7 +95,7 @@ def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **op
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trainable weights of all linear layers and convolutions but those that make the logits."""
+    """The trainable weights of all linear layers and convolutions except output layers."""
     last = output_layers(model)
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
     layers = [module for module in model.modules() if isinstance(module, kinds) and module not in last]
@@ -109,9 +109,9 @@ def _groups(settings: OptimisationSettings, model: nn.Module) -> list[dict[str, 
 def parameter_groups(
     parameters: Iterable[nn.Parameter], weight_decay: float, decay_norm_bias: bool
 ) -> list[dict[str, Any]]:
-    """The trainable ones of ``parameters`` in one group, or in two: with decay, and norms and biases without.
+    """The trainable ``parameters`` in one group, or in two: with decay, and norms and biases without.
 
-    A norm's or bias's parameter is one of at most one dimension, the convention of timm and big_vision.
+    Norms and biases are the parameters of at most one dimension, the convention of timm and big_vision.
     """
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     if decay_norm_bias or weight_decay == 0:

@@ -50,7 +50,7 @@ NEEDS = [
     ("decay_norm_bias", "--no-decay-norm-bias --weight-decay 0", {}, "--no-decay-norm-bias does nothing: it needs a --weight"),
     ("lr_milestones", "--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
     ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
-    ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be half a step"),
+    ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be at least half a step"),
     ("ema_bn_batches", "--ema-bn-batches 4", {}, "--ema-bn-batches 4 does nothing: it needs --ema-decay, and batch norm"),
     (
         "ema_bn_batches", "--ema-bn-batches 0 --ema-decay 0.9", {"gathers_statistics": False},
@@ -204,9 +204,9 @@ def workplace(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--optimizer muon --momentum 0.5 --arch conv2", "--momentum 0.5 does nothing: --optimizer muon takes none"),
-        ("--optimizer lion --momentum 0.5", "--momentum 0.5 does nothing: --optimizer lion takes none"),
-        ("--optimizer adamw --momentum 0.5", "--momentum 0.5 does nothing: --optimizer adamw takes none"),
+        ("--optimizer muon --momentum 0.5 --arch conv2", "--momentum 0.5 does nothing: --optimizer muon has none"),
+        ("--optimizer lion --momentum 0.5", "--momentum 0.5 does nothing: --optimizer lion has none"),
+        ("--optimizer adamw --momentum 0.5", "--momentum 0.5 does nothing: --optimizer adamw has none"),
         ("--lr-gamma 0.5", "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
         ("--init-scale 1024", "--init-scale 1024 does nothing: it needs --amp fp16"),
         ("--init-scale 1024 --amp bf16", "--init-scale 1024 does nothing: it needs --amp fp16"),
