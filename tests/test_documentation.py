@@ -16,7 +16,9 @@ from utils.config.datasets import SPECS
 from utils.config.settings import AUGMENTATIONS
 from utils.data.preprocessing import resolve
 
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))}
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))
+}
 
 
 def header(path):
@@ -28,7 +30,8 @@ def header(path):
 
 
 HEADERS = {
-    str(path.relative_to(ROOT)): header(path) for path in (*ROOT.glob("scripts/*.*"), *ROOT.glob("configs/*/*.yaml"))
+    str(path.relative_to(ROOT)): header(path)
+    for path in sorted(ROOT.glob("scripts/*.*")) + sorted(ROOT.glob("configs/*/*.yaml"))
 }
 ARCHITECTURE = "docs/architecture.md"
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
