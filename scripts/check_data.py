@@ -4,9 +4,9 @@
     python scripts/check_data.py --dataname cifar10 --datapath DATA --workers 4
     python scripts/check_data.py                                              # the digits
 
-Reads every image as training does and changes nothing. Prints a verdict, findings and tables; leaves report.txt,
-images.csv (a line an image) and damaged.txt in --output. Exit code 0: no faults; 1: faults; 2: it could not be checked.
-Heavy imports stand inside the functions.
+Reads every image as training does and changes nothing. Prints a verdict, findings and tables; writes report.txt,
+images.csv (one line per image) and damaged.txt into --output. Exit code 0: no faults; 1: faults; 2: not checked. Heavy
+imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NAME = "check_data.py"
 
 
 def main(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
+    """Runs the tool; returns its exit code."""
     own, args = build_parser().split(argv)
     from scripts.data_check.findings import judge
     from scripts.data_check.report import write_files
-    from scripts.data_check.survey import inspect, survey
+    from scripts.data_check.survey import inspect, take_survey
     from utils.data.progress_log import ProgressLog
     from utils.data.sets.datasets import prepare
 
@@ -44,15 +44,15 @@ def main(argv: list[str]) -> int:
     if args.data.download:
         prepare(args.data, log)
     began = time.monotonic()
-    found = survey(args.data)
+    survey = take_survey(args.data)
     folder = make_folder(own.output or default_folder(args.data))
-    records, damage = inspect(found, workers=workers, progress=ProgressLog(log, args.logging.progress))
-    findings = judge(found, records, damage)
+    records, damage = inspect(survey, workers=workers, progress=ProgressLog(log, args.logging.progress))
+    findings = judge(survey, records, damage)
     seconds = time.monotonic() - began
-    report = "\n".join(report_lines(args.data, found, records, damage, findings))
-    write_files(folder, report, found, records, damage, findings)
+    report = "\n".join(report_lines(args.data, survey, records, damage, findings))
+    write_files(folder, report, survey, records, damage, findings)
     print(report)
-    print(f"\nChecked in {seconds:.1f} s, {len(found) / seconds:,.0f} images/s with {workers} worker(s)")
+    print(f"\nChecked in {seconds:.1f} s, {len(survey) / seconds:,.0f} images/s with {workers} worker(s)")
     print(f"Files: {', '.join(str(folder / name) for name in ('report.txt', 'images.csv', 'damaged.txt'))}")
     return 1 if findings.faults else 0
 
@@ -64,37 +64,40 @@ def build_parser() -> ToolParser:
 
 
 def default_folder(settings: DataSettings) -> str:
-    """A folder of its own for each data set."""
+    """One folder per data set."""
     if settings.dataname != "folder":
         return f"checks/{settings.dataname}"
     return f"checks/folder_{Path(settings.datapath or '').resolve().name}"
 
 
 def log(line: str) -> None:
-    """A line about the progress, where no bar is shown."""
+    """A line about the progress, if no bar is shown."""
     print(line, file=sys.stderr, flush=True)
 
 
 def report_lines(
-    settings: DataSettings, found: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
+    settings: DataSettings, survey: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
 ) -> list[str]:
     """The report: verdict, findings, notes, tables."""
     from scripts.data_check import report
 
-    where = f" at {settings.datapath}" if found.root is not None else ""
-    validation = len(found) - found.training
+    where = f" at {settings.datapath}" if survey.root is not None else ""
+    validation = len(survey) - survey.training
     lines = [
-        report.verdict(found, findings),
-        f"{settings.dataname}{where}: {found.training:,} training and {validation:,} validation images, "
-        f"{len(found.classes):,} classes",
+        report.verdict(survey, findings),
+        f"{settings.dataname}{where}: {survey.training:,} training and {validation:,} validation images, "
+        f"{len(survey.classes):,} classes",
         "",
         *report.finding_lines(findings),
     ]
-    parts = [report.damage_lines(found, damage), report.class_table(found), report.size_table(records)]
-    if found.paths is not None:
-        parts.append(report.kind_table(records))
-    for part in filter(None, parts):
-        text = table(*part) if isinstance(part, tuple) else part if isinstance(part, str) else "\n".join(part)
+    sections = [report.damage_lines(survey, damage), report.class_table(survey), report.size_table(records)]
+    if survey.paths is not None:
+        sections.append(report.kind_table(records))
+    for section in filter(None, sections):
+        if isinstance(section, tuple):
+            text = table(*section)
+        else:
+            text = section if isinstance(section, str) else "\n".join(section)
         lines += ["", text]
     return lines
 

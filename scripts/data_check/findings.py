@@ -1,4 +1,4 @@
-"""What an inspected data set's records amount to: faults, which should be mended before training, and notes."""
+"""Judges an inspected data set: faults, which should be fixed before training, and notes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """``count`` of ``kind``; ``text`` says what, where and what to do."""
+class Remark:
+    """A fault or a note: ``count`` images (or classes) of ``kind``; ``text`` says what, where and what to do."""
 
     kind: str
     count: int
@@ -41,38 +41,38 @@ class Finding:
 
 @dataclass
 class Findings:
-    """``problems`` are those of single images, by their place in the survey."""
+    """``problems`` are those of single images, by their number in the survey."""
 
-    faults: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
+    faults: list[Remark] = field(default_factory=list)
+    notes: list[Remark] = field(default_factory=list)
     problems: dict[int, list[str]] = field(default_factory=dict)
 
     def fault(self, kind: str, count: int, text: str) -> None:
-        self.faults.append(Finding(kind, count, text))
+        self.faults.append(Remark(kind, count, text))
 
     def note(self, kind: str, count: int, text: str) -> None:
-        self.notes.append(Finding(kind, count, text))
+        self.notes.append(Remark(kind, count, text))
 
     def problem(self, index: int, text: str) -> None:
         self.problems.setdefault(int(index), []).append(text)
 
 
-def judge(found: Survey, records: np.ndarray, damage: dict[int, str]) -> Findings:
-    """Everything that is wrong or remarkable with a survey and its records (see ``inspection.inspect``)."""
+def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findings:
+    """All that is wrong or remarkable with a survey and its records (see ``survey.inspect``)."""
     findings = Findings()
-    if found.refusal is not None:
-        findings.fault("refusal of training", 1, " ".join(found.refusal.split()))
-    _classes(found, findings)
+    if survey.refusal is not None:
+        findings.fault("refusal of training", 1, " ".join(survey.refusal.split()))
+    _classes(survey, findings)
     if damage:
-        named = some(f"{found.name(index)} {reason}" for index, reason in sorted(damage.items()))
+        named = some(f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
         findings.fault("damaged", len(damage), f"{images(len(damage))} cannot be decoded: {named}; replace or remove")
         for index, reason in damage.items():
             findings.problem(index, f"damaged: {reason}")
-    _duplicates(found, records, findings)
-    if found.paths is not None:
-        _files(found, records, findings)
-        _sizes(found, records, findings)
-    _ignored(found, findings)
+    _duplicates(survey, records, findings)
+    if survey.paths is not None:
+        _files(survey, records, findings)
+        _sizes(survey, records, findings)
+    _ignored(survey, findings)
     return findings
 
 
@@ -81,7 +81,7 @@ def images(count: int) -> str:
 
 
 def some(names: Iterable[str], count: int | None = None) -> str:
-    """The first names, and how many more there are; ``count`` of them in all when ``names`` holds the first only."""
+    """The first names, and how many more there are; ``count`` in all if ``names`` holds only the first."""
     names = list(names)
     more = (len(names) if count is None else count) - EXAMPLES
     return ", ".join(names[:EXAMPLES]) + (f" and {more:,} more" if more > 0 else "")
@@ -90,23 +90,23 @@ def some(names: Iterable[str], count: int | None = None) -> str:
 # --------------------------------------------------------------------------------------------- classes
 
 
-def class_counts(found: Survey) -> np.ndarray:
-    """Images of each class, int (2, classes): those to train on and those to validate on."""
-    parts = (found.labels[: found.training], found.labels[found.training :])
-    return np.stack([np.bincount(part, minlength=len(found.classes)) for part in parts])
+def class_counts(survey: Survey) -> np.ndarray:
+    """Images of each class: int (2, classes), training and validation."""
+    splits = (survey.labels[: survey.training], survey.labels[survey.training :])
+    return np.stack([np.bincount(labels, minlength=len(survey.classes)) for labels in splits])
 
 
-def _classes(found: Survey, findings: Findings) -> None:
-    """Classes that a split lacks, that are empty, or that seem to be one class in two."""
-    counts = class_counts(found)
-    folders = [set(class_names(tree)) for tree in found.trees]
-    for number, (tree, names) in enumerate(zip(found.trees, folders, strict=True)):
-        empty = [name for name in sorted(names) if not counts[number][found.classes.index(name)]]
+def _classes(survey: Survey, findings: Findings) -> None:
+    """Classes that are empty, missing in one split, or apparently one class under two names."""
+    counts = class_counts(survey)
+    folders = [set(class_names(tree)) for tree in survey.trees]
+    for number, (tree, names) in enumerate(zip(survey.trees, folders, strict=True)):
+        empty = [name for name in sorted(names) if not counts[number][survey.classes.index(name)]]
         if empty:
-            paths = some(found.below(tree / name) for name in empty)
+            paths = some(survey.below(tree / name) for name in empty)
             findings.fault("empty classes", len(empty), f"no images in {paths}; fill or remove")
     if len(folders) == 2:
-        train, validation = found.trees
+        train, validation = survey.trees
         for has, lacks, names in (
             (validation, train, folders[1] - folders[0]),
             (train, validation, folders[0] - folders[1]),
@@ -115,7 +115,7 @@ def _classes(found: Survey, findings: Findings) -> None:
                 here = f"only in {has.name}/, not in {lacks.name}/: {some(map(printable, sorted(names)))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
     alike: dict[str, list[str]] = {}
-    for name in found.classes:
+    for name in survey.classes:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
     for names in alike.values():
         if len(names) > 1:
@@ -131,7 +131,7 @@ def _classes(found: Survey, findings: Findings) -> None:
 
 
 def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
-    """Where equal hashes stand, places in rising order, for each hash that stands twice or more. Empty ones differ."""
+    """The positions of each hash that occurs at least twice, in rising order. Empty hashes count as different."""
     order = np.argsort(hashes, kind="stable")
     order = order[np.searchsorted(hashes[order], b"", side="right") :]
     first = np.flatnonzero(np.r_[True, hashes[order][1:] != hashes[order][:-1]]) if len(order) else np.empty(0, int)
@@ -140,52 +140,52 @@ def equal_groups(hashes: np.ndarray) -> Iterator[np.ndarray]:
         yield order[begin:end]
 
 
-def _duplicates(found: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Equal pixels in both splits (leakage), under several labels (conflict), and twice in one split (a note)."""
+def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None:
+    """Equal pixels in both splits (leakage), under several labels (conflict), or repeated in one split (a note)."""
     leaked: list[tuple[int, int]] = []  # a validation image and the training image that it equals
     groups = [(int(group[0]), group) for group in equal_groups(records["pixel_hash"])]
     conflicts: dict[str, list[np.ndarray]] = {"train": [], "val": []}
     repeats: dict[str, list[tuple[int, int]]] = {"train": [], "val": []}
     for _, group in sorted(groups, key=lambda item: item[0]):
-        train, validation = group[group < found.training], group[group >= found.training]
+        train, validation = group[group < survey.training], group[group >= survey.training]
         if len(train):
-            leaked += [(index, _twin(found, records, index, train)) for index in validation]
-        for split, part in (("train", train), ("val", validation)):
-            if len(set(found.labels[part])) > 1:
-                conflicts[split].append(part)
+            leaked += [(index, _twin(survey, records, index, train)) for index in validation]
+        for split, equal in (("train", train), ("val", validation)):
+            if len(set(survey.labels[equal])) > 1:
+                conflicts[split].append(equal)
             else:
-                repeats[split] += [(index, part[0]) for index in part[1:]]
-    _tell_leaks(found, records, leaked, findings)
-    for split, parts in conflicts.items():
-        _tell_conflicts(found, split, parts, findings)
+                repeats[split] += [(index, equal[0]) for index in equal[1:]]
+    _add_leaks(survey, records, leaked, findings)
+    for split, equal_images in conflicts.items():
+        _add_conflicts(survey, split, equal_images, findings)
     for split, pairs in repeats.items():
         if pairs:
-            named = some((_pair(found, pair) for pair in pairs[:EXAMPLES]), len(pairs))
+            named = some((_pair(survey, pair) for pair in pairs[:EXAMPLES]), len(pairs))
             findings.note(
                 "repeated",
                 len(pairs),
                 f"{images(len(pairs))} of {split} with the pixels of another of the class: {named}",
             )
             for index, other in pairs:
-                findings.problem(index, f"repeats {found.name(other)}")
+                findings.problem(index, f"repeats {survey.name(other)}")
 
 
-def _twin(found: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
-    """Of the training images with equal pixels the one that is most alike: file, then label."""
+def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
+    """Of the training images with equal pixels the best match: by file, then by label."""
     same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
-    return int(train[np.argmax(2 * same_file + (found.labels[train] == found.labels[index]))])
+    return int(train[np.argmax(2 * same_file + (survey.labels[train] == survey.labels[index]))])
 
 
-def _tell_leaks(found: Survey, records: np.ndarray, leaked: Sequence[tuple[int, int]], findings: Findings) -> None:
+def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, int]], findings: Findings) -> None:
     if not leaked:
         return
     validation, train = map(np.array, zip(*leaked, strict=True))
     files = int(np.sum((records["sha256"][validation] == records["sha256"][train]) & (records["sha256"][train] != b"")))
-    elsewhere = int(np.sum(found.labels[validation] != found.labels[train]))
-    how = "" if found.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
+    elsewhere = int(np.sum(survey.labels[validation] != survey.labels[train]))
+    how = "" if survey.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
-    share = 100 * len(leaked) / (len(found) - found.training)
-    named = some((_pair(found, pair) for pair in leaked[:EXAMPLES]), len(leaked))
+    share = 100 * len(leaked) / (len(survey) - survey.training)
+    named = some((_pair(survey, pair) for pair in leaked[:EXAMPLES]), len(leaked))
     findings.fault(
         "in both splits",
         len(leaked),
@@ -193,81 +193,81 @@ def _tell_leaks(found: Survey, records: np.ndarray, leaked: Sequence[tuple[int, 
         "remove one of each pair",
     )
     for index, other in leaked:
-        findings.problem(index, f"also in train: {found.name(other)}")
-        findings.problem(other, f"also in val: {found.name(index)}")
+        findings.problem(index, f"also in train: {survey.name(other)}")
+        findings.problem(other, f"also in val: {survey.name(index)}")
 
 
-def _tell_conflicts(found: Survey, split: str, groups: Sequence[np.ndarray], findings: Findings) -> None:
+def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], findings: Findings) -> None:
     if not groups:
         return
     pairs = []
     for group in groups:
         for index in group:
-            pairs.append((int(index), int(group[found.labels[group] != found.labels[index]][0])))
+            pairs.append((int(index), int(group[survey.labels[group] != survey.labels[index]][0])))
     firsts = {int(group[0]) for group in groups}
-    named = some((_pair(found, pair, labels=True) for pair in pairs if pair[0] in firsts), len(groups))
+    named = some((_pair(survey, pair, labels=True) for pair in pairs if pair[0] in firsts), len(groups))
     findings.fault(
         "label conflicts", len(pairs),
         f"{images(len(pairs))} of {split} with equal pixels and different classes: {named}; keep the right ones",
     )  # fmt: skip
     for index, other in pairs:
-        findings.problem(index, f"label conflict with {found.name(other)}")
+        findings.problem(index, f"label conflict with {survey.name(other)}")
 
 
-def _pair(found: Survey, pair: tuple[int, int], labels: bool = False) -> str:
-    if found.paths is None and labels:
-        return " = ".join(f"{found.name(index)} ({found.classes[found.labels[index]]})" for index in pair)
-    return " = ".join(map(found.name, pair))
+def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
+    if survey.paths is None and labels:
+        return " = ".join(f"{survey.name(index)} ({survey.classes[survey.labels[index]]})" for index in pair)
+    return " = ".join(map(survey.name, pair))
 
 
 # --------------------------------------------------------------------------------------- sizes, formats
 
 
-def _sizes(found: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Images of a size that does not fit, judged by the pixels as they are upright."""
+def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
+    """Images of an unsuitable size, after EXIF rotation."""
     width, height = records["width"].astype(np.int64), records["height"].astype(np.int64)
-    known, side = records["pixel_hash"] != b"", found.spec.image_size
+    known, side = records["pixel_hash"] != b"", survey.spec.image_size
     short, long = np.minimum(width, height), np.maximum(width, height)
 
-    def tell(chosen: np.ndarray, say: Callable[[str, int, str], None], kind: str, what: str, advice: str) -> None:
+    def add(chosen: np.ndarray, to: Callable[[str, int, str], None], kind: str, what: str, advice: str) -> None:
         places = np.flatnonzero(known & chosen)
         if len(places):
-            named = some((f"{found.name(i)} ({width[i]}x{height[i]})" for i in places[:EXAMPLES]), len(places))
-            say(kind, len(places), f"{images(len(places))} {what}: {named}{advice}")
+            named = some((f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places[:EXAMPLES]), len(places))
+            to(kind, len(places), f"{images(len(places))} {what}: {named}{advice}")
             for place in places:
                 findings.problem(place, f"{kind}: {width[place]}x{height[place]}")
 
-    if found.spec.fixed_size:
+    if survey.spec.fixed_size:
         wrong = (width != side) | (height != side)
-        tell(wrong, findings.fault, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
+        add(wrong, findings.fault, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
     else:
-        limit, size = TOO_SMALL * found.image_size, found.image_size
-        tell(short < limit, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
-        tell(width * height > HUGE_PIXELS, findings.note, "huge", f"above {HUGE_PIXELS / 1e6:.0f} million pixels",
+        limit, size = TOO_SMALL * survey.image_size, survey.image_size
+        add(short < limit, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
+        add(width * height > HUGE_PIXELS, findings.note, "huge", f"above {HUGE_PIXELS / 1e6:.0f} million pixels",
              "; shrink them once, and each epoch is faster")  # fmt: skip
-        tell(long > EXTREME_RATIO * short, findings.note, "extreme ratio",
+        add(long > EXTREME_RATIO * short, findings.note, "extreme ratio",
              f"more than {EXTREME_RATIO:.0f} times as long as wide", "; a crop shows little of them")  # fmt: skip
 
 
-def _files(found: Survey, records: np.ndarray, findings: Findings) -> None:
-    """Modes that are converted, files that are turned, and endings that do not say what is inside."""
-    known, colour = records["pixel_hash"] != b"", found.spec.colour
+def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
+    """Converted modes, EXIF rotation, and endings that do not match the content."""
+    known, colour = records["pixel_hash"] != b"", survey.spec.colour
     odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode() != colour)
     if odd:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
         findings.note("converted", odd.total(), f"{images(odd.total())} not in mode {colour}: {modes}")
     rotated = np.flatnonzero(known & records["rotated"])
     if len(rotated):
-        named = some(map(found.name, rotated[:EXAMPLES]), len(rotated))
+        named = some(map(survey.name, rotated[:EXAMPLES]), len(rotated))
         findings.note("EXIF rotation", len(rotated), f"{images(len(rotated))} turned upright when read: {named}")
         for place in rotated:
             findings.problem(place, "EXIF rotation")
     other = [
         (place, kind) for place in np.flatnonzero(known)
-        if not found.paths[place].lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
+        if not survey.paths[place].lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
     ]  # fmt: skip
     if other:
-        named = some((f"{found.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), len(other))
+        named = some((f"{survey.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), len(other))
         findings.note("other format", len(other), f"{images(len(other))} not in the format of their ending: {named}")
         for place, kind in other:
             findings.problem(place, f"is {kind}")
@@ -276,17 +276,17 @@ def _files(found: Survey, records: np.ndarray, findings: Findings) -> None:
 # ---------------------------------------------------------------------------------------- what is ignored
 
 
-def _ignored(found: Survey, findings: Findings) -> None:
-    """What lies in the data set's folder and is not read, and what is read though it is hidden."""
+def _ignored(survey: Survey, findings: Findings) -> None:
+    """What the data set's folder holds that is not read, and hidden folders that are read."""
     kinds: dict[str, list[str]] = {}
-    for tree in found.trees:
+    for tree in survey.trees:
         for kind, path in _unread(tree):
-            kinds.setdefault(kind, []).append(found.below(path))
+            kinds.setdefault(kind, []).append(survey.below(path))
     loose, unread = kinds.pop(LOOSE, []), kinds.pop(OTHER_FORMAT, [])
-    if found.trees and found.trees[0] != found.root:
-        own = {*(tree.name for tree in found.trees), FOLDER}
+    if survey.trees and survey.trees[0] != survey.root:
+        own = {*(tree.name for tree in survey.trees), FOLDER}
         beside = [
-            printable(entry.name) + "/" * entry.is_dir() for entry in os.scandir(found.root) if entry.name not in own
+            printable(entry.name) + "/" * entry.is_dir() for entry in os.scandir(survey.root) if entry.name not in own
         ]
         kinds |= {"beside the splits": beside} if beside else {}
     if loose:
@@ -310,10 +310,10 @@ def _ignored(found: Survey, findings: Findings) -> None:
 
 
 def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
-    """Everything below a folder of class folders that ``readers`` passes over, and hidden folders that it does not."""
+    """All that readers skip below a folder of class folders, and the hidden folders that they do not skip."""
     try:
         entries = list(os.scandir(tree))
-    except OSError:  # training is refused, which says why
+    except OSError:  # training refuses it too, with the reason
         return
     for entry in entries:
         if entry.name == FOLDER:

@@ -1,4 +1,4 @@
-"""An inspected data set as lines, tables and files."""
+"""An inspected data set as text, tables and files."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ COLUMNS = ("path", "split", "class", "width", "height", "mode", "format", "sha25
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # headers and rows
 
 
-def verdict(found: Survey, findings: Findings) -> str:
-    """The first line: whether there is a fault, and of which kinds."""
+def verdict(survey: Survey, findings: Findings) -> str:
+    """The first line: whether there are faults, and of which kinds."""
     if not findings.faults:
-        return f"verdict: no faults in {images(len(found))}"
+        return f"verdict: no faults in {images(len(survey))}"
     kinds: Counter[str] = Counter()
     for fault in findings.faults:
         kinds[fault.kind] += fault.count
     counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
-    return f"verdict: FAULTS in {images(len(found))}: {counts}"
+    return f"verdict: FAULTS in {images(len(survey))}: {counts}"
 
 
 def finding_lines(findings: Findings) -> list[str]:
-    """Faults and notes, a line each."""
+    """Faults and notes, one line each."""
     lines = ["Findings", *(f"- {fault}" for fault in findings.faults)] if findings.faults else ["Findings: none"]
     if findings.notes:
         lines += ["", "Notes", *(f"- {note}" for note in findings.notes)]
     return lines
 
 
-def damage_lines(found: Survey, damage: dict[int, str]) -> list[str]:
-    """The first damaged images with the reason, a line each."""
+def damage_lines(survey: Survey, damage: dict[int, str]) -> list[str]:
+    """The first damaged images with the reason, one line each."""
     if not damage:
         return []
-    lines = [f"{found.name(index)}: {damage[index]}" for index in sorted(damage)[:SHOWN_DAMAGED]]
+    lines = [f"{survey.name(index)}: {damage[index]}" for index in sorted(damage)[:SHOWN_DAMAGED]]
     more = len(damage) - len(lines)
     return ["Damaged images", *lines, *([f"... and {more:,} more in damaged.txt"] if more else [])]
 
 
-def class_table(found: Survey) -> Table | str:
-    """Images a class and split, largest first; a line when all classes are alike."""
-    counts = class_counts(found)
+def class_table(survey: Survey) -> Table | str:
+    """Images per class and split, largest class first; one line if all classes have the same counts."""
+    counts = class_counts(survey)
     if all(len(set(row)) == 1 for row in counts):
         each = " and ".join(f"{row[0]:,} {kind}" for row, kind in zip(counts, ("training", "validation"), strict=True))
-        return f"Class balance: each of the {len(found.classes):,} classes has {each} images"
-    order = sorted(range(len(found.classes)), key=lambda label: (-counts[0][label], found.classes[label]))
-    rows = [[printable(found.classes[label]), *(f"{row[label]:,}" for row in counts)] for label in order]
+        return f"Class balance: each of the {len(survey.classes):,} classes has {each} images"
+    order = sorted(range(len(survey.classes)), key=lambda label: (-counts[0][label], survey.classes[label]))
+    rows = [[printable(survey.classes[label]), *(f"{row[label]:,}" for row in counts)] for label in order]
     if len(rows) > SHOWN_CLASSES:
         half = SHOWN_CLASSES // 2
         rows = [*rows[:half], [f"... {len(rows) - SHOWN_CLASSES:,} more", "", ""], *rows[-half:]]
@@ -68,7 +68,7 @@ def _ratio(counts: np.ndarray) -> str:
 
 
 def size_table(records: np.ndarray) -> Table | str:
-    """Widths and heights of the images that can be decoded; a line when they are all alike."""
+    """Widths and heights of the images that can be decoded; one line if all have the same size."""
     known = records[records["pixel_hash"] != b""]
     if not len(known):
         return "Sizes: no image can be decoded"
@@ -92,26 +92,26 @@ def kind_table(records: np.ndarray) -> Table:
 
 
 def write_files(
-    folder: Path, report: str, found: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
+    folder: Path, report: str, survey: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
 ) -> None:
-    """Write ``report.txt``, ``images.csv`` and ``damaged.txt`` (a path, a tabulator and the reason a line)."""
+    """Write ``report.txt``, ``images.csv`` and ``damaged.txt`` (path, tab and reason per line)."""
     text = {"encoding": "utf-8", "errors": "surrogateescape"}  # a path may be no text in any encoding
     try:
         (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
         with open(folder / "damaged.txt", "w", **text) as file:
-            file.writelines(f"{found.paths[index]}\t{damage[index]}\n" for index in sorted(damage))
+            file.writelines(f"{survey.paths[index]}\t{damage[index]}\n" for index in sorted(damage))
         with open(folder / "images.csv", "w", newline="", **text) as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
-            writer.writerows(_csv_row(found, index, records[index], findings) for index in range(len(found)))
+            writer.writerows(_csv_row(survey, index, records[index], findings) for index in range(len(survey)))
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
 
 
-def _csv_row(found: Survey, index: int, record: np.void, findings: Findings) -> list[object]:
+def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) -> list[object]:
     sha256, pixel_hash, width, height, mode, kind, _ = record.item()
     return [
-        found.name(index) if found.paths is None else found.paths[index], found.split_of(index),
-        found.classes[found.labels[index]], width or "", height or "", mode.decode(), kind.decode(),
+        survey.name(index) if survey.paths is None else survey.paths[index], survey.split_of(index),
+        survey.classes[survey.labels[index]], width or "", height or "", mode.decode(), kind.decode(),
         hexadecimal(sha256, 32), hexadecimal(pixel_hash, HASH_BYTES), "; ".join(findings.problems.get(index, ())),
     ]  # fmt: skip

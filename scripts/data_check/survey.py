@@ -1,7 +1,7 @@
-"""What a data set holds, image by image: each file is read once, decoded as training decodes it, and hashed.
+"""What a data set holds, image by image: each file is read once, decoded as in training, and hashed.
 
-``survey`` lists what training would read, also where training would refuse to start; ``inspect`` looks at every image.
-What they amount to is said in ``inspection_findings.py``.
+``take_survey`` lists what training would read, even if training would refuse to start; ``inspect`` examines every
+image; ``findings.py`` judges the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 64  # images that a worker takes at a time
 HASH_BYTES = 16  # of the SHA-256 over an image's pixels
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
-# One image. A hash that could not be computed is empty; numpy drops zero bytes at a hash's end, see ``hexadecimal``.
+# One image. A hash that cannot be computed is empty. numpy drops zero bytes at a hash's end, see ``hexadecimal``.
 RECORD = np.dtype([
     ("sha256", "S32"), ("pixel_hash", f"S{HASH_BYTES}"), ("width", "i4"), ("height", "i4"), ("mode", "S8"),
     ("format", "S8"), ("rotated", "?"),
@@ -47,12 +47,11 @@ UNREAD = (b"", b"", 0, 0, b"", b"", False)
 
 @dataclass(frozen=True)
 class Survey:
-    """All images that training would read, those to train on first, then those to validate on.
+    """All images that training would read, first the training images, then the validation images.
 
-    ``classes`` holds the classes of both splits and ``labels``, int64 (n,), the images' places in it; the first
-    ``training`` images are for training. ``images`` are in memory, or files. ``trees`` are the folders that hold class
-    folders: training and validation, one that both come from, or none. ``refusal`` is what keeps training from
-    starting.
+    ``classes`` holds the classes of both splits; ``labels``, int64 (n,), index it; the first ``training`` images are
+    for training. ``images`` are in memory, or files. ``trees`` are the folders that hold class folders: one per split,
+    one for both, or none. ``refusal`` is why training would not start.
     """
 
     spec: DatasetSpec
@@ -70,7 +69,7 @@ class Survey:
 
     @cached_property
     def paths(self) -> list[str] | None:
-        """The images' files, None for a data set in memory."""
+        """The images' files; None for a data set in memory."""
         train, validation = self.images
         if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
             return None
@@ -80,29 +79,29 @@ class Survey:
         return "train" if index < self.training else "val"
 
     def name(self, index: int) -> str:
-        """What an image is called in a report: its path below ``--datapath``, or its place in a split."""
+        """An image's name in a report: its path below ``--datapath``, or its number in a split."""
         if self.paths is None:
             place = index if index < self.training else index - self.training
             return f"{self.split_of(index)}[{place}]"
         return self.below(self.paths[index])
 
     def below(self, path: str | Path) -> str:
-        """A path from ``--datapath`` on."""
+        """A path relative to ``--datapath``."""
         return printable(os.path.relpath(path, self.root))
 
 
 # -------------------------------------------------------------------------------------- what there is
 
 
-def survey(settings: DataSettings) -> Survey:
+def take_survey(settings: DataSettings) -> Survey:
     """List the images that training would read with these settings.
 
-    Class folders that training refuses are listed all the same, all classes of both splits. Raises ``UserError`` when
-    there is nothing to list.
+    Class folders that training refuses are listed too, with all classes of both splits. Raises ``UserError`` if there
+    is nothing to list.
     """
     spec, name = SPECS[settings.dataname], settings.dataname
     if name == "synthetic":
-        raise UserError("--dataname synthetic: random images, made anew by each run; there is nothing to check")
+        raise UserError("--dataname synthetic: random images, new in each run; there is nothing to check")
     root = Path(settings.datapath) if settings.datapath is not None and name != "digits" else None
     trees = _trees(settings, root)
     refusal = None
@@ -115,13 +114,13 @@ def survey(settings: DataSettings) -> Survey:
         if not any(map(len, images)):
             raise
         refusal = str(error)
-    labels = np.concatenate([part.labels.numpy() for part in images])
+    labels = np.concatenate([split.labels.numpy() for split in images])
     size = settings.image_size or spec.image_size
     return Survey(spec, size, root, trees, classes, labels, len(images[0]), images, refusal)
 
 
 def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
-    """The folders with class folders that ``get_data`` would look into."""
+    """The folders with class folders that ``get_data`` would read."""
     if root is None:
         return ()
     splits = find_splits(root)
@@ -131,7 +130,7 @@ def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
 
 
 def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[ImageFiles, ImageFiles]]:
-    """Classes and images of both splits as they lie there; of a single tree all images count as training images."""
+    """Classes and images of both splits as they are; all images of a single tree count as training images."""
     classes = tuple(sorted(set(chain.from_iterable(map(class_names, trees)))))
     images = [_images_of(tree, classes, colour) for tree in trees[:2]]
     images += [ImageFiles([], torch.empty(0, dtype=torch.int64), colour)] * (2 - len(images))
@@ -139,7 +138,7 @@ def _listed(trees: Sequence[Path], colour: str) -> tuple[tuple[str, ...], tuple[
 
 
 def class_names(tree: Path) -> tuple[str, ...]:
-    """The class folders of ``tree``, none where training would refuse it for having none."""
+    """The class folders of ``tree``; none if training would refuse it for having none."""
     try:
         return class_folders.class_names(tree)
     except UserError:
@@ -151,53 +150,53 @@ def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
     labels: list[int] = []
     for label, name in enumerate(classes):
         try:
-            found = class_folders.image_files(tree, (name,), colour).paths
-        except UserError:  # a class without images: a finding, see inspection_findings.py
+            images, _ = class_folders.image_files(tree, (name,), colour)
+        except UserError:  # a class without images, which findings.py reports
             continue
-        paths += found
-        labels += [label] * len(found)
+        paths += images.paths
+        labels += [label] * len(images)
     return ImageFiles(paths, torch.tensor(labels, dtype=torch.int64), colour)
 
 
 # ------------------------------------------------------------------------------------------ each image
 
 
-def inspect(found: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.ndarray, dict[int, str]]:
-    """Look at every image: ``RECORD`` (n,) in the survey's order, and what is damaged with the reason.
+def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.ndarray, dict[int, str]]:
+    """Examine every image: ``RECORD`` (n,) in the survey's order, and the reason for each damaged one.
 
-    Files are read by ``workers`` processes (0: in place). Memory grows by some 80 bytes an image. Raises
-    ``UserError`` when a process is killed from outside.
+    Files are read by ``workers`` processes (0: in place). Memory grows by about 80 bytes per image. Raises
+    ``UserError`` if a process is killed from outside.
     """
-    if found.paths is None:
-        return np.concatenate([_of_pixels(images.pixels.numpy()) for images in found.images]), {}
-    records, damage = np.empty(len(found), dtype=RECORD), {}
-    parts = [range(first, min(first + CHUNK, len(found))) for first in range(0, len(found), CHUNK)]
+    if survey.paths is None:
+        return np.concatenate([_of_pixels(images.pixels.numpy()) for images in survey.images]), {}
+    records, damage = np.empty(len(survey), dtype=RECORD), {}
+    chunks = [range(first, min(first + CHUNK, len(survey))) for first in range(0, len(survey), CHUNK)]
     stop = multiprocessing.Event()
-    chunks = _Chunks(found.paths, found.spec.colour, stop)
+    inspector = _ChunkInspector(survey.paths, survey.spec.colour, stop)
     try:
-        with progress.counting("Checking", len(found), "images") as advance, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")  # whoever gives --workers knows
-            pool = WorkerPool(chunks, min(workers, len(parts)))
-            for part, (chunk, damaged) in zip(parts, pool.read(parts), strict=True):
-                records[part.start : part.stop] = chunk
+        with progress.counting("Checking", len(survey), "images") as advance, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
+            pool = WorkerPool(inspector, min(workers, len(chunks)))
+            for chunk, (chunk_records, damaged) in zip(chunks, pool.read(chunks), strict=True):
+                records[chunk.start : chunk.stop] = chunk_records
                 damage.update(damaged)
-                advance(len(part))
+                advance(len(chunk))
     finally:
         stop.set()
     return records, damage
 
 
-class _Chunks(Dataset):
+class _ChunkInspector(Dataset):
     """What a worker does: the records of a range of the files, and the damaged ones."""
 
     def __init__(self, paths: list[str], colour: str, stop: Any) -> None:
         self.paths, self.colour, self.stop = paths, colour, stop
 
-    def __getitem__(self, part: range) -> tuple[np.ndarray, dict[int, str]]:
+    def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, str]]:
         rows, damage = [], {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
-            for index in part:
+            for index in chunk:
                 if self.stop.is_set():  # the main process was interrupted and waits for this one to end
                     break
                 row, problem = inspect_file(self.paths[index], self.colour)
@@ -208,9 +207,9 @@ class _Chunks(Dataset):
 
 
 def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
-    """A file as a ``RECORD``, with the size that training sees, and why it is damaged, None when it is not.
+    """A file as a ``RECORD``, with the size that training sees, and why it is damaged; None if it is not.
 
-    The file is read once; what is hashed is what is decoded.
+    The file is read once: the bytes that are hashed are those that are decoded.
     """
     try:
         with open(path, "rb") as file:
@@ -223,18 +222,18 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
     about = UNREAD[4:]
     size = (0, 0)
     try:
-        with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image tells nothing but pixels
+        with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
             size, about = header.size, (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
         image = open_image(io.BytesIO(data), colour)
         return (sha256, pixel_hash(colour, image.size, image.tobytes()), *image.size, *about), None
-    except Exception as error:  # whatever it is, training would stop at this file
+    except Exception as error:  # training would stop at this file, whatever the error is
         return (sha256, b"", *size, *about), _reason(error)
 
 
 def _is_rotated(image: Image.Image) -> bool:
     """Whether EXIF says that the pixels are not stored upright."""
     if image.format == "PNG" and not {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys():
-        return False  # Pillow would decode all pixels to look behind them
+        return False  # to look for more, Pillow would decode all pixels
     return image.getexif().get(ORIENTATION, 1) in range(2, 9)
 
 
@@ -264,5 +263,5 @@ def _of_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal(digest: bytes, count: int) -> str:
-    """A hash out of a ``RECORD`` with all its ``count`` bytes; empty when there is none."""
+    """A hash from a ``RECORD`` with all its ``count`` bytes; empty if there is none."""
     return bytes(digest).ljust(count, b"\0").hex() if digest else ""

@@ -20,7 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from scripts.data_check.findings import equal_groups, judge
-from scripts.data_check.survey import hexadecimal, inspect, survey
+from scripts.data_check.survey import hexadecimal, inspect, take_survey
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.images.decoding import open_image
@@ -135,7 +135,7 @@ def test_a_clean_tree_has_no_finding_and_no_note_and_every_image_is_listed_as_it
 
 def test_what_is_checked_is_what_training_reads(tree):
     settings = parse(["--dataname", "folder", "--datapath", str(tree)]).data
-    found, data = survey(settings), get_data(settings, torch.device("cpu"))
+    found, data = take_survey(settings), get_data(settings, torch.device("cpu"))
     assert found.paths == [*data.train.paths, *data.validation.paths]
     assert found.classes == data.classes and found.refusal is None and found.training == len(data.train)
     assert found.labels.tolist() == [*data.train.labels.tolist(), *data.validation.labels.tolist()]
@@ -144,12 +144,12 @@ def test_what_is_checked_is_what_training_reads(tree):
 def test_folders_that_training_refuses_are_listed_as_training_would_once_they_are_mended(tree):
     plant(tree / "val" / "ape" / "0.png")
     settings = parse(["--dataname", "folder", "--datapath", str(tree)]).data
-    refused = survey(settings)
+    refused = take_survey(settings)
     with pytest.raises(UserError) as refusal:
         get_data(settings, torch.device("cpu"))
     assert refused.refusal == str(refusal.value)
     plant(tree / "train" / "ape" / "0.png")
-    mended = survey(settings)
+    mended = take_survey(settings)
     assert mended.refusal is None
     assert refused.paths == [path for path in mended.paths if path != str(tree / "train" / "ape" / "0.png")]
     assert refused.classes == mended.classes
@@ -568,7 +568,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(tree, monkeypatch)
     monkeypatch.setattr("utils.data.progress_log.LOG_SECONDS", 0)
     monkeypatch.setattr("scripts.data_check.survey.CHUNK", 8)
     lines = []
-    found = survey(parse(["--dataname", "folder", "--datapath", str(tree)]).data)
+    found = take_survey(parse(["--dataname", "folder", "--datapath", str(tree)]).data)
     records, damage = inspect(found, workers=0, progress=ProgressLog(lines.append))
     assert [line.partition(" (")[0] for line in lines] == [f"Checking: {n} of 20 images" for n in (8, 16, 20)]
     assert judge(found, records, damage).faults == []

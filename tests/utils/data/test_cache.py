@@ -298,7 +298,7 @@ def test_a_file_that_is_not_what_it_should_be_is_made_anew_and_that_is_said(tree
     lines = []
     assert torch.equal(decoded(files_of(tree), folder, lines=lines), expected)
     assert path.read_bytes() == whole and len(names(folder)) == 1
-    assert str(path) in lines[0] and "anew" in lines[0]
+    assert str(path) in lines[0] and "again" in lines[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 
 from utils.config.settings import UserError
 from utils.data.images import jpeg
-from utils.data.images.view import Box, Place, View, resized
+from utils.data.images.view import Box, Placement, View, resized
 
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_RATIO = (3 / 4, 4 / 3)
@@ -132,7 +132,7 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
     return (pixels[:, :, None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
-def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Place | None]:
+def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Placement | None]:
     """Which pixels of a file are looked at, and for evaluation (``uniforms`` is None) their place in the view."""
     if uniforms is not None:
         return random_box(width, height, uniforms), None
@@ -140,7 +140,7 @@ def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> t
     return place.box, place
 
 
-def cropped(pixels: torch.Tensor, view: View, place: Place | None) -> torch.Tensor:
+def cropped(pixels: torch.Tensor, view: View, place: Placement | None) -> torch.Tensor:
     """The pixels (channels, h, w) of what ``boxes`` said as (channels, size, size)."""
     return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
 

@@ -15,7 +15,7 @@ from torch.utils import deterministic
 
 from utils.config.settings import UserError
 from utils.data.images.decoding import boxes, cropped, decode_crop, open_image, read_plain_jpeg, to_tensor
-from utils.data.images.view import Box, Place, View
+from utils.data.images.view import Box, Placement, View
 from utils.data.worker_pool.shared_memory import in_shared_memory
 
 
@@ -25,7 +25,7 @@ class JpegFile(NamedTuple):
     path: str
     data: torch.Tensor
     box: Box
-    place: Place | None
+    place: Placement | None
 
 
 class MixedBatch(NamedTuple):
@@ -41,7 +41,7 @@ class MixedBatch(NamedTuple):
     decoded: torch.Tensor
     paths: list[str]
     boxes: list[Box]
-    places: list[Place | None]
+    places: list[Placement | None]
     view: View
 
 

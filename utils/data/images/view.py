@@ -15,7 +15,7 @@ LONGEST = 50  # times the shorter side; a longer image would fill the memory whe
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """Where in an image file lies what is shown of it.
 
     It depends on the pixels in ``box``. These, with ``columns`` and ``rows`` of any pixels before them, are made
@@ -52,7 +52,7 @@ class View:
     border: tuple[int, ...] = (0,)
     whole: bool = field(default=False, repr=False)  # left out of repr, which names files of the decoded cache
 
-    def place(self, width: int, height: int) -> Place:
+    def place(self, width: int, height: int) -> Placement:
         """What is shown of a file of ``width`` x ``height`` pixels."""
         first, sides = [0, 0], [width, height]
         if self.crop_mode == "center":
@@ -63,7 +63,7 @@ class View:
         offsets = [_offset(length, self.size) for length in resized]
         (left, right), (top, bottom) = map(self._span, sides, resized, offsets)
         box = (first[0] + left, first[1] + top, first[0] + right, first[1] + bottom)
-        return Place(box, left, top, *map(_factor, sides, resized), *offsets)
+        return Placement(box, left, top, *map(_factor, sides, resized), *offsets)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         target = max(1, math.floor(self.size / self.crop_pct))
@@ -82,7 +82,7 @@ class View:
         reach = REACH[self.interpolation] * max(scale, 1) + 1
         return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + self.size) * scale + reach))
 
-    def show(self, pixels: torch.Tensor, place: Place) -> torch.Tensor:
+    def show(self, pixels: torch.Tensor, place: Placement) -> torch.Tensor:
         """The view, (channels, size, size), of the ``pixels`` (channels, h, w) inside ``place.box``.
 
         uint8 on a CPU; floats, neither rounded nor clamped, when ``pixels`` are floats.

@@ -27,7 +27,7 @@ UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
 def _alone(root: Path, doing: str, needed: Callable[[], bool], log: Log) -> Iterator[bool]:
     """Whether the work is this process's, which then has it alone; False when it is not, or no longer, ``needed``."""
     while needed():
-        file = claim(root / UNPACKING, doing, log, heed_mistakes=True)
+        file = claim(root / UNPACKING, doing, log, raise_mistakes=True)
         if file is None:
             continue
         with file:

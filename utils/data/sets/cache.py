@@ -1,10 +1,10 @@
-"""Decoded images in a file that every process of a host maps, so that they are decoded once and held in memory once.
+"""Decoded images in a file that all processes of a host map: decoded once, in memory once.
 
-A file of the cache is a plain .npy array, uint8 (n, c, size, size), named after a fingerprint of what it was made from.
-With ``--skip-bad-images`` the numbers of unreadable images follow, as JSON; whoever takes the file tries those again.
-It is written under another name, flushed and renamed, so what bears its own name is whole; the other name is locked
-while it is written, so the first of several processes writes and the rest wait for it, without a collective. A file
-system that knows no locks lets each of them write. The cache may be deleted at any time.
+A cache file is a plain .npy array, uint8 (n, c, size, size), named after a fingerprint of its sources. With
+``--skip-bad-images`` the numbers of unreadable images follow as JSON; a process that reads the file tries those again.
+The file is written under a temporary name, flushed and renamed, so it is always complete. The temporary file is locked
+meanwhile: the first of several processes writes and the others wait, without a collective. On a file system without
+locks each process writes its own. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from utils.data.sets.claims import claim, leave, remove_abandoned
 from utils.data.sets.readers import ImageFiles, MemoryImages
 from utils.data.worker_pool.pool import WorkerPool
 
-DECODING_VERSION = 1  # to be raised whenever decode_whole or decode_crop give other pixels than before
-FOLDER = ".decoded"  # in --datapath; readers pass over hidden folders
-CHUNK_BYTES = 3 << 19  # pixels that a worker hands over at a time; for 32x32 images larger chunks gained nothing
+DECODING_VERSION = 1  # raise it whenever decode_whole or decode_crop give other pixels than before
+FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
+CHUNK_BYTES = 3 << 19  # that a worker hands over at a time; larger chunks are no faster for 32x32 images
 HEADER_BYTES = 128
 
 Shape = tuple[int, ...]
@@ -43,7 +43,7 @@ Decoded = tuple[torch.Tensor, list[int]]  # pixels, and the numbers of unreadabl
 
 
 def folder_for(settings: DataSettings) -> Path | None:
-    """Where decoded images are kept: ``--cache-dir``, else a hidden folder in ``--datapath``; None without either."""
+    """Where decoded images are kept: ``--cache-dir``, otherwise a hidden folder in ``--datapath``; or None."""
     if settings.cache_dir is not None:
         return Path(settings.cache_dir)
     return None if settings.datapath is None else Path(settings.datapath) / FOLDER
@@ -55,12 +55,11 @@ def decoded(
 ) -> MemoryImages:  # fmt: skip
     """What ``view`` shows of files, as uint8 pixels (n, c, size, size).
 
-    They are read from ``folder``'s cache and, when they are not there, decoded by ``workers`` processes (0: in place)
-    and put there; without a folder, or when it cannot be written, they stay in memory. Changing the pixels changes
-    this process's alone. To be called by all processes of a host: the first one decodes and logs that to ``progress``;
-    what would be the same from all of them only ``is_main`` logs. Raises ``UserError`` with the path of the
-    first file that is no image; with ``skip_bad`` they are told by the result, and an error is only what
-    ``first_readable`` takes for one.
+    They are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: in place) decode
+    them into it. Without a folder, or if it cannot be written, they stay in memory. The pixels are this process's to
+    change. All processes of a host call this: the first one decodes and logs to ``progress``; lines that would be the
+    same from all are logged by ``is_main`` alone. Raises ``UserError`` with the path of the first unreadable file;
+    with ``skip_bad`` the result lists them, and only too many in a row are an error (see ``first_readable``).
     """
     shape = (len(images), 1 if images.colour == "L" else 3, view.size, view.size)
 
@@ -71,61 +70,61 @@ def decoded(
         pixels, bad = make()
     else:
         path = folder / f"{fingerprint(images, view, folder)}.npy"
-        pixels, bad = _kept(path, shape, make, progress.log, is_main, heed_mistakes=not skip_bad)
-    unreadable = _try_again(_Chunks(images, view, skip_bad), pixels, bad)
+        pixels, bad = _kept(path, shape, make, progress.log, is_main, raise_mistakes=not skip_bad)
+    unreadable = _try_again(_ChunkDecoder(images, view, skip_bad), pixels, bad)
     return MemoryImages(pixels, images.labels, unreadable)
 
 
 def shared(
     images: MemoryImages, folder: Path | None, *, local_world_size: int, log: Log, is_main: bool = True
 ) -> MemoryImages:
-    """The same images, their pixels mapped from a file in ``folder`` where several processes would each hold them.
+    """The same images, their pixels mapped from one file in ``folder``, instead of one copy in each process.
 
-    The file is named after the pixels' SHA-256. With one process, or without a folder, ``images`` is returned.
+    The file is named after the pixels' SHA-256. With one process, or without a folder, gives ``images``.
     """
     if local_world_size == 1 or folder is None or images.pixels.device.type != "cpu":
         return images
     pixels = images.pixels.contiguous()
     path = folder / f"{hashlib.sha256(pixels.numpy()).hexdigest()[:32]}.npy"
-    pixels, _ = _kept(path, tuple(pixels.shape), lambda: (pixels, []), log, is_main, heed_mistakes=True)
+    pixels, _ = _kept(path, tuple(pixels.shape), lambda: (pixels, []), log, is_main, raise_mistakes=True)
     return MemoryImages(pixels, images.labels)
 
 
 def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
-    """32 hexadecimal digits of the SHA-256 over all that shapes the pixels, the files' contents by size and time.
+    """32 hexadecimal digits of the SHA-256 over all that determines the pixels; file contents by size and time.
 
-    Paths count from ``folder``: a tree that is moved together with its cache keeps its fingerprint, and two trees of
-    one cache never share one.
+    Paths are relative to ``folder``: a tree moved together with its cache keeps its fingerprint, and two trees in one
+    cache never share one.
     """
     start = os.path.commonpath([min(images.paths), max(images.paths)]).rfind(os.sep) + 1
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
-    parts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if view.whole else view}", above]
+    facts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if view.whole else view}", above]
     for path in images.paths:
         try:
             status = os.stat(path)
-            parts.append(f"{path[start:]}\0{status.st_size}\0{status.st_mtime_ns}")
-        except OSError:  # whoever decodes it tells
-            parts.append(f"{path[start:]}\0missing")
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+            facts.append(f"{path[start:]}\0{status.st_size}\0{status.st_mtime_ns}")
+        except OSError:  # decoding it reports the error
+            facts.append(f"{path[start:]}\0missing")
+    return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 # ------------------------------------------------------------------------------------------ decoding
 
 
-class _Chunks(Dataset):
-    """What a worker does: a range of the files into one uint8 array; and the images that are unreadable.
+class _ChunkDecoder(Dataset):
+    """What a worker does: decodes a range of the files into one uint8 array, and lists the unreadable ones.
 
-    An array, because it comes through a pipe, whereas tensors need /dev/shm, which containers keep small.
+    An array comes through a pipe, whereas a tensor needs /dev/shm, which is small in containers.
     """
 
     def __init__(self, images: ImageFiles, view: View, skip_bad: bool) -> None:
         self.images, self.view, self.skip_bad = images, view, skip_bad
         self.channels = 1 if images.colour == "L" else 3
 
-    def __getitem__(self, part: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
-        pixels = torch.zeros(len(part), self.channels, self.view.size, self.view.size, dtype=torch.uint8)
+    def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
+        pixels = torch.zeros(len(chunk), self.channels, self.view.size, self.view.size, dtype=torch.uint8)
         unreadable = {}
-        for place, index in zip(pixels, part, strict=True):
+        for place, index in zip(pixels, chunk, strict=True):
             try:
                 place.copy_(self._read(self.images.paths[index]))
             except UnreadableImage as error:
@@ -140,37 +139,37 @@ class _Chunks(Dataset):
         return decode_crop(path, self.view, self.images.colour)
 
 
-def _try_again(chunks: _Chunks, pixels: torch.Tensor, bad: list[int]) -> dict[int, str]:
-    """The paths of the images ``bad`` that are unreadable now, too; the others' pixels are put in.
+def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> dict[int, str]:
+    """The paths of those of the images ``bad`` that are still unreadable; the pixels of the others are filled in.
 
-    They may have been decoded long ago, for a run with ``--skip-bad-images``, or when a network was down.
+    The cache may be old, or made while a network drive was down.
     """
     unreadable = {}
     for index in bad:
-        decoded_now, still = chunks[range(index, index + 1)]
+        decoded_now, still_bad = decoder[range(index, index + 1)]
         pixels[index] = torch.from_numpy(decoded_now[0])
-        if still:
-            unreadable[index] = chunks.images.paths[index]
+        if still_bad:
+            unreadable[index] = decoder.images.paths[index]
     return unreadable
 
 
 def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLog, skip_bad: bool = False) -> Decoded:
     """Files decoded into uint8 (n, c, size, size) by ``workers`` processes.
 
-    Processes, because threads that read small images wait for Python's lock: 2 threads on 2 cores took three times as
-    long for 32x32 PNG files as one process without threads.
+    Processes, because threads that read small images wait for the GIL: for 32x32 PNG files, 2 threads on 2 cores took
+    three times as long as one process without threads.
     """
     count, channels = len(images), 1 if images.colour == "L" else 3
     pixels = torch.empty(count, channels, view.size, view.size, dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
-    parts = [range(first, min(first + step, count)) for first in range(0, count, step)]
-    pool = WorkerPool(_Chunks(images, view, skip_bad), min(workers, len(parts)))
+    chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
+    pool = WorkerPool(_ChunkDecoder(images, view, skip_bad), min(workers, len(chunks)))
     unreadable: dict[int, UnreadableImage] = {}
     with progress.counting("Decoding", count, "images") as advance:
-        for part, (decoded_part, bad) in zip(parts, pool.read(parts), strict=True):
-            pixels[part.start : part.stop] = torch.from_numpy(decoded_part)
+        for chunk, (chunk_pixels, bad) in zip(chunks, pool.read(chunks), strict=True):
+            pixels[chunk.start : chunk.stop] = torch.from_numpy(chunk_pixels)
             unreadable |= bad
-            advance(len(part))
+            advance(len(chunk))
 
     def look(index: int) -> None:
         if index in unreadable:
@@ -185,34 +184,34 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
 
 
 def _kept(
-    path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, is_main: bool, heed_mistakes: bool
+    path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, is_main: bool, raise_mistakes: bool
 ) -> Decoded:
-    """The pixels mapped from ``path``, made and put there when they are missing; from memory when that fails."""
-    say: Log = log if is_main else lambda line: None
-    while (found := _mapped(path, shape)) is None:
+    """The pixels mapped from ``path``, made and written there if missing; from memory if that fails."""
+    log_once: Log = log if is_main else lambda line: None
+    while (mapped := _mapped(path, shape)) is None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             waiting = f"Waiting until these images are decoded into {path}"  # by another run, or a rank of this one
-            file = claim(path, waiting, say, heed_mistakes)
+            file = claim(path, waiting, log_once, raise_mistakes)
         except OSError as error:
-            say(_cannot_keep(path, error))
+            log_once(_cannot_keep(path, error))
             return make()
         if file is not None:
-            return _build(file, path, shape, make, log, say)
-    say(f"Decoded images: {path} ({path.stat().st_size / 1e6:,.0f} MB)")
-    return found
+            return _build(file, path, shape, make, log, log_once)
+    log_once(f"Decoded images: {path} ({path.stat().st_size / 1e6:,.0f} MB)")
+    return mapped
 
 
-def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, say: Log) -> Decoded:
-    """Make the pixels and write them; ``file`` is the claimed temporary file."""
+def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, log_once: Log) -> Decoded:
+    """Make the pixels and write them. ``file`` is the claimed temporary file; ``log_once`` logs on one rank only."""
     made = None
     with file:  # closing it ends the claim
         try:
-            if (found := _mapped(path, shape)) is not None:  # finished by another process since this one looked
+            if (mapped := _mapped(path, shape)) is not None:  # another process has finished it since the last look
                 os.unlink(file.name)
-                return found
+                return mapped
             if path.exists():
-                log(f"{path}: is not a whole file of decoded images; it is made anew")
+                log(f"{path}: is not a complete file of decoded images; making it again")
             remove_abandoned(path.parent, Path(file.name))
             _reserve(file, HEADER_BYTES + int(np.prod(shape)))
             began = time.monotonic()
@@ -220,8 +219,8 @@ def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], 
             seconds = time.monotonic() - began
             _save(file, path, *made)
             log(f"Decoded images: {path} (made in {seconds:.1f} s; {_contents(path.parent)})")
-            found = _mapped(path, shape)
-            return made if found is None else found
+            mapped = _mapped(path, shape)
+            return made if mapped is None else mapped
         except BaseException as error:
             if isinstance(error, UserError):
                 leave(file, error)
@@ -229,7 +228,7 @@ def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], 
                 os.unlink(file.name)
             if not isinstance(error, OSError):
                 raise
-            say(_cannot_keep(path, error))
+            log_once(_cannot_keep(path, error))
     return make() if made is None else made
 
 
@@ -241,7 +240,7 @@ def _cannot_keep(path: Path, error: OSError) -> str:
 
 
 def _contents(folder: Path) -> str:
-    """How much the cache holds: changed data leaves files behind that nobody can tell from those still needed."""
+    """How much the cache holds: changed data leaves files behind that look like those still needed."""
     sizes = [path.stat().st_size for path in folder.glob("*.npy")]
     return f"{len(sizes)} file(s) of {sum(sizes) / 1e6:,.0f} MB there, which may be deleted at any time"
 
@@ -254,7 +253,7 @@ def _header(shape: Shape) -> bytes:
 
 
 def _mapped(path: Path, shape: Shape) -> Decoded | None:
-    """The file's content, None when it is missing, cannot be read or is not what ``shape`` promises."""
+    """The file's content; None if it is missing, unreadable or not of this ``shape``."""
     end = HEADER_BYTES + int(np.prod(shape))
     try:
         with open(path, "rb") as file:
@@ -264,28 +263,28 @@ def _mapped(path: Path, shape: Shape) -> Decoded | None:
             bad = json.loads(file.read() or b"[]")
             if not isinstance(bad, list) or not all(type(index) is int and 0 <= index < shape[0] for index in bad):
                 return None
-            # Mode c is a private map: pages are shared until a process writes to one, which gives it a copy.
+            # Mode c is a private map: processes share a page until one of them writes to it and gets a copy.
             return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c", offset=HEADER_BYTES, shape=shape)), bad
     except (OSError, ValueError):
         return None
 
 
 def _reserve(file: FileIO, size: int) -> None:
-    """Take ``size`` bytes of the disk at once: one that is too full shall not show after minutes of decoding."""
+    """Reserve ``size`` bytes now, so that a full disk fails before minutes of decoding, not after."""
     file.truncate(0)
     if not hasattr(os, "posix_fallocate"):
         return
     try:
         os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # else: a file system that cannot reserve
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # otherwise a file system that cannot reserve
             raise
 
 
 def _save(file: FileIO, path: Path, pixels: torch.Tensor, bad: list[int]) -> None:
     for content in (_header(tuple(pixels.shape)), pixels.numpy(), json.dumps(bad).encode() if bad else b""):
         rest = memoryview(content).cast("B")
-        while rest:  # one write takes 2 GB at most
+        while rest:  # a single write takes at most 2 GB
             rest = rest[file.write(rest) :]
     os.fsync(file.fileno())
     os.replace(file.name, path)

@@ -1,4 +1,7 @@
-"""One process at what several want made: the first works, with a file locked meanwhile, under another name."""
+"""One process makes a file that several want: the first one works on a locked temporary file, the others wait.
+
+filelock cannot replace this: its flock is inherited by forked workers, which would keep a killed process's claim.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from pathlib import Path
 from utils.config.settings import UserError
 from utils.data.progress_log import Log
 
-ABANDONED_SECONDS = 24 * 3600  # without locks: age from which a temporary file is taken for a dead process's
-MISTAKE = b"UserError: "  # begins what a process that met a damaged image leaves to those waiting for it
+ABANDONED_SECONDS = 24 * 3600  # without locks: age from which a temporary file counts as a dead process's
+MISTAKE = b"UserError: "  # prefix of the message that a process leaves for those waiting, for example on a bad image
 
 
-def claim(path: Path, waiting: str, say: Log, heed_mistakes: bool) -> FileIO | None:
-    """The temporary file of ``path``, open and locked. None when another process ended its claim meanwhile.
+def claim(path: Path, waiting: str, log: Log, raise_mistakes: bool) -> FileIO | None:
+    """The temporary file of ``path``, open and locked. None if another process had claimed it and is done now.
 
-    ``waiting`` is what ``say`` hears when one has it. Raises ``UserError`` when that process met a mistake of the
-    user's and ``heed_mistakes`` is set, ``OSError`` when nothing can be written here.
+    Logs ``waiting`` before it waits for another process. Raises ``UserError`` if that process failed with one and
+    ``raise_mistakes`` is set, ``OSError`` if nothing can be written here.
     """
     import fcntl
 
@@ -32,7 +35,7 @@ def claim(path: Path, waiting: str, say: Log, heed_mistakes: bool) -> FileIO | N
         if locked is None:
             return open(path.with_suffix(f".{uuid.uuid4().hex}.partial"), "x+b", buffering=0)
         if not locked:
-            say(waiting)
+            log(waiting)
             fcntl.lockf(file, fcntl.LOCK_EX)
         if _is_at(file, name):
             closed_on_return.pop_all()
@@ -40,7 +43,7 @@ def claim(path: Path, waiting: str, say: Log, heed_mistakes: bool) -> FileIO | N
         left = b""
         with suppress(OSError):  # a network file system may have dropped it
             left = file.read(1 << 16)
-        if heed_mistakes and not locked and left.startswith(MISTAKE):
+        if raise_mistakes and not locked and left.startswith(MISTAKE):
             raise UserError(left[len(MISTAKE) :].decode("utf-8", "surrogateescape"))
     return None
 
@@ -50,9 +53,9 @@ def _open_or_create(name: str, flags: int) -> int:
 
 
 def _try_lock(file: FileIO) -> bool | None:
-    """Lock ``file`` until it is closed, by whatever end, also kill -9. False: another process has the lock.
+    """Lock ``file`` until it is closed or the process ends, even by kill -9. False: another process has the lock.
 
-    None on a file system that knows no locks. Worker processes do not inherit a record lock.
+    None on a file system without locks. Worker processes do not inherit a record lock.
     """
     import fcntl
 
@@ -64,7 +67,7 @@ def _try_lock(file: FileIO) -> bool | None:
 
 
 def _is_at(file: FileIO, name: Path) -> bool:
-    """Whether ``name`` is still this file: the process that had it before has neither renamed nor removed it."""
+    """Whether ``name`` is still this file: the process that had the lock has neither renamed nor removed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
     except FileNotFoundError:
@@ -72,7 +75,7 @@ def _is_at(file: FileIO, name: Path) -> bool:
 
 
 def leave(file: FileIO, error: UserError) -> None:
-    """Write the mistake into the temporary file, so that those who wait need not find it once more, in turn."""
+    """Write the error into the temporary file, to spare each waiting process the same failure in turn."""
     with suppress(OSError):
         file.truncate(0)
         file.seek(0)
@@ -80,9 +83,9 @@ def leave(file: FileIO, error: UserError) -> None:
 
 
 def remove_abandoned(folder: Path, own: Path) -> None:
-    """Remove the temporary files of processes that were killed: those whose lock is free."""
+    """Remove the temporary files of killed processes: those whose lock is free."""
     for path in folder.glob("*.partial"):
-        if path != own:  # closing a second handle of it would end the lock
+        if path != own:  # closing a second handle would release the lock
             with suppress(OSError), open(path, "r+b") as file:
                 locked = _try_lock(file)
                 if locked or (locked is None and time.time() - path.stat().st_mtime > ABANDONED_SECONDS):

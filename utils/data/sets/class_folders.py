@@ -1,4 +1,4 @@
-"""Data sets as class folders: finding the splits, listing their images, and telling what is left out."""
+"""Data sets as class folders: finds the splits, lists their images, and warns about images that are left out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 UNREAD_ENDINGS = (
     ".gif", ".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".svg", ".psd", ".tga", ".ico", ".dng", ".raw",
     ".cr2", ".nef", ".arw", ".dcm", ".nii", ".exr",
-)  # fmt: skip  # of images, too, but left out
+)  # fmt: skip  # image formats that are left out
 SHOWN = 10  # names in a line
-LOOKED_AT = 1000  # entries of a folder whose kind is in question
+LOOKED_AT = 1000  # entries of a folder, to see what it holds
 
 
 def training_folder(root: Path) -> Path | None:
@@ -33,7 +33,7 @@ def training_folder(root: Path) -> Path | None:
 
 
 def validation_folder(root: Path) -> Path | None:
-    """The folder of the validation images below ``root``; that of test images does instead."""
+    """The folder of the validation images below ``root``, otherwise that of test images."""
     return _folder(root, VALIDATION_FOLDERS)
 
 
@@ -49,7 +49,7 @@ def find_splits(root: Path) -> tuple[Path, Path] | None:
 
 
 def visible(root: Path) -> Iterator[Path]:
-    """What lies in ``root``, hidden names left out; nothing where it cannot be read."""
+    """The entries of ``root`` that are not hidden; none if it cannot be read."""
     with suppress(OSError), os.scandir(root) as entries:
         yield from (Path(entry) for entry in entries if not entry.name.startswith("."))
 
@@ -58,21 +58,19 @@ def visible(root: Path) -> Iterator[Path]:
 
 
 def read_class_folders(train: Path, validation: Path, colour: str) -> Splits:
-    """Two trees with a folder a class; the classes are the training tree's, in alphabetical order."""
+    """Two trees with one folder per class; the classes are the training tree's, in alphabetical order."""
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}")
-    left_out: Counter[str] = Counter()
-    images = (
-        image_files(train, classes, colour, left_out),
-        image_files(validation, classes, colour, left_out, may_lack=True),
-    )
-    return Splits(*images, classes, (*_deeper(train, images[0], classes), *_left_out(left_out, train, validation)))
+    images, unread = image_files(train, classes, colour)
+    validation_images, also_unread = image_files(validation, classes, colour, may_lack=True)
+    warnings = (*_deeper(train, images, classes), *_left_out(unread + also_unread, train, validation))
+    return Splits(images, validation_images, classes, warnings)
 
 
 def read_test_folder(folder: Path, classes: Sequence[str], colour: str, whose: str) -> Splits:
-    """One tree to evaluate, whose folders are among ``classes``; some may be missing. ``whose`` classes they are."""
+    """One tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages."""
     there = set(class_names(folder))
     unknown = sorted(there - set(classes))
     if unknown:
@@ -81,17 +79,15 @@ def read_test_folder(folder: Path, classes: Sequence[str], colour: str, whose: s
             f"{some(classes)}"
         )
     labels = [label for label, name in enumerate(classes) if name in there]
-    left_out: Counter[str] = Counter()
-    images = image_files(folder, [classes[label] for label in labels], colour, left_out, may_lack=True)
+    images, unread = image_files(folder, [classes[label] for label in labels], colour, may_lack=True)
     images = dataclasses.replace(images, labels=torch.tensor(labels)[images.labels])
-    return Splits(None, images, tuple(classes), _left_out(left_out, folder))
+    return Splits(None, images, tuple(classes), _left_out(unread, folder))
 
 
 def split_class_folders(root: Path, share: float, colour: str) -> Splits:
-    """One tree, of each class the same share to validate on, chosen once and for all."""
+    """One tree, split so that validation gets the same share of each class; always the same split."""
     classes = class_names(root)
-    left_out: Counter[str] = Counter()
-    everything = image_files(root, classes, colour, left_out)
+    everything, unread = image_files(root, classes, colour)
     labels = everything.labels.numpy()
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
@@ -104,18 +100,18 @@ def split_class_folders(root: Path, share: float, colour: str) -> Splits:
                 "images"
             )
         chosen[generator.permutation(members)[:count]] = True
-    parts = (
+    splits = (
         ImageFiles([everything.paths[i] for i in np.flatnonzero(mask)], torch.from_numpy(labels[mask]), colour)
         for mask in (~chosen, chosen)
     )
-    return Splits(*parts, classes, (*_deeper(root, everything, classes), *_left_out(left_out, root)))
+    return Splits(*splits, classes, (*_deeper(root, everything, classes), *_left_out(unread, root)))
 
 
 # ---------------------------------------------------------------------------------- what lies in a tree
 
 
 def class_names(root: Path) -> tuple[str, ...]:
-    """The folders below ``root``, hidden ones left out, in alphabetical order."""
+    """The folders in ``root`` that are not hidden, in alphabetical order."""
     try:
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
@@ -127,45 +123,44 @@ def class_names(root: Path) -> tuple[str, ...]:
 
 
 def image_files(
-    root: Path, classes: Sequence[str], colour: str, left_out: Counter[str] | None = None, may_lack: bool = False
-) -> ImageFiles:
-    """All images below the folders ``classes`` of ``root``, by class and name. Raises ``UserError`` for an empty one.
+    root: Path, classes: Sequence[str], colour: str, may_lack: bool = False
+) -> tuple[ImageFiles, Counter[str]]:
+    """All images below the folders ``classes`` of ``root``, by class and name, and how many of each unread format.
 
-    ``left_out`` counts the endings of images that are not read. ``may_lack``: only a tree without any image is empty.
+    Raises ``UserError`` if a class is empty; with ``may_lack`` only if the whole tree is.
     """
-    left_out = Counter() if left_out is None else left_out
     paths: list[str] = []
     labels: list[int] = []
+    unread: Counter[str] = Counter()
     for label, name in enumerate(classes):
-        found = list(_images_below(os.path.join(root, name), left_out))
-        if not found and not may_lack:
+        class_paths = []
+        for entry in _entries_below(os.path.join(root, name)):
+            if not is_image(entry.name):
+                unread.update(unread_ending(entry.name))
+            elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
+                class_paths.append(entry.path)  # not a pipe, say, which could block forever; a dead link fails later
+        if not class_paths and not may_lack:
             raise UserError(f"--datapath: {root / name} holds no images ({', '.join(IMAGE_ENDINGS)})")
-        paths += sorted(found)
-        labels += [label] * len(found)
+        paths += sorted(class_paths)
+        labels += [label] * len(class_paths)
     if not paths:
         raise UserError(f"--datapath: {root} holds no images ({', '.join(IMAGE_ENDINGS)})")
-    return ImageFiles(paths, torch.tensor(labels), colour)
+    return ImageFiles(paths, torch.tensor(labels), colour), unread
 
 
-def _images_below(folder: str, left_out: Counter[str]) -> Iterator[str]:
-    """The images in ``folder`` and below. Links to folders are not followed, for they may loop.
+def _entries_below(folder: str) -> Iterator[os.DirEntry]:
+    """All but folders and hidden files in ``folder`` and below; none if it does not exist.
 
-    What is no file, a pipe for example, is passed over: reading it could take forever. A link to nowhere is not, so
-    that it is told of. A folder that is not there has none.
+    Links to folders are not followed, as they may loop.
     """
     if not os.path.isdir(folder):
         return
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _images_below(entry.path, left_out)
-                continue
-            if entry.name.startswith("."):
-                continue
-            if not is_image(entry.name):
-                left_out.update(unread_ending(entry.name))
-            elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-                yield entry.path
+                yield from _entries_below(entry.path)
+            elif not entry.name.startswith("."):
+                yield entry
 
 
 def holds_images(folder: Path) -> bool:
@@ -174,17 +169,17 @@ def holds_images(folder: Path) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is read."""
+    """Whether a file of this name is read as an image."""
     return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def unread_ending(name: str) -> list[str]:
-    """The ending of a file that is an image, too, but is not read; else nothing."""
+    """The ending of an image file in a format that is not read; otherwise nothing."""
     return [ending for ending in UNREAD_ENDINGS if name.lower().endswith(ending)]
 
 
 def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
-    """A line when the folders in ``tree`` hold folders only, which may be the classes that were meant."""
+    """A warning if the folders in ``tree`` hold only folders, which may be the intended classes."""
     if any(os.path.dirname(os.path.dirname(path)) == str(tree) for path in images.paths):
         return []
     return [
@@ -194,28 +189,28 @@ def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]
 
 
 def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
-    """The images of ``trees`` that are not read, in a line of each kind."""
-    lines = []
+    """A warning for each kind of images in ``trees`` that are not read."""
+    warnings = []
     if endings:
         counts = ", ".join(f"{count:,} {ending}" for ending, count in sorted(endings.items()))
         where = " and ".join(map(str, trees))
-        lines.append(f"--datapath: images below {where} are left out: {counts}; convert them to JPEG or PNG")
+        warnings.append(f"--datapath: images below {where} are left out: {counts}; convert them to JPEG or PNG")
     for tree in trees:
         loose = sum(is_image(path.name) and path.is_file() for path in visible(tree))
         if loose:
-            lines.append(
+            warnings.append(
                 f"--datapath: {tree} holds {loose:,} images beside its class folders, which are left out; move each "
                 "into the folder of its class"
             )
-    return tuple(lines)
+    return tuple(warnings)
 
 
 def some(names: Sequence[str]) -> str:
-    """The first of ``names``, in characters that a terminal shows, and how many more there are."""
+    """The first few of ``names`` in printable characters, and how many more there are."""
     shown = ", ".join(map(printable, names[:SHOWN]))
     return shown + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
 
 
 def printable(text: str) -> str:
-    """A file's or class's name in characters that a terminal shows."""
+    """The name of a file or class in printable characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
