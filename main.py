@@ -236,7 +236,7 @@ def read_data(run: Run) -> Data:
     trained = None
     if point is not None:
         trained = Trained(point.path, point.classes, point.settings.get("datapath"), point.state.get("fingerprint"))
-    return get_test_data(args.data, device, trained, val_split_told=args.origins["val_split"] != CHECKPOINT)
+    return get_test_data(args.data, device, trained, val_split_is_explicit=args.origins["val_split"] != CHECKPOINT)
 
 
 def refuse_other_data(run: Run, data: Data) -> None:

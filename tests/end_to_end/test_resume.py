@@ -75,7 +75,7 @@ def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, cap
     run = in_process(capsys, *flags, "--max-steps", 2)["run"]
     (tree / "train" / "a" / "0.png").write_bytes(b"")
     assert main(["--device", "cpu", *map(str, flags), "--resume", "auto"]) == 2
-    assert "go on without it by --skip-bad-images" in capsys.readouterr().err
+    assert "skip it with --skip-bad-images" in capsys.readouterr().err
     assert in_process(capsys, *flags, "--resume", "auto", "--skip-bad-images")["run"] == run
     assert Path(run, "bad_images.txt").read_text() == f"{tree / 'train' / 'a' / '0.png'}\n"
 

@@ -92,7 +92,7 @@ def test_classes_are_matched_by_name_whichever_of_them_a_folder_holds(splits, tm
         others = ", ".join(other for other in CLASSES if other != name)
         assert lines == [
             f"main.py: warning: --datapath {tmp_path / name}: 2 of 3 classes have no validation image, and the results "
-            f"say nothing of them: {others}"
+            f"say nothing about them: {others}"
         ]
     assert sum(rights) / count == pytest.approx(top1, abs=1e-3)
     assert sum(losses) / count == pytest.approx(loss, abs=1e-3)

@@ -129,7 +129,7 @@ def test_every_kind_of_damage_ends_a_run_with_one_line_that_names_the_path(tmp_p
     flags = ["--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--epochs", 1, "--workers", 0]
     code, _, err = run_in_process(capsys, *flags, "--output", tmp_path / "runs")
     assert code == 2 and len(err.splitlines()) == 1
-    assert err.startswith(f"main.py: {bad}: cannot be read as an image (") and "mend or remove the file" in err
+    assert err.startswith(f"main.py: {bad}: cannot be read as an image (") and "repair or remove the file" in err
     assert not list(tmp_path.glob("runs/*/*/*/checkpoints/final.pt"))
 
 
@@ -326,7 +326,7 @@ def test_very_many_bad_images_in_a_row_are_a_broken_disk(damaged, reader, monkey
     train, validation = make(damaged, *reader, "--skip-bad-images")
     assert len([*train.batches(0), *validation.batches()]) == 14 + 15
     monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 4)
-    with pytest.raises(UserError, match=r"test/1/1\.png and the 3 images after it cannot be read .*see to the disk"):
+    with pytest.raises(UserError, match=r"test/1/1\.png and the 3 images after it cannot be read .*check the disk"):
         train, validation = make(damaged, *reader, "--skip-bad-images", "--cache-dir", damaged / "other")
         list(validation.batches())
 

@@ -204,7 +204,7 @@ def fused(augmentations: Sequence[Augmentation]) -> tuple[Augmentation, ...]:
 
 
 def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows ``rows`` (n, k) of images (n, c, h, w): (n, c, k, w). Copies whole rows, not single pixels."""
+    """Rows ``rows`` (n, k) of images (n, c, h, w): (n, c, k, w). Copies whole rows instead of single pixels."""
     count, channels, height, width = images.shape
     first = torch.arange(0, count * channels * height, height, device=images.device).view(count, channels, 1)
     chosen = (first + rows[:, None, :]).flatten()
@@ -212,9 +212,9 @@ def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def flip_some(images: torch.Tensor, flips: torch.Tensor) -> torch.Tensor:
-    """Images (n, c, h, w), those of ``flips`` (n,) mirrored left to right: both ways of all, and of each the right one.
+    """Images (n, c, h, w), those of ``flips`` (n,) mirrored left to right.
 
-    Flipping all and copying whole images is several times as fast as choosing pixel by pixel.
+    Flipping all and then copying whole images is several times as fast as choosing pixel by pixel.
     """
     both = torch.cat([images, images.flip(3)])
     return take(both, torch.arange(len(images), device=images.device) + len(images) * flips)
@@ -224,19 +224,19 @@ def take(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Images ``places``, int64 (k,), of images (n, c, h, w): (k, c, h, w), in the same memory format."""
     if images.is_contiguous():
         return images.index_select(0, places)
-    # index_select copies whole images only when they lie in memory as it sees them.
+    # index_select copies whole images only if each is contiguous in its view.
     return images.permute(0, 2, 3, 1).index_select(0, places).permute(0, 3, 1, 2)
 
 
 def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Places on a line of ``size`` pixels; those beyond its ends as in a mirror there, the end pixel not repeated."""
+    """Places on a line of ``size`` pixels; those beyond an end are mirrored there without repeating the end pixel."""
     period = max(1, 2 * (size - 1))
     places = places % period
     return torch.minimum(places, period - places)
 
 
 def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Tensor:
-    """Images (n, c, h, w) with a square of zeros around ``centres`` (n, 2), row and column, as far as it is inside."""
+    """Images (n, c, h, w) with a square of zeros, clipped at the edges, around ``centres`` (n, 2), row and column."""
     first = centres - side // 2
     end = first + side
     rows, columns = (inside(first[:, axis], end[:, axis], images.shape[2 + axis]) for axis in (0, 1))
@@ -254,8 +254,8 @@ def resized_crop(
 ) -> torch.Tensor:
     """Random-resized-crop of a float batch (n, c, h, w) on its device to ``size`` pixels square, without antialiasing.
 
-    ``uniforms``: (n, 4) for area, aspect ratio and place. A box that would not fit is narrowed to the
-    image instead of drawn again.
+    ``uniforms``: (n, 4) for area, aspect ratio and place. A box that does not fit is narrowed to the image instead of
+    drawn again.
     """
     height, width = images.shape[-2:]
     area = height * width * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * uniforms[:, 0])

@@ -1,7 +1,7 @@
-"""Loaders: a resident one (images in the device's memory) and a streaming one (worker processes).
+"""Loaders: resident (images in the device's memory) or streaming (worker processes read them).
 
-Both walk the same ``SamplePlan`` and yield ``Batch``; which one a run uses changes neither the samples
-nor the random numbers of their augmentation.
+Both follow the same ``SamplePlan`` and yield ``Batch``; the choice changes neither the samples nor the random numbers
+of their augmentation.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
 from utils.runtime.distributed import Distributed
 
-PASS_SIZE = 64  # images of a pass that is shared out: where there is memory to train on 8, there is to evaluate these
-RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that a resident data set may take under --loader auto
+PASS_SIZE = 64  # images in a pass without gradients: memory enough to train on 8 is enough to evaluate these
+RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a resident data set take
 
 
 @dataclass(frozen=True)
 class Batch:
     """One forward pass on one rank.
 
-    ``images``: float32 (m, c, size, size), normalised, on the device. ``targets``: int64 (n,), n <= m, or of mixed
-    images float32 (n, classes), the part of each class; images beyond n only fill up a micro-batch that is too small
-    and count for nothing (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``:
-    the step within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``:
-    ``unreadable``, the paths of the images of this batch that cannot be read, in the order of its samples and again
-    each time; in training those passed over to find the next readable one, which is shown with its own label, and
-    ``replaced``, for how many of the n samples. In validation they are left out, so a batch may be empty.
+    ``images``: float32 (m, c, size, size), normalised, on the device. ``targets``: int64 (n,), n <= m, or for mixed
+    images float32 (n, classes), the share of each class; images beyond n only pad a micro-batch that is too small and
+    do not count (see ``MicroBatch``). ``indices``: int64 (n,) on the CPU, the samples' numbers. ``number``: the step
+    within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``,
+    ``unreadable`` lists the paths of this batch's unreadable images in the order of its samples, each time anew. In
+    training the next readable image, with its own label, replaces each; ``replaced`` counts for how many of the n
+    samples. In validation they are left out, so a batch may be empty.
     """
 
     images: torch.Tensor
@@ -60,13 +60,13 @@ class Batch:
 
 
 class TrainLoader:
-    """Training batches of any epoch, from any step on."""
+    """Training batches of any epoch, starting at any step."""
 
     def __init__(
         self, source: Source, plan: SamplePlan, transform: BatchTransform, mixing: Mixing | None = None
     ) -> None:
         self.source, self.plan, self.transform, self.mixing = source, plan, transform, mixing
-        self._one_ahead = OneAhead(source.device)
+        self._prefetch = DevicePrefetcher(source.device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -78,14 +78,14 @@ class TrainLoader:
         return len(self.transform.mean), self.transform.size, self.transform.size
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The forward passes of ``epoch`` from step ``first_step`` on."""
+        """The forward passes of ``epoch``, starting at step ``first_step``."""
         steps = range(first_step, self.steps_per_epoch)
         return self._read(micro_batch for step in steps for micro_batch in self.plan.micro_batches(epoch, step))
 
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Batch]]:
         """The first ``steps`` steps of ``epoch`` in forward passes that are the same on any number of ranks.
 
-        How many passes there are, and this rank's of them: every world_size-th, as in validation.
+        Gives their total number, and this rank's: every world_size-th, as in validation.
         """
         alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
         micro_batches = [
@@ -96,10 +96,10 @@ class TrainLoader:
         return len(micro_batches), self._read(micro_batches[self.plan.rank :: self.plan.world_size])
 
     def _read(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
-        return self._one_ahead(chain.from_iterable(starmap(self.prepare, self.source.batches(micro_batches))))
+        return self._prefetch(chain.from_iterable(starmap(self.prepare, self.source.batches(micro_batches))))
 
     def replay_step(self, epoch: int, step: int) -> list[Batch]:
-        """The same forward passes of one step once more, without the worker processes."""
+        """The forward passes of one step again, without the worker processes."""
         return [
             batch
             for micro_batch in self.plan.micro_batches(epoch, step)
@@ -111,10 +111,10 @@ class TrainLoader:
         together = self.transform.training(pixels, samples_of(micro_batches), micro_batches[0].epoch)
         if self.mixing is not None:
             together, labels = self.mixing(together, labels, micro_batches)
-        for part, images, targets in _parts(micro_batches, together, labels):
+        for one, images, targets in _split(micro_batches, together, labels):
             yield Batch(
-                images, targets[: part.count], part.indices[: part.count], part.step, part.weight, part.ends_step,
-                part.unreadable, part.replaced,
+                images, targets[: one.count], one.indices[: one.count], one.step, one.weight, one.ends_step,
+                one.unreadable, one.replaced,
             )  # fmt: skip
 
 
@@ -125,14 +125,14 @@ class ValidationLoader:
         self, source: Source, batch_size: int, transform: BatchTransform, rank: int = 0, world_size: int = 1
     ) -> None:
         self.source, self.transform = source, transform
-        self._one_ahead = OneAhead(source.device)
+        self._prefetch = DevicePrefetcher(source.device)
         self._all = validation_batches(len(source), batch_size)
         self._world_size = world_size
         self._mine = range(rank, len(self._all), world_size)
 
     @property
     def num_batches(self) -> int:
-        """Batches over all ranks."""
+        """Batches of all ranks."""
         return len(self._all)
 
     def __len__(self) -> int:
@@ -140,30 +140,30 @@ class ValidationLoader:
 
     @property
     def rounds(self) -> int:
-        """The most batches that a rank has."""
+        """The largest number of batches of any rank."""
         return -(-len(self._all) // self._world_size)
 
     def batches(self) -> Iterator[Batch]:
         micro_batches = (MicroBatch(0, k, self._all[k], len(self._all[k]), 1.0, True) for k in self._mine)
-        return self._one_ahead(chain.from_iterable(starmap(self._prepare, self.source.batches(micro_batches))))
+        return self._prefetch(chain.from_iterable(starmap(self._prepare, self.source.batches(micro_batches))))
 
     def _prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
-        for part, images, targets in _parts(micro_batches, self.transform.evaluation(pixels), labels):
-            yield Batch(images, targets, part.indices, part.step, unreadable=part.unreadable)
+        for one, images, targets in _split(micro_batches, self.transform.evaluation(pixels), labels):
+            yield Batch(images, targets, one.indices, one.step, unreadable=one.unreadable)
 
 
-def _parts(
+def _split(
     micro_batches: list[MicroBatch], images: torch.Tensor, labels: torch.Tensor
 ) -> Iterator[tuple[MicroBatch, torch.Tensor, torch.Tensor]]:
     sizes = [len(micro_batch.indices) for micro_batch in micro_batches]
     return zip(micro_batches, images.split(sizes), labels.split(sizes), strict=True)
 
 
-class OneAhead:
-    """The same batches; on a GPU each is copied and augmented on a stream of its own while the one before trains.
+class DevicePrefetcher:
+    """Yields the same batches; on a GPU, copies and augments each on a second stream while the previous one trains.
 
-    The stream is the loader's for good: torch's allocator keeps freed memory apart by stream, so that with a new one an
-    epoch it would hold more and more.
+    A loader keeps its stream: torch's allocator pools freed memory per stream, so a new stream every epoch would use
+    more and more memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -175,7 +175,7 @@ class OneAhead:
 
     def _on_own_stream(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         stream = self._stream
-        stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still be making the images
+        stream.wait_stream(torch.cuda.current_stream(self.device))  # which may still be writing the images
 
         def prepare() -> tuple[Batch | None, torch.cuda.Event]:
             with torch.cuda.stream(stream):
@@ -186,7 +186,7 @@ class OneAhead:
             (batch, ready), ahead = ahead, prepare()
             training = torch.cuda.current_stream(self.device)
             training.wait_event(ready)
-            for tensor in (batch.images, batch.targets):  # not to be overwritten before training has read it
+            for tensor in (batch.images, batch.targets):  # so that it is not overwritten before training has read it
                 tensor.record_stream(training)
             yield batch
 
@@ -285,7 +285,7 @@ def _require_gpu_decoder(device: torch.device) -> None:
 
 
 def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, world_size: int) -> SamplePlan:
-    """The plan that the settings ask for."""
+    """The plan for these settings."""
     if settings.global_batch_size < world_size:
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
@@ -308,7 +308,7 @@ def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, 
 
 
 def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bool, str]:
-    """Whether the data set shall be resident, and why."""
+    """Whether the data set will be resident, and why."""
     if settings.loader != "auto":
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
@@ -326,7 +326,7 @@ def _stored_bytes(images: Images, spec: DatasetSpec) -> int:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """All memory of the device, used or not."""
+    """The device's total memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -14,17 +14,16 @@ from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import samples_of
 from utils.runtime.distributed import to_device
 
-MIX_NUMBERS = 4  # a pair's numbers: its share, which of the two ways, the box's row and column
+MIX_NUMBERS = 4  # of a pair: its share, mixup or CutMix, the box's row and column
 
 
 @dataclass(frozen=True)
 class Blend:
     """How each of n images is mixed with another one.
 
-    ``partner``: int64 (n,), the image that it takes from; itself for none. ``opacity``: float64 (n,), the part of its
-    own pixels outside the box. ``box``: int64 (n, 4), top, bottom, left and right, in pixels, of what is pasted from
-    the partner; the ends are exclusive, and where nothing is pasted the box is empty. ``kept``: float64 (n,), the part
-    of its own label.
+    ``partner``: int64 (n,), the image that it is mixed with; itself for none. ``opacity``: float64 (n,), the weight of
+    its own pixels outside the box. ``box``: int64 (n, 4), top, bottom, left and right in pixels (ends exclusive) of
+    what is pasted from the partner; empty if nothing is. ``kept``: float64 (n,), the weight of its own label.
     """
 
     partner: np.ndarray
@@ -35,15 +34,15 @@ class Blend:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, each pair draws which.
+    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, each pair draws one of them.
 
-    ``mixup`` and ``cutmix`` are the alphas of the beta distributions that the shares of a pair are drawn from, 0 for
-    never. What an image gets has the papers' distribution: the share, the box, and a partner that is any other image
-    of the epoch alike, for the order is a random permutation. What differs from the papers' code: it draws one share
-    and one box for a whole batch, here each pair has its own; and the two of a pair get from each other, with the same
-    share and box, where the code takes another permutation of the batch. Of a step's odd number of images the last
-    three get from each other in a circle. So nothing depends on ranks, accumulation or batch size; the plan must keep
-    neighbours together (``SamplePlan.pairs``).
+    ``mixup`` and ``cutmix`` are the alphas of the beta distributions of a pair's share, 0 for never. For each image,
+    share, box and partner have the papers' distribution: the order is a random permutation, so any other image of the
+    epoch is equally likely as the partner. The papers' code differs: it draws one share and one box for a whole batch,
+    here each pair draws its own; and it mixes with a permutation of the batch, whereas here the two of a pair are mixed
+    with each other, with the same share and box. In a step with an odd number of images, the last three are mixed in a
+    circle. So nothing depends on ranks, accumulation or batch size; the plan must keep neighbours together
+    (``SamplePlan.pairs``).
     """
 
     mixup: float
@@ -54,21 +53,21 @@ class Mixing:
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, micro_batches: Sequence[MicroBatch]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mix the ``images`` (n, c, h, w), in place, of ``micro_batches`` of one epoch, which lie one after the other.
+        """Mix the ``images`` (n, c, h, w) of ``micro_batches`` of one epoch, concatenated, in place.
 
         ``labels``: int64 (n,). Gives the images and their targets, float32 (n, classes).
         """
         blend = self.draw(micro_batches, *images.shape[-2:])
         places = to_device(torch.from_numpy(np.column_stack([blend.partner, blend.box])), images.device)
-        parts = np.column_stack([blend.opacity, blend.kept]).astype(np.float32)
-        opacity, kept = to_device(torch.from_numpy(parts), images.device).split(1, dim=1)
+        weights = np.column_stack([blend.opacity, blend.kept]).astype(np.float32)
+        opacity, kept = to_device(torch.from_numpy(weights), images.device).split(1, dim=1)
         partner, top, bottom, left, right = places.unbind(1)
         opacity = opacity[:, :, None, None]
         if self.cutmix:
             rows = inside(top, bottom, images.shape[2])[:, None, :, None].float()
             columns = inside(left, right, images.shape[3])[:, None, None, :].float()
             opacity = opacity * (1 - rows * columns)
-        # In operations that round alike, whatever the number of images is (lerp's may not), and exactly for 0 and 1.
+        # Operations that round the same for any number of images (lerp may not), and are exact for 0 and 1.
         others = take(images, partner)
         images.mul_(opacity).add_(others.mul_(1 - opacity))
         own, other = (functional.one_hot(of, self.classes).float() for of in (labels, labels[partner]))
@@ -76,7 +75,7 @@ class Mixing:
 
     def draw(self, micro_batches: Sequence[MicroBatch], height: int, width: int) -> Blend:
         """How the images of ``micro_batches``, of ``height`` by ``width`` pixels, are mixed."""
-        from scipy.special import betaincinv  # only runs that mix pay for the import
+        from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         partner, first = _places(micro_batches)
         leaders, pair = np.unique(first, return_inverse=True)
@@ -86,7 +85,7 @@ class Mixing:
         )
         by_box = uniforms[:, 1] < 0.5 if self.mixup and self.cutmix else np.full(len(leaders), self.cutmix > 0)
         alpha = np.where(by_box, self.cutmix, self.mixup)
-        drawn = betaincinv(alpha, alpha, uniforms[:, 0])[pair]  # of a uniform number, the quantile
+        drawn = betaincinv(alpha, alpha, uniforms[:, 0])[pair]  # the quantile of a uniform number
         by_box, alone = by_box[pair], partner == np.arange(len(partner))
         drawn[alone] = 1.0
         box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[pair, 2:])
@@ -97,8 +96,8 @@ class Mixing:
 def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """CutMix's boxes: int64 (n, 4), top, bottom, left and right, the ends exclusive.
 
-    Each has the image's aspect ratio and ``1 - kept`` (n,) of its area, less where it would leave the image. Centres
-    are any of its pixels, by ``uniforms`` (n, 2). As the paper's code does it, with halves rounded down.
+    Each has the image's aspect ratio and ``1 - kept`` (n,) of its area, less if clipped at the image's edge.
+    ``uniforms`` (n, 2) choose any pixel as the centre. As in the paper's code, halves are rounded down.
     """
     sides = np.array([height, width])
     halves = (sides * np.sqrt(1 - kept)[:, None]).astype(np.int64) // 2
@@ -108,9 +107,9 @@ def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np
 
 
 def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray]:
-    """For each image of ``micro_batches`` the one that it gets from, and the first one of its pair: int64 (n,) each.
+    """For each image of ``micro_batches`` its partner, and the first one of its pair: int64 (n,) each.
 
-    What only fills up a micro-batch, and a single image, get from themselves.
+    Padding of a micro-batch, and a single image, are their own partners.
     """
     partners, firsts, begin = [], [], 0
     for micro_batch in micro_batches:

@@ -15,7 +15,7 @@ from utils.data.images.decoding import in_colour, to_tensor
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
-LARGEST_SIZE = 8192  # pixels; more is no network's
+LARGEST_SIZE = 8192  # pixels, more than any network takes
 AS_SET = "as set"
 
 
@@ -23,10 +23,10 @@ AS_SET = "as set"
 class Preprocessing:
     """How images are shown to a network.
 
-    ``image_size`` is the side in pixels in training, which the network is built for, ``val_image_size`` that in
-    evaluation. ``mean`` and ``std`` are a number a channel, of pixel values between 0 and 1. For ``crop_pct``,
-    ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is the side of the images of a data set where they
-    all have one, None where they have any.
+    ``image_size`` is the side in pixels in training, for which the network is built, ``val_image_size`` that in
+    evaluation. ``mean`` and ``std``, one number per channel, are for pixel values between 0 and 1. For ``crop_pct``,
+    ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is the side of the data set's images if all have
+    the same, otherwise None.
     """
 
     image_size: int
@@ -40,7 +40,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> Preprocessing:
-        """How networks see a data set's images by default: those of one size whole, of others the middle."""
+        """How networks see a data set's images by default: whole if all have one size, otherwise the middle."""
         return cls(
             spec.image_size, spec.image_size, spec.mean, spec.std, crop_pct=1.0 if spec.fixed_size else View.crop_pct,
             crop_mode=View.crop_mode, interpolation=View.interpolation,
@@ -58,11 +58,11 @@ class Preprocessing:
 
     @property
     def resizes(self) -> bool:
-        """Whether images are resized at all."""
+        """Whether any image is resized."""
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
     def view(self, size: int) -> View:
-        """What is read of an image: of one size it all, as it is stored; else what evaluation shows at ``size``."""
+        """What is read of an image: all of it if all have one size, otherwise what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
         return View(
             self.stored_size or size, self.crop_pct, self.crop_mode, self.interpolation, border,
@@ -71,7 +71,7 @@ class Preprocessing:
 
     @property
     def evaluation_transform(self) -> BatchTransform:
-        """What makes normalised floats of what was read for evaluation; stored images it brings to their size."""
+        """Turns what was read for evaluation into normalised floats; resizes images that are stored in one size."""
         return BatchTransform(
             self.val_image_size, self.mean, self.std, interpolation=self.interpolation,
             crop_pct=self.crop_pct if self.stored_size else 1.0,
@@ -96,7 +96,7 @@ class Preprocessing:
 
     @classmethod
     def from_state(cls, state: Any, where: object) -> Preprocessing:
-        """What ``state()`` gave; raises ``UserError`` that names ``where`` it stands when it is something else."""
+        """The inverse of ``state()``; raises ``UserError`` that names ``where`` the state is from if it is invalid."""
         names = [field.name for field in fields(cls)]
         values = {name: state.get(name) for name in names} if isinstance(state, dict) else {}
         bad = [name for name, good in _GOOD.items() if name not in values or not good(values[name])]
@@ -132,7 +132,7 @@ _GOOD = {
 
 
 class Known(NamedTuple):
-    """What weights were trained for. ``source``: whose they are. ``of_this_run``: it goes on, or is evaluated."""
+    """What weights were trained for, and their origin. ``of_this_run``: they are of the run to continue or evaluate."""
 
     preprocessing: Preprocessing
     source: str
@@ -140,12 +140,12 @@ class Known(NamedTuple):
 
 
 def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing, str]:
-    """How images are shown, and a line that says so and where each part comes from.
+    """How images are shown, and a line that describes it with the origin of each value.
 
-    What is set wins over what is ``known`` of the weights, and that over the data set's own. A data set whose
-    images all have one size keeps it, and shows them whole, also to weights that were trained on larger ones. For
-    another number of channels than theirs, mean and standard deviation of the weights are averaged: the network then
-    sees grey images nearly as it would see them in colour.
+    Settings take precedence over what is ``known`` of the weights, and that over the data set's own values. A data set
+    whose images all have one size keeps it and shows them whole, even to weights trained on larger ones. If the
+    weights have another number of channels, their mean and standard deviation are averaged: the network then sees grey
+    images nearly as it would see them in colour.
     """
     own = Preprocessing.of(SPECS[settings.dataname])
     values, taken = asdict(own), {}
@@ -182,7 +182,7 @@ def _one_each(name: str, values: tuple[float, ...], channels: int) -> tuple[floa
 
 
 def _described(made: Preprocessing, origins: dict[str, str]) -> str:
-    """All parts, those of one origin together."""
+    """All values, grouped by origin."""
     any_size = made.stored_size is None
     texts = {"image_size": f"{made.image_size} pixels"}
     if made.val_image_size != made.image_size:
@@ -197,4 +197,4 @@ def _described(made: Preprocessing, origins: dict[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for name, text in texts.items():
         groups.setdefault(origins[name], []).append(text)
-    return "; ".join(f"{', '.join(parts)} ({origin})" for origin, parts in groups.items())
+    return "; ".join(f"{', '.join(values)} ({origin})" for origin, values in groups.items())

@@ -1,9 +1,9 @@
 """Which sample, in which order, with which random numbers: pure functions of the seed.
 
-The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; a rank takes
-its part of that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour,
-depend on (seed, epoch, index) alone. So no generator has a state to save, a resume at any step costs
-nothing, and neither the number of data workers nor that of ranks changes which samples a step sees.
+The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; each rank takes its part of
+that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour, depend on (seed, epoch,
+index) alone. So there is no generator state to save, a resume at any step is immediate, and neither the number of data
+workers nor the number of ranks changes which samples a step sees.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BITS = 2**64 - 1
 class MicroBatch:
     """One rank's part of one forward pass.
 
-    ``indices``: int64, the samples to read. Only the first ``count`` count: a micro-batch of fewer than two
-    is filled up with the samples that come next in the epoch's order, because a rank must take part in every
-    collective and batch norm cannot train on a single image. ``weight``: the factor that turns the
-    mean over ``count`` samples into this micro-batch's part of the mean over the whole global batch, such
-    that the average over ranks (as DDP takes it), summed over forward passes, is exactly that mean.
-    ``ends_step``: the optimizer steps after it. Once read: ``unreadable``, the paths of images met on the way that
-    cannot be read, and ``replaced``, for how many of the ``count`` samples another image stands in.
+    ``indices``: int64, the samples to read. Only the first ``count`` count: a micro-batch of fewer than two is padded
+    with the next samples in the epoch's order, because every rank must enter every collective and batch norm cannot
+    train on a single image. ``weight``: the factor that turns the mean over ``count`` samples into this micro-batch's
+    contribution to the mean over the global batch: averaged over ranks (as DDP does) and summed over forward passes,
+    the contributions are exactly that mean. ``ends_step``: the optimizer steps after it. Once read, ``unreadable``
+    holds the paths of unreadable images met on the way, and ``replaced`` counts the samples, of ``count``, for which
+    another image is shown.
     """
 
     epoch: int
@@ -42,16 +42,16 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """The training samples of every step: each sample exactly once an epoch, none repeated.
+    """The training samples of every step: each sample exactly once per epoch.
 
-    A remainder of half a global batch or more is the last step of an epoch. A smaller one is shared out, with the full
-    batch before it, over two steps of equal size: a step of few images would have a noisy gradient, at the learning
-    rate of a full one, and poor statistics of batch norm. So no step is smaller than half of ``global_batch_size``,
-    unless the whole set is. ``drop_last`` leaves the remainder out instead, other samples in each epoch.
+    A remainder of at least half a global batch is the last step of an epoch. A smaller remainder and the full batch
+    before it become two steps of equal size: a step of few images would have a noisy gradient, at the learning rate of
+    a full one, and poor batch-norm statistics. So no step is smaller than half of ``global_batch_size``, unless the
+    whole set is. ``drop_last`` leaves the remainder out instead, other samples in each epoch.
 
-    A full step has as many forward passes as it takes for at most ``batch_size`` images a rank; a smaller one has as
-    few. ``pairs``: neighbours in a step, its samples 2k and 2k + 1, stay in one micro-batch, and with an odd number of
-    samples the last three: what is mixed is together. An odd ``batch_size`` is then rounded up.
+    Each step has as few forward passes as possible with at most ``batch_size`` images per rank. ``pairs``: neighbours
+    in a step, its samples 2k and 2k + 1, stay in one micro-batch, as do the last three of an odd number, so that they
+    can be mixed. An odd ``batch_size`` is then rounded up.
     """
 
     num_samples: int
@@ -71,7 +71,7 @@ class SamplePlan:
 
     @property
     def remainder(self) -> str:
-        """What of an epoch makes no full global batch, in words; '' for nothing."""
+        """What does not fill a global batch in an epoch, in words; '' if all do."""
         left_out = self.num_samples - self._start(self.steps_per_epoch)
         if left_out:
             return f"{left_out:,} image(s) of each epoch left out"
@@ -86,7 +86,7 @@ class SamplePlan:
         return _order(self.num_samples, self.seed, epoch)
 
     def step_indices(self, epoch: int, step: int) -> np.ndarray:
-        """All samples of step ``step`` of an epoch, over all ranks and forward passes."""
+        """All samples of step ``step`` of an epoch, for all ranks and forward passes."""
         return self.order(epoch)[self._start(step) : self._start(step + 1)]
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
@@ -107,7 +107,7 @@ class SamplePlan:
         return micro_batches
 
     def _start(self, step: int) -> int:
-        """Where a step begins in an epoch's order; after the last step, where that ends."""
+        """Where a step begins in an epoch's order; for the step after the last, where the last one ends."""
         size, steps = self.global_batch_size, self.steps_per_epoch
         remainder = 0 if self.drop_last else self.num_samples % size
         if step == steps - 1 and steps > 1 and 0 < 2 * remainder < size:
@@ -115,20 +115,20 @@ class SamplePlan:
         return step * size if step < steps or self.drop_last else self.num_samples
 
 
-def _cut(count: int, parts: int, unit: int) -> list[int]:
-    """The bounds of ``parts`` parts of ``count`` samples, alike in size; what is cut apart are whole units.
+def _cut(count: int, pieces: int, unit: int) -> list[int]:
+    """The bounds that cut ``count`` samples into ``pieces`` of nearly equal size, between whole units.
 
-    The last unit has the samples that are left over, too.
+    The last unit includes the samples left over.
     """
     units = max(1, count // unit)
-    size, larger = divmod(units, parts)  # the first parts are larger by one unit
-    bounds = [part * size + min(part, larger) for part in range(parts + 1)]
+    size, larger = divmod(units, pieces)  # the first ``larger`` pieces have one unit more
+    bounds = [piece * size + min(piece, larger) for piece in range(pieces + 1)]
     return [unit * bound if bound < units else count for bound in bounds]
 
 
 @lru_cache(maxsize=2)
 def _order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    # Philox is counter-based: its stream is fixed by the key alone, on every platform and NumPy version.
+    # Philox is counter-based: the key alone determines its stream, on every platform and NumPy version.
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     order = generator.permutation(num_samples).astype(np.int64)
     order.flags.writeable = False
@@ -138,8 +138,8 @@ def _order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
 def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
     """All validation batches in order: each sample exactly once, the last batch smaller.
 
-    Ranks take whole batches in turn (rank, rank + world_size, ...), so that every batch is composed,
-    and hence computed, in the same way on any number of ranks.
+    Ranks take whole batches in turn (rank, rank + world_size, ...), so every batch has the same samples, and hence the
+    same result, on any number of ranks.
     """
     return [np.arange(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
 
@@ -152,7 +152,7 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
     """
     key = np.uint64(_key(seed, epoch, stream))
     rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
-    counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN  # modulo 2^64, as numpy's arrays do without a word
+    counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN  # modulo 2^64: numpy's arrays wrap silently
     bits = _mix(rows[:, None] + counters[None, :])
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
@@ -162,11 +162,11 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return _key(seed, step, rank) >> 1
 
 
-def _key(*parts: int) -> int:
-    """The parts hashed into 64 bits, one after the other; ``_mix`` in Python's integers, quick for a single number."""
+def _key(*numbers: int) -> int:
+    """The numbers hashed into 64 bits, one after the other: ``_mix`` in Python's integers, fast for a single number."""
     key = 0
-    for part in parts:
-        key = ((key ^ part) + 0x9E3779B97F4A7C15) & _BITS
+    for number in numbers:
+        key = ((key ^ number) + 0x9E3779B97F4A7C15) & _BITS
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _BITS
         key ^= key >> 31

@@ -1,4 +1,4 @@
-"""Where uint8 batches come from: the device's memory, or worker processes that read files."""
+"""Sources of uint8 batches: the device's memory, or worker processes that read files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from utils.data.worker_pool.pool import WorkerPool
 from utils.data.worker_pool.shared_memory import in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device
 
-# Micro-batches of one epoch, their uint8 images (m, c, h, w) and int64 labels (m,), one's after the other's.
+# Micro-batches of one epoch with their uint8 images (m, c, h, w) and int64 labels (m,), concatenated.
 Item = tuple[list[MicroBatch], torch.Tensor, torch.Tensor]
-# What a worker hands over: a micro-batch as it was read, its images, and the numbers of these (int64, m).
+# What a worker hands over: a micro-batch as read, its images, and their numbers in the data set (int64, m).
 ReadMicroBatch = tuple[MicroBatch, torch.Tensor | MixedBatch, np.ndarray]
-TOGETHER_BYTES = 2**20  # of images that a resident source hands over together
+TOGETHER_BYTES = 2**20  # of images that a resident source hands over at once
 
 
 class Source(Protocol):
-    """Resident and streaming differ in this alone."""
+    """The only part in which resident and streaming loaders differ."""
 
     def __len__(self) -> int: ...
 
@@ -46,8 +46,8 @@ class Source(Protocol):
 class ResidentSource:
     """All images in the device's memory as one uint8 tensor; a batch is an index.
 
-    Several batches of small images are handed over together: to gather and augment one of them takes little more than
-    the calls take, whatever they work on. ``policy``: what becomes of unreadable images, see ``read_micro_batch``.
+    Small images come several batches at once, since launching the operations takes longer than the work on one batch.
+    ``policy``: what happens to unreadable images, see ``read_micro_batch``.
     """
 
     def __init__(self, images: MemoryImages, device: torch.device, policy: str = REFUSE) -> None:
@@ -91,7 +91,7 @@ class ResidentSource:
 
 
 def samples_of(micro_batches: list[MicroBatch]) -> np.ndarray:
-    """The samples of all micro-batches, one's after the other's: int64."""
+    """The samples of all micro-batches, concatenated: int64."""
     return np.concatenate([micro_batch.indices for micro_batch in micro_batches])
 
 
@@ -128,7 +128,7 @@ class StreamSource:
         if isinstance(pixels, MixedBatch):
             pixels = decode_batch(pixels, self.device)
         labels = to_device(self.reader.images.labels[torch.from_numpy(shown)], self.device)
-        # From pinned memory, and so beside what the device computes.
+        # From pinned memory, so the copy runs while the device computes.
         return [micro_batch], pixels.to(self.device, non_blocking=True), labels
 
 
@@ -179,7 +179,7 @@ class MicroBatchReader(Dataset):
 def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
     """uint8 (count, channels, size, size), channels-last as decoders write it; in a worker in shared memory.
 
-    What lies in shared memory from the beginning is not copied on its way to the training process.
+    A tensor allocated in shared memory is not copied on its way to the training process.
     """
     return shared_bytes(count * channels * size * size).view(count, size, size, channels).permute(0, 3, 1, 2)
 
@@ -187,14 +187,14 @@ def empty_batch(count: int, channels: int, size: int) -> torch.Tensor:
 # ------------------------------------------------------------------------------- number of workers
 
 TRIAL_BATCH = 32
-WORTH = 1.1  # twice the workers must be faster by this factor
+MIN_SPEED_UP = 1.1  # that twice the workers must bring
 
 
 def measured_workers(reader: MicroBatchReader, cores: int) -> int:
-    """How many worker processes read fastest here: 1, 2, 4 ... up to ``cores``.
+    """The number of worker processes, 1, 2, 4 ... up to ``cores``, that reads fastest here.
 
-    Each number reads other images, so that none finds its files in the system's memory already. A set that is too
-    small to measure has one worker a core, at most two.
+    Each trial reads other images, so that no trial profits from cached files. A set that is too small to measure gets
+    one worker per core, at most two.
     """
     ladder = [2**k for k in range(cores.bit_length()) if 2**k < cores] + [cores]
     batches = [max(8, 4 * workers) for workers in ladder]
@@ -202,18 +202,18 @@ def measured_workers(reader: MicroBatchReader, cores: int) -> int:
         return min(2, cores)
     best, fastest = 1, 0.0
     order = np.random.default_rng(0).permutation(len(reader.images))[: TRIAL_BATCH * sum(batches)]
-    parts = np.split(order, sum(batches))
+    unread = np.split(order, sum(batches))
     for workers, count in zip(ladder, batches, strict=True):
-        trial, parts = parts[:count], parts[count:]
+        trial, unread = unread[:count], unread[count:]
         speed = reading_speed(reader, trial, workers)
-        if speed < WORTH * fastest:
+        if speed < MIN_SPEED_UP * fastest:
             break
         best, fastest = workers, speed
     return best
 
 
-def reading_speed(reader: MicroBatchReader, parts: list[np.ndarray], workers: int) -> float:
-    """Images a second while all workers read, which they do once the first ``workers`` parts have arrived."""
-    micro_batches = [MicroBatch(0, 0, part, len(part), 1.0, True) for part in parts]
+def reading_speed(reader: MicroBatchReader, batches: list[np.ndarray], workers: int) -> float:
+    """Images per second once all workers read, that is after the first ``workers`` batches have arrived."""
+    micro_batches = [MicroBatch(0, 0, indices, len(indices), 1.0, True) for indices in batches]
     arrived = [time.perf_counter() for _ in WorkerPool(reader, workers).read(micro_batches)]
-    return sum(map(len, parts[workers:])) / (arrived[-1] - arrived[workers - 1])
+    return sum(map(len, batches[workers:])) / (arrived[-1] - arrived[workers - 1])

@@ -1,8 +1,8 @@
 """Augmented and normalised batches, computed on the device.
 
-Images arrive as uint8; a shift copies whole rows and a flip takes columns, then normalisation makes floats. Each
-random number depends on (seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so that an image is
-augmented alike by either loader and on any number of workers and ranks.
+Images arrive as uint8 and stay so as long as possible; normalisation makes floats. Each random number depends on
+(seed, epoch, index) alone (see ``sample_plan.sample_uniforms``), so an image is augmented the same by either loader and
+on any number of workers and ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BatchTransform:
         return self._on_device(images, [one.draw(samples, *images.shape[-2:]) for one in self._steps])
 
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:
-        """Resize where that is needed, show the middle, and normalise."""
+        """Resize if needed, crop the middle, and normalise."""
         if self.crop_pct < 1:
             side = math.floor(self.size / self.crop_pct)
             first = round((side - self.size) / 2)
@@ -82,11 +82,11 @@ class BatchTransform:
     def _normalised(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
         if images.shape[-2:] != (self.size, self.size):
             images = self._resized(images, self.size)
-        # Bytes are rearranged faster than floats are; and from uint8 float() makes a tensor that can be overwritten.
+        # Bytes are rearranged faster than floats; and float() makes a new tensor of uint8, which can be overwritten.
         images = images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
         images = images.float()
         lines, by_pixel = images, images.permute(0, 2, 3, 1)
-        if self.channels_last and by_pixel.is_contiguous():  # whole lines of pixels, not three numbers at a time
+        if self.channels_last and by_pixel.is_contiguous():  # a row at a time, not the three numbers of a pixel
             lines = by_pixel.view(len(images), self.size, -1)
             mean, std = mean.flatten().repeat(self.size), std.flatten().repeat(self.size)
         lines.sub_(mean).div_(std)
@@ -112,5 +112,5 @@ class BatchTransform:
 def _statistics(
     mean: tuple[float, ...], std: tuple[float, ...], levels: int, device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """``levels`` times mean and std as tensors (1, c, 1, 1), brought to the device once and not for every batch."""
+    """``levels`` times mean and std as tensors (1, c, 1, 1), moved to the device only once."""
     return tuple(levels * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))

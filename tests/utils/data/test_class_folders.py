@@ -71,7 +71,7 @@ def test_classes_without_a_validation_image_are_named(root):
     (root / "val" / "cats" / "1.png").unlink()
     (root / "val" / "cats").rmdir()
     assert read(root).warnings == (
-        f"--datapath {root}: 2 of 3 classes have no validation image, and the results say nothing of them: bees, cats",
+        f"--datapath {root}: 2 of 3 classes have no validation image, and the results say nothing about them: bees, cats",
     )
 
 

@@ -1,8 +1,8 @@
-"""Image file into uint8 tensor, on the CPU.
+"""Image files into uint8 tensors, on the CPU.
 
-The box of a plain JPEG is decoded alone (see ``jpeg.py``). Pillow reads every other format and mode that a class-folder
-tree holds in practice, and has the last word on damaged files. Cropped and resized is in one way, so that the pixels do
-not depend on the file's format.
+Of a plain JPEG only the wanted box is decoded (see ``jpeg.py``). Pillow reads all other formats and modes that class
+folders hold in practice, and decides whether a file is damaged. All images are cropped and resized in the same way, so
+that the pixels do not depend on the file's format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from utils.data.images.view import Box, Placement, View, resized
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of files that may be open, of memory
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors, of memory
 
 
 class UnreadableImage(UserError):
@@ -32,26 +32,26 @@ class UnreadableImage(UserError):
 
     def __init__(self, path: str | BinaryIO, reason: object) -> None:
         super().__init__(
-            f"{path}: cannot be read as an image ({reason}); mend or remove the file, or go on without it by "
+            f"{path}: cannot be read as an image ({reason}); repair or remove the file, or skip it with "
             "--skip-bad-images"
         )
         self.path, self.reason = path, str(reason)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # workers hand it over
+    def __reduce__(self) -> tuple[Any, ...]:  # for pickling, on the way from a worker
         return type(self), (self.path, self.reason)
 
 
 def open_image(path: str | BinaryIO, colour: str) -> Image.Image:
-    """An image upright (EXIF rotation applied) in mode ``colour`` ('L' or 'RGB'), of a path or an open binary file.
+    """The image of a path or an open binary file, upright (EXIF rotation applied), in mode ``colour`` ('L' or 'RGB').
 
-    Raises ``UnreadableImage`` with the path when the file cannot be read, a plain ``UserError`` when that is not the
-    file's fault.
+    Raises ``UnreadableImage`` with the path if the file cannot be read, a plain ``UserError`` if the system is short
+    of memory or file descriptors.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
+            warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
             return _open_image(path, colour)
-    except Exception as error:  # each of Pillow's readers has its own ways to fail on a damaged file
+    except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
             raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
         raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
@@ -65,7 +65,7 @@ def _open_image(path: str | BinaryIO, colour: str) -> Image.Image:
 
 
 def in_colour(image: Image.Image, colour: str) -> Image.Image:
-    """An image that Pillow has read in mode ``colour`` ('L' or 'RGB')."""
+    """A Pillow image, converted to mode ``colour`` ('L' or 'RGB')."""
     if image.mode.startswith("I;16") or image.mode == "I":
         # Pillow clips 16-bit grey instead of scaling it.
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
@@ -75,9 +75,9 @@ def in_colour(image: Image.Image, colour: str) -> Image.Image:
 
 
 def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:
-    """A uint8 tensor (channels, size, size) of a file, its channels next to each other in memory.
+    """A crop of a file as uint8 (channels, size, size), in channels-last memory.
 
-    With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training; without, what ``view`` shows in
+    With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
     evaluation. Raises what ``open_image`` raises.
     """
     plain = read_plain_jpeg(path, colour)
@@ -94,22 +94,22 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
 
 
 def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
-    """A uint8 tensor (channels, size, size) of a whole file, resampled only when it has another size.
+    """A whole file as uint8 (channels, size, size), in channels-last memory; resampled only if its size differs.
 
-    A view of (size, size, channels) memory. Raises what ``open_image`` raises.
+    Raises what ``open_image`` raises.
     """
     return resized(to_tensor(open_image(path, colour)), size, "bilinear")
 
 
 def decoder() -> str:
-    """Name and version of what decodes plain JPEG files here, for the log."""
+    """Name and version of the library that decodes plain JPEG files here, for the log."""
     if jpeg.nvimgcodec is not None:
         return f"nvImageCodec {jpeg.nvimgcodec.__version__}, regions"
     return f"torchvision {metadata.version('torchvision')}, whole images"
 
 
 def read_plain_jpeg(path: str, colour: str) -> tuple[bytes, int, int] | None:
-    """Content, width and height of a file that need not go through Pillow; None for all others."""
+    """Content, width and height of a plain JPEG file; None for all files that Pillow must read."""
     if colour != "RGB":
         return None  # Pillow makes grey from rounded RGB
     try:
@@ -127,13 +127,13 @@ def read_plain_jpeg(path: str, colour: str) -> tuple[bytes, int, int] | None:
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """The pixels as a uint8 tensor (channels, height, width), a view of (height, width, channels) memory."""
+    """The pixels as uint8 (channels, height, width), in channels-last memory."""
     pixels = torch.from_numpy(np.array(image))
     return (pixels[:, :, None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
 def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Placement | None]:
-    """Which pixels of a file are looked at, and for evaluation (``uniforms`` is None) their place in the view."""
+    """The box of a file that is read, and for evaluation (``uniforms`` is None) its place in the view."""
     if uniforms is not None:
         return random_box(width, height, uniforms), None
     place = view.place(width, height)
@@ -141,7 +141,7 @@ def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> t
 
 
 def cropped(pixels: torch.Tensor, view: View, place: Placement | None) -> torch.Tensor:
-    """The pixels (channels, h, w) of what ``boxes`` said as (channels, size, size)."""
+    """The pixels (channels, h, w) of the box that ``boxes`` gave, as (channels, size, size)."""
     return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
 
 

@@ -1,6 +1,6 @@
-"""JPEG files decoded on a GPU: worker processes only read them, the device decodes, crops and resizes (nvJPEG).
+"""JPEG decoding on a GPU: workers only read the files; the device decodes (nvJPEG), crops and resizes.
 
-Works on a CPU too, slower than ``decode_crop``. nvJPEG's pixels differ from libjpeg-turbo's by some levels.
+Works on a CPU too, more slowly than ``decode_crop``. nvJPEG's pixels differ from libjpeg-turbo's by a few levels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.data.worker_pool.shared_memory import in_shared_memory
 
 
 class JpegFile(NamedTuple):
-    """A plain JPEG file still to be decoded: ``data`` uint8 (bytes,) and what ``boxes`` says of it."""
+    """A plain JPEG file, not yet decoded: ``data`` uint8 (bytes,) and what ``boxes`` gives for it."""
 
     path: str
     data: torch.Tensor
@@ -31,9 +31,9 @@ class JpegFile(NamedTuple):
 class MixedBatch(NamedTuple):
     """A batch on its way from a worker to the device.
 
-    ``data``: uint8 (bytes,), the JPEG files one after the other, because a tensor costs a worker a file descriptor
-    on the way. ``lengths``: bytes of each image's file, 0 where the image is in ``decoded``: uint8 (m, channels, size,
-    size), in the batch's order. ``paths``, ``boxes`` and ``places`` are those of the files.
+    ``data``: uint8 (bytes,), the JPEG files concatenated, because each tensor takes a file descriptor on the way.
+    ``lengths``: bytes of each image's file, 0 if the image is in ``decoded``: uint8 (m, channels, size, size), in the
+    batch's order. ``paths``, ``boxes`` and ``places`` are those of the files.
     """
 
     data: torch.Tensor
@@ -46,9 +46,9 @@ class MixedBatch(NamedTuple):
 
 
 def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> JpegFile | torch.Tensor:
-    """A plain JPEG file as it is, any other file decoded, cropped and resized: uint8 (channels, size, size).
+    """A plain JPEG file undecoded; any other file decoded, cropped and resized: uint8 (channels, size, size).
 
-    ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path when the file cannot be read.
+    ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path if the file cannot be read.
     """
     plain = read_plain_jpeg(path, colour)
     if plain is None:
@@ -58,7 +58,7 @@ def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None
 
 
 def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
-    """What ``read_for_gpu`` gave for the images of a batch, in a few tensors."""
+    """What ``read_for_gpu`` gave for the images of a batch, in two tensors."""
     files = [item for item in items if isinstance(item, JpegFile)]
     images = [item for item in items if isinstance(item, torch.Tensor)]
     nothing = torch.empty(0, dtype=torch.uint8)
@@ -78,7 +78,7 @@ def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> M
 def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
     """The images of a batch on ``device``, in order: uint8 (n, channels, size, size).
 
-    Raises ``UserError`` with the path of a file that turns out to be damaged.
+    Raises ``UserError`` with the path of a damaged file.
     """
     finished = iter(batch.decoded.to(device, non_blocking=True))
     files = list(batch.data.split([length for length in batch.lengths if length])) if batch.paths else []
@@ -88,7 +88,7 @@ def decode_batch(batch: MixedBatch, device: torch.device) -> torch.Tensor:
 
 
 def require_decoder(device: torch.device) -> None:
-    """Raise ``UserError`` when JPEG files cannot be decoded on ``device``: torchvision may be built without nvJPEG."""
+    """Raise ``UserError`` if ``device`` cannot decode JPEG files: torchvision may be built without nvJPEG."""
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
     file = encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))
@@ -109,19 +109,19 @@ def _decode_files(files: list[torch.Tensor], paths: list[str], device: torch.dev
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
-        if len(files) > 1:  # which of them it was is not told
+        if len(files) > 1:  # torchvision does not say which one failed
             return [_decode_files([file], [path], device)[0] for file, path in zip(files, paths, strict=True)]
-        # Either damaged, which Pillow then says with the path, or of a kind that this decoder does not know.
+        # Either damaged, then Pillow raises an error with the path, or of a kind that this decoder does not support.
         return [to_tensor(open_image(paths[0], "RGB")).to(device)]
 
 
 @contextmanager
 def _no_other_use_of_free_memory(device: torch.device) -> Iterator[None]:
-    """Inside, memory that torch's allocator hands out on ``device`` can be written from any stream at once.
+    """Inside, any stream may write at once to memory that torch's allocator hands out on ``device``.
 
-    torchvision allocates the images on the current stream, and nvJPEG writes them on one of its own, which waits for
-    nothing. The current stream may still be reading crops from memory that it has freed since; and with deterministic
-    algorithms it fills all new memory, perhaps after nvJPEG has written there.
+    torchvision allocates the images on the current stream, and nvJPEG writes them on its own stream without waiting.
+    The current stream may still be reading crops from memory that was freed meanwhile; and with deterministic
+    algorithms it fills all new memory, possibly after nvJPEG has written there.
     """
     if device.type != "cuda":
         yield

@@ -1,7 +1,7 @@
-"""JPEG files: what their header says, and the decoding of a region of them.
+"""JPEG files: reads their header and decodes a region.
 
-nvImageCodec's libjpeg-turbo decodes only the wanted region and needs no GPU; where it is not installed, torchvision
-decodes the whole image. Both give the bits that Pillow gives: all three hold libjpeg-turbo with the same settings.
+nvImageCodec decodes only the wanted region, without a GPU; if it is not installed, torchvision decodes the whole image.
+Both give the same bits as Pillow: all three use libjpeg-turbo with the same settings.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import numpy as np
 import torch
 
 START, END = b"\xff\xd8", b"\xff\xd9"
-ORIENTATION = 0x0112  # the EXIF tag that says how a camera was held; 1 is upright
+ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
 _SCAN, _APP1 = 0xDA, 0xE1
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, all Huffman-coded
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)  # lossless, hierarchical, arithmetic
 _PROGRESSIVE = 0xC2
-# Among a scan's pixels 0xff is followed by 0, by the number of a restart (0xd0 to 0xd7) or by 0xff as filling.
+# Within a scan, 0xff is followed by 0, by a restart marker (0xd0 to 0xd7) or by 0xff as padding.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def plain_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a plain JPEG file; None for any other file, which is Pillow's to read or refuse.
+    """Width and height in pixels of a plain JPEG file; None for any other file, which Pillow reads or refuses.
 
-    Plain: three 8-bit components, Huffman-coded, upright (neither EXIF nor XMP turns it) and whole: the pixels go on
-    to the end marker. The decoder of a region does not see what is missing or damaged below it.
+    Plain: three 8-bit components, Huffman-coded, upright (no rotation by EXIF or XMP) and complete up to the end
+    marker. The decoder of a region does not notice what is missing or damaged below it.
     """
     if not data.startswith(START):
         return None
@@ -57,17 +57,17 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_whole(data: bytes, scan: int, frame: int) -> bool:
-    """Whether the pixels that begin at ``scan`` go on to the end marker."""
-    if frame == _PROGRESSIVE:  # many scans, with markers between, and all are decoded for whatever region
+    """Whether the pixels from ``scan`` on continue up to the end marker."""
+    if frame == _PROGRESSIVE:  # many scans with markers between them, all of which any region needs
         return data.endswith(END)
     marker = _MARKER.search(data, scan)
     return marker is not None and marker.group() == END
 
 
 def _upright(segment: bytes) -> bool:
-    """Whether an APP1 segment, which holds EXIF or XMP, leaves the image as it is stored; False when in doubt."""
+    """Whether an APP1 segment, which holds EXIF or XMP, asks for no rotation; False if in doubt."""
     if not segment.startswith(b"Exif\0\0"):
-        return all(found == b"1" for found in _XMP_ORIENTATION.findall(segment))
+        return all(value == b"1" for value in _XMP_ORIENTATION.findall(segment))
     order = {b"II": "<", b"MM": ">"}.get(segment[6:8])
     if order is None:
         return False
@@ -83,7 +83,7 @@ def _upright(segment: bytes) -> bool:
 def decode_region(data: bytes, box: tuple[int, int, int, int]) -> torch.Tensor | None:
     """The pixels inside ``box`` (left, top, right, bottom) of a plain JPEG: uint8 (height, width, 3).
 
-    None when the decoder refuses the file.
+    None if the decoder refuses the file.
     """
     left, top, right, bottom = box
     if nvimgcodec is None:
@@ -100,7 +100,7 @@ def decode_region(data: bytes, box: tuple[int, int, int, int]) -> torch.Tensor |
 
 def _decode_by_torchvision(data: bytes) -> torch.Tensor | None:
     try:
-        from torchvision.io import ImageReadMode, decode_jpeg  # later versions are said to leave it out
+        from torchvision.io import ImageReadMode, decode_jpeg  # may be missing in later versions
 
         return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB).permute(1, 2, 0)
     except (ImportError, RuntimeError):
@@ -111,10 +111,10 @@ def _decode_by_torchvision(data: bytes) -> torch.Tensor | None:
 
 
 def _import_nvimgcodec() -> ModuleType | None:
-    """nvImageCodec with its libjpeg-turbo alone, or None where it is not installed.
+    """nvImageCodec with only its libjpeg-turbo plug-in, or None if it is not installed.
 
-    While it is imported it loads all plug-ins of a folder, and those of CUDA complain on stderr, from C, when their
-    libraries are missing. So it is shown a folder that holds nothing but a link to the one plug-in needed here.
+    On import it loads all plug-ins of a folder, and those of CUDA write to stderr, from C, if their libraries are
+    missing. So it gets a folder that holds a link to the one plug-in needed here.
     """
     names = ("NVIMGCODEC_EXTENSIONS_PATH", "PYNVIMGCODEC_VERBOSITY")
     before = {name: os.environ[name] for name in names if name in os.environ}
@@ -140,11 +140,8 @@ _thread = threading.local()
 
 
 def _decoder_of_this_thread() -> tuple[Any, Any]:
-    """nvImageCodec's decoder and its parameters, made when this thread of this process first asks.
-
-    On the CPU alone, without threads of its own.
-    """
-    if getattr(_thread, "process", None) != os.getpid():  # a forked process must not use its parent's
+    """nvImageCodec's decoder, on the CPU without further threads, and its parameters; made once per thread."""
+    if getattr(_thread, "process", None) != os.getpid():  # a forked process must not use its parent's decoder
         decoder = nvimgcodec.Decoder(
             device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
             max_num_cpu_threads=1,

@@ -1,6 +1,6 @@
-"""What becomes of images that cannot be read: the run ends, others stand in for them, or they are left out.
+"""Unreadable images: the run ends, other images replace them, or they are left out.
 
-All of it depends on the files alone, not on loader, workers or ranks.
+The outcome depends on the files alone, not on loader, workers or ranks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from utils.data.images.decoding import UnreadableImage
 from utils.data.sample_plan import MicroBatch
 
 REFUSE, REPLACE, LEAVE_OUT = "refuse", "replace", "leave out"
-MOST_IN_A_ROW = 100  # this many one after the other are a disk or a folder that is not there, no bad images
+MOST_IN_A_ROW = 100  # more suggest a missing disk or folder, not bad images
 
 
 def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple[int, list[str]]:
-    """The first image from ``index`` on, of ``count`` in a circle, that ``read`` can read, and the paths before it.
+    """The first image from ``index`` on, of ``count`` in a circle, that ``read`` can read, and the paths skipped.
 
-    Raises ``UserError`` when there are too many of these.
+    Raises ``UserError`` if it skips too many.
     """
     passed: list[str] = []
     for number in range(index, index + min(MOST_IN_A_ROW, count)):
@@ -34,18 +34,18 @@ def first_readable(index: int, count: int, read: Callable[[int], None]) -> tuple
             last = error
     raise UserError(
         f"{passed[0]} and the {len(passed) - 1} images after it cannot be read ({last.reason}); --skip-bad-images is "
-        "for a few bad images: see to the disk or the folder"
+        "for a few bad images: check the disk or the folder"
     ) from last
 
 
 def read_micro_batch(
     micro_batch: MicroBatch, count: int, policy: str, read: Callable[[int, int, int], None]
 ) -> tuple[MicroBatch, np.ndarray]:
-    """Read ``micro_batch``'s images, of a set of ``count``: gives it as it was read, and the images it shows (int64).
+    """Read ``micro_batch``'s images, of a set of ``count``: gives it as read, and the images that it shows (int64).
 
-    ``read(image, sample, place)`` reads one image with the random numbers of the batch's ``sample``-th sample and puts
-    it at ``place`` in the batch; it raises ``UnreadableImage``. With ``policy`` REPLACE the next readable image stands
-    in; with LEAVE_OUT there is none, but it must exist; with REFUSE the error is passed on.
+    ``read(image, sample, place)`` reads one image with the random numbers of the batch's ``sample``-th sample into
+    ``place`` in the batch, or raises ``UnreadableImage``. With ``policy`` REPLACE the next readable image replaces it;
+    LEAVE_OUT leaves it out, but some image must be readable; REFUSE passes the error on.
     """
     if policy == REFUSE:
         for sample, image in enumerate(micro_batch.indices.tolist()):
@@ -62,7 +62,7 @@ def read_micro_batch(
             continue
         shown.append(image)
         kept.append(index)
-        if sample < micro_batch.count:  # the others belong to another rank, which tells of them
+        if sample < micro_batch.count:  # another rank reports the others, which are its own
             unreadable += passed
             replaced += bool(passed)
     if policy == LEAVE_OUT:

@@ -1,4 +1,4 @@
-"""What evaluation shows of an image: the whole resized, then its middle, as timm's and torchvision's transforms do."""
+"""What evaluation shows of an image: resized, then its middle cropped, like timm's and torchvision's transforms."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-REACH = {"bilinear": 1, "bicubic": 2}  # how many pixels away a pixel still counts, more when the image shrinks
-LONGEST = 50  # times the shorter side; a longer image would fill the memory when its shorter side is resized
+REACH = {"bilinear": 1, "bicubic": 2}  # pixels that a resized pixel depends on, each way; more if the image shrinks
+LONGEST = 50  # times the shorter side; resized, a longer image could fill the memory
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 class Placement(NamedTuple):
-    """Where in an image file lies what is shown of it.
+    """The part of an image file that is shown.
 
-    It depends on the pixels in ``box``. These, with ``columns`` and ``rows`` of any pixels before them, are made
-    ``across`` times as wide and ``down`` times as high; what is shown begins there at ``left``, ``top``, which are
-    negative beyond the image.
+    It depends on the pixels in ``box``. These, after ``columns`` and ``rows`` of arbitrary pixels, are made ``across``
+    times as wide and ``down`` times as high; the part shown begins there at ``left``, ``top``, negative if outside
+    the image.
     """
 
     box: Box
@@ -38,9 +38,9 @@ class View:
 
     The image is resized by ``interpolation``, with antialiasing, until its shorter side ('center'), both sides
     ('squash') or the longer side ('border') are floor(``size`` / ``crop_pct``) pixels long. Of that the middle
-    ``size`` x ``size`` pixels are shown; what lies beyond the image is black, or with 'border' has the levels
-    ``border`` (0 to 255, one a channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
-    torchvision's presets are 'center'. In training, which shows random boxes, ``size`` and ``interpolation`` count.
+    ``size`` x ``size`` pixels are shown; pixels outside the image are black, or with 'border' have the levels
+    ``border`` (0 to 255, one per channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
+    torchvision's presets are 'center'. Training shows random boxes and uses only ``size`` and ``interpolation``.
     With ``whole``, stored images have ``size`` pixels a side and are shown as they are; an image of another size is
     resampled.
     """
@@ -53,7 +53,7 @@ class View:
     whole: bool = field(default=False, repr=False)  # left out of repr, which names files of the decoded cache
 
     def place(self, width: int, height: int) -> Placement:
-        """What is shown of a file of ``width`` x ``height`` pixels."""
+        """The part that is shown of a file of ``width`` x ``height`` pixels."""
         first, sides = [0, 0], [width, height]
         if self.crop_mode == "center":
             longest = LONGEST * min(sides)
@@ -77,7 +77,7 @@ class View:
         return (other, target) if width > height else (target, other)
 
     def _span(self, side: int, resized: int, offset: int) -> tuple[int, int]:
-        """From and up to which of ``side`` pixels, resized to ``resized``, the ``size`` from ``offset`` on depend."""
+        """The range of ``side`` pixels, resized to ``resized``, that the ``size`` pixels from ``offset`` depend on."""
         scale = side / resized
         reach = REACH[self.interpolation] * max(scale, 1) + 1
         return max(0, math.floor(offset * scale - reach)), min(side, math.ceil((offset + self.size) * scale + reach))
@@ -85,7 +85,7 @@ class View:
     def show(self, pixels: torch.Tensor, place: Placement) -> torch.Tensor:
         """The view, (channels, size, size), of the ``pixels`` (channels, h, w) inside ``place.box``.
 
-        uint8 on a CPU; floats, neither rounded nor clamped, when ``pixels`` are floats.
+        uint8 on a CPU; floats, neither rounded nor clamped, if ``pixels`` are floats.
         """
         if place.columns or place.rows:
             height, width = pixels.shape[1] + place.rows, pixels.shape[2] + place.columns
@@ -95,7 +95,7 @@ class View:
         return self._middle(resize(pixels, (place.down, place.across), self.interpolation), place.left, place.top)
 
     def _middle(self, image: torch.Tensor, left: int, top: int) -> torch.Tensor:
-        """``size`` pixels square of ``image`` from ``left``, ``top`` on, filled up where they lie beyond it."""
+        """``size`` pixels square of ``image`` from ``left``, ``top``, padded outside it."""
         inside = image[:, max(top, 0) : top + self.size, max(left, 0) : left + self.size]
         if inside.shape[1:] == (self.size, self.size):
             return inside
@@ -110,31 +110,31 @@ class View:
 def resize(pixels: torch.Tensor, factors: tuple[float, float], interpolation: str) -> torch.Tensor:
     """Pixels (channels, h, w) ``factors`` times as high and as wide, rounded down, antialiased, in their memory format.
 
-    uint8 on a CPU is rounded to whole levels, first the width being resized, then the height. So does Pillow, and the
-    levels are its own but for a few in a hundred, which are off by one, rarely by two: torch's weights have 16 bits.
-    From version 13 on Pillow begins with the height where that shrinks by more than twice as many pixels as the width.
-    Its levels then differ, as from those of its own older versions, by one in about 15 of 100 numbers, and by up to ten
-    at sharp edges (bicubic).
+    uint8 on a CPU is rounded to whole levels after resizing the width and again after the height, as in Pillow. All but
+    a few levels in a hundred equal Pillow's; those are off by one, rarely by two, as torch's weights have 16 bits. From
+    version 13 on, Pillow begins with the height if it shrinks by more than twice as many pixels as the width. Its
+    levels then differ, as from its own older versions, by one in about 15 of 100 numbers, and by up to ten at sharp
+    edges (bicubic).
     """
     if factors == (1, 1):
         return pixels
-    images = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # so torch sees channels-last memory, and is quicker
+    images = pixels.permute(1, 2, 0)[None].permute(0, 3, 1, 2)  # torch then sees channels-last memory and is faster
     return functional.interpolate(
         images, scale_factor=factors, recompute_scale_factor=False, mode=interpolation, antialias=True
     )[0]
 
 
 def resized(pixels: torch.Tensor, size: int, interpolation: str) -> torch.Tensor:
-    """Pixels (channels, h, w) as (channels, ``size``, ``size``), as ``resize`` does it."""
+    """Pixels (channels, h, w) resized to (channels, ``size``, ``size``)."""
     return resize(pixels, (_factor(pixels.shape[1], size), _factor(pixels.shape[2], size)), interpolation)
 
 
 def _factor(side: int, wanted: int) -> float:
-    """What times ``side`` is ``wanted``, not the least bit less."""
+    """The factor that makes ``side`` into ``wanted``, rounded up rather than down."""
     factor = wanted / side
     return factor if side * factor >= wanted else math.nextafter(factor, math.inf)
 
 
 def _offset(length: int, size: int) -> int:
-    """Where the middle ``size`` of ``length`` pixels begin, rounded as torchvision does; negative beyond the image."""
+    """Where the middle ``size`` of ``length`` pixels begin, rounded like torchvision; negative if outside the image."""
     return round((length - size) / 2) if length >= size else -((size - length) // 2)

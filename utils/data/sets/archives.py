@@ -1,8 +1,8 @@
-"""Data sets that have to be fetched or unpacked first: ImageNet's archives, and what torchvision downloads.
+"""Data sets that must be fetched or unpacked first: ImageNet's archives, and torchvision's downloads.
 
-Whatever cuts this short, a later start takes it up again, and none takes a part for the whole: ImageNet is unpacked
-into a hidden folder, a class at a time, and what bears its own name is whole; torchvision's archives have MD5 sums, and
-what came out of them is read before it is believed. One process of a machine works at a time.
+If this is interrupted, a later start continues it, and none mistakes a part for the whole: ImageNet is unpacked into a
+hidden folder, one class at a time, and renamed when complete; torchvision's archives have MD5 sums, and their unpacked
+files are read as a check. One process per machine works at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
 
 @contextmanager
 def _alone(root: Path, doing: str, needed: Callable[[], bool], log: Log) -> Iterator[bool]:
-    """Whether the work is this process's, which then has it alone; False when it is not, or no longer, ``needed``."""
+    """True if this process alone is to do the work; False if it is not, or no longer, ``needed``."""
     while needed():
         file = claim(root / UNPACKING, doing, log, raise_mistakes=True)
         if file is None:
@@ -47,9 +47,9 @@ def _alone(root: Path, doing: str, needed: Callable[[], bool], log: Log) -> Iter
 
 
 def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
-    """Make the folders ``splits`` of 'train' and 'val' from ImageNet's archives when only those lie at ``root``.
+    """Make the folders ``splits``, of 'train' and 'val', from ImageNet's archives if ``root`` holds only those.
 
-    Needs no more disk than the images. Raises ``UserError`` for an archive that is missing or damaged.
+    Needs no disk space beyond the images. Raises ``UserError`` if an archive is missing or damaged.
     """
     from torchvision.datasets.imagenet import ARCHIVE_META
 
@@ -75,14 +75,14 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
 
 
 def has_imagenet(root: Path) -> bool:
-    """Whether ImageNet's archives lie at ``root``."""
+    """Whether ``root`` holds ImageNet's archives."""
     from torchvision.datasets.imagenet import ARCHIVE_META
 
     return any((root / ARCHIVE_META[split][0]).is_file() for split in ("train", "val"))
 
 
 def _refuse_missing(root: Path, names: list[str]) -> None:
-    """Before an hour of work on the others."""
+    """Fail before an hour of work on the other archives."""
     lacking = [name for name in names if not (root / name).is_file()]
     if lacking:
         raise UserError(
@@ -92,7 +92,7 @@ def _refuse_missing(root: Path, names: list[str]) -> None:
 
 
 def _unpack_split(root: Path, split: str, log: Log) -> None:
-    """``root``/``split``, which appears when it is whole."""
+    """Make ``root``/``split``, which appears only when it is complete."""
     from torchvision.datasets.imagenet import ARCHIVE_META
     from torchvision.datasets.utils import check_integrity
 
@@ -106,18 +106,18 @@ def _unpack_split(root: Path, split: str, log: Log) -> None:
     log(f"Unpacking {archive}")
     with tarfile.open(archive) as opened:
         whole = _unpack_train(opened, work, log) if split == "train" else _unpack_validation(opened, root, work, log)
-    os.sync()  # a name shall not reach the disk before the images
+    os.sync()  # the new name must not reach the disk before the images
     os.rename(whole, root / split)
 
 
 def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
-    """The folder with a folder a class, from an archive with an archive a class; a whole one is not unpacked again."""
-    whole = work / "train"
-    whole.mkdir(exist_ok=True)
+    """Class folders from an archive that holds one archive per class; complete ones are not unpacked again."""
+    folder = work / "train"
+    folder.mkdir(exist_ok=True)
     classes = [member for member in archive if member.isfile()]
     with ProgressLog(log).counting("Unpacking train/", len(classes), "classes") as advance:
         for member in classes:
-            target = whole / Path(member.name).stem
+            target = folder / Path(member.name).stem
             if not target.is_dir():
                 part = work / f"class.{uuid.uuid4().hex}"
                 part.mkdir()
@@ -127,11 +127,11 @@ def _unpack_train(archive: tarfile.TarFile, work: Path, log: Log) -> Path:
                             _write(images, image, part)
                 os.rename(part, target)
             advance(1)
-    return whole
+    return folder
 
 
 def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Log) -> Path:
-    """The folder with a folder a class, from an archive of all images and the development kit's list of classes."""
+    """Class folders from an archive of all images and the development kit's list of classes."""
     from torchvision.datasets import imagenet
 
     imagenet.parse_devkit_archive(work, str((root / imagenet.ARCHIVE_META["devkit"][0]).absolute()))
@@ -150,13 +150,13 @@ def _unpack_validation(archive: tarfile.TarFile, root: Path, work: Path, log: Lo
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """A member into ``folder``, wherever its name says that it belongs."""
+    """Write a member into ``folder``, whatever folder its name contains."""
     with open(folder / Path(member.name).name, "xb") as file:
         shutil.copyfileobj(archive.extractfile(member), file)
 
 
 def refuse_half_unpacked(folder: Path) -> None:
-    """Raise ``UserError`` where another program's unpacking of ImageNet was cut: it sorts ``folder`` last of all."""
+    """Raise ``UserError`` if another program's unpacking of ImageNet was interrupted: it sorts ``folder`` last."""
     with os.scandir(folder) as entries:
         loose = sorted(entry.name for entry in entries if entry.name.endswith((".JPEG", ".tar")))
     if loose:
@@ -186,7 +186,7 @@ def fetch(name: str, root: Path, log: Log) -> None:
 
 
 def _is_whole(own: readers.OwnFiles, root: Path) -> bool:
-    """Whether the files can be read."""
+    """Whether the files are there and can be read."""
     try:
         place = own.find(root)
         return place is not None and own.read(place) is not None

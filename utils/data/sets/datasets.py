@@ -26,8 +26,8 @@ from utils.data.sets.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Sp
 class Data:
     """A data set as read: both splits, the class names in label order, and what was resolved.
 
-    ``train`` is None for a set to evaluate. ``preprocessing_line`` says how images are shown, and where each part of
-    that comes from. ``warnings``: what else a user should know of the set, a line each.
+    ``train`` is None for a set to evaluate. ``preprocessing_line`` describes how images are shown, with the origin of
+    each value. ``warnings``: what else a user should know about the set, one line each.
     """
 
     spec: DatasetSpec
@@ -45,7 +45,7 @@ class Data:
         return self.preprocessing.image_size
 
     def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
-        """The same images, shown as weights that are ``known`` expect it where ``settings`` say nothing else."""
+        """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known)
         return dataclasses.replace(self, preprocessing=preprocessing, preprocessing_line=line)
 
@@ -67,7 +67,7 @@ class Data:
 class Trained:
     """What the network to evaluate, from the checkpoint at ``path``, was trained on.
 
-    ``classes`` in label order, ``datapath`` and ``fingerprint`` of its data; None where the checkpoint does not say.
+    ``classes`` in label order, ``datapath`` and ``fingerprint`` of its data; None if the checkpoint does not say.
     """
 
     path: Path
@@ -77,23 +77,23 @@ class Trained:
 
 
 def get_data(settings: DataSettings, device: torch.device) -> Data:
-    """Read the data set that the settings name; raises ``UserError`` that says how to get missing data.
+    """Read the data set that the settings name; raises ``UserError`` with advice on missing data.
 
-    Only synthetic data is made on ``device``; a loader brings the rest there.
+    Only synthetic data is made on ``device``; a loader moves the rest there.
     """
     return _data(settings, _splits(settings, device))
 
 
 def get_test_data(
-    settings: DataSettings, device: torch.device, trained: Trained | None, val_split_told: bool = True
+    settings: DataSettings, device: torch.device, trained: Trained | None, val_split_is_explicit: bool = True
 ) -> Data:
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
-    Class folders need no train/: their classes are those of ``trained``, and they may also lie directly below
-    ``--datapath``. Without ``val_split_told``, ``--val-split`` is what the checkpoint was trained with.
+    Class folders need no train/: their classes are those of ``trained``, and they may also lie directly in
+    ``--datapath``. Without ``val_split_is_explicit``, ``--val-split`` is the one that the checkpoint was trained with.
     """
     notes: tuple[str, ...] = ()
-    if settings.val_split is not None and not val_split_told:
+    if settings.val_split is not None and not val_split_is_explicit:
         data, notes = _validated_in_training(settings, device, trained)
         if data is not None:
             return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
@@ -107,7 +107,7 @@ def get_test_data(
 
 
 def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None:
-    """The class folders to evaluate; None where ``get_data`` knows what to read, or that there is nothing."""
+    """The class folders to evaluate; None if ``get_data`` finds what to read, or reports that it is missing."""
     if settings.datapath is None or settings.dataname in IN_MEMORY or settings.val_split is not None:
         return None
     root = Path(settings.datapath)
@@ -134,9 +134,9 @@ def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | N
 def _validated_in_training(
     settings: DataSettings, device: torch.device, trained: Trained
 ) -> tuple[Data | None, tuple[str, ...]]:
-    """What training has validated on, a part of one tree, and lines about it; None where another tree is given.
+    """What training validated on, a share of one tree, and notes about it; None if another tree is given.
 
-    A tree that was moved since is known by its fingerprint.
+    A tree that has moved since is recognised by its fingerprint.
     """
     root = Path(settings.datapath)
     if validation_folder(root):
@@ -193,22 +193,19 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
 
 
 def _unvalidated(settings: DataSettings, validation: Images, classes: tuple[str, ...]) -> list[str]:
-    """A line about the classes without a validation image."""
+    """A warning about classes without a validation image."""
     counts = torch.bincount(validation.labels, minlength=len(classes))
     names = [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]
     if not names:
         return []
     return [
         f"--datapath {settings.datapath}: {len(names)} of {len(classes)} classes have no validation image, and the "
-        f"results say nothing of them: {some(names)}"
+        f"results say nothing about them: {some(names)}"
     ]
 
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
-    """Fetch (``--download``) or unpack what will be read; ``log`` hears of it. For one process of all.
-
-    ``evaluate``: ``get_test_data`` will read it.
-    """
+    """Fetch (``--download``) or unpack what will be read, on one rank. ``evaluate``: ``get_test_data`` will read it."""
     if settings.datapath is None:
         return
     root = Path(settings.datapath)
@@ -246,7 +243,7 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
 
 
 def _reader(settings: DataSettings) -> Callable[[], Splits] | None:
-    """What reads the files that lie at ``--datapath``, None when they are not there."""
+    """A function that reads the files at ``--datapath``; None if they are missing."""
     root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
     splits = find_splits(root)
     if splits and settings.val_split is not None:

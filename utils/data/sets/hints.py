@@ -1,4 +1,4 @@
-"""What to do with a folder that holds no data set in a form that can be read: a hint from what lies there."""
+"""A hint for a folder that holds no data set that can be read, from what it does hold."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SHOWN = 3  # names in a hint
 
 
 def hint(root: Path, name: str, evaluate: bool = False) -> str:
-    """What lies at ``root``, where data set ``name`` was looked for, and what to do; empty where nothing tells.
+    """What ``root`` holds instead of data set ``name``, and what to do; empty if unclear.
 
-    ``evaluate``: it was looked for to evaluate it.
+    ``evaluate``: the set was to be evaluated.
     """
     entries = sorted(islice(visible(root), LOOKED_AT))
     folders = [path for path in entries if path.is_dir()]
@@ -37,8 +37,8 @@ def hint(root: Path, name: str, evaluate: bool = False) -> str:
     if validation := validation_folder(root):
         return f"it holds {validation.name}/ and no train/: add it (only --evaluate needs none)"
     if inner := [folder for folder in folders if find_splits(folder)]:
-        found = [path for folder in inner for path in find_splits(folder)]
-        return f"it holds {_names(root, found)}: use --datapath {inner[0]}"
+        splits = [path for folder in inner for path in find_splits(folder)]
+        return f"it holds {_names(root, splits)}: use --datapath {inner[0]}"
     if named := [path for path in folders if SETS_BY_FOLDER.get(path.name, name) != name]:
         return f"it holds {_names(root, named)}/: use --dataname {SETS_BY_FOLDER[named[0].name]}"
     if classes := [folder for folder in folders if holds_images(folder)]:

@@ -1,4 +1,4 @@
-"""Images as they were read, and reading torchvision's own files; class folders: see ``class_folders.py``."""
+"""Data sets as read, and the registry of those that do not come as class folders (see ``class_folders.py``)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SYNTHETIC_TRAINING, SYNTHETIC_VALIDATION, SYNTHETIC_DIFFERENT = 12_800, 1_280, 2
 class MemoryImages:
     """Images of one size in memory: ``pixels`` uint8 (m, c, h, w) and ``labels`` int64 (n,).
 
-    Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which shows few images often. ``unreadable``:
-    the paths of images whose files cannot be read, by their numbers; their pixels mean nothing.
+    Sample i shows ``pixels[i % m]``; m is n except for synthetic data, which repeats a few images. ``unreadable``: the
+    paths of unreadable images by their numbers; their pixels are meaningless.
     """
 
     pixels: torch.Tensor
@@ -54,7 +54,7 @@ Images = MemoryImages | ImageFiles
 
 
 class Splits(NamedTuple):
-    """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, a line each."""
+    """A data set's images; ``train`` is None for one to evaluate. ``warnings``: what was left out, one line each."""
 
     train: Images | None
     validation: Images
@@ -66,15 +66,15 @@ class Splits(NamedTuple):
 
 
 def read_digits(*_: Any) -> Splits:
-    """scikit-learn's 1,797 handwritten 8x8 digits: 1,437 to train on and 360 to validate, per class alike."""
+    """scikit-learn's 1,797 handwritten 8x8 digits: 1,437 for training, 360 for validation, stratified by class."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
     train, validation = train_test_split(np.arange(len(pixels)), test_size=360, stratify=digits.target, random_state=0)
-    parts = (_in_memory(pixels, digits.target, part) for part in (train, validation))
-    return Splits(*parts, _numbers(10))
+    splits = (_in_memory(pixels, digits.target, indices) for indices in (train, validation))
+    return Splits(*splits, _numbers(10))
 
 
 def _in_memory(pixels: np.ndarray, labels: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> MemoryImages:
@@ -105,7 +105,7 @@ def make_synthetic(settings: DataSettings, device: torch.device) -> Splits:
 
 
 def find_idx(root: Path, folder: str) -> Path | None:
-    """The folder below ``root`` that holds MNIST's idx files, torchvision's layout or bare."""
+    """The folder at or below ``root`` that holds MNIST's idx files, in torchvision's layout or bare."""
     for place in (root, root / folder / "raw", root / "raw"):
         if all(_idx_file(place, name) for name in _IDX_NAMES):
             return place
@@ -125,7 +125,7 @@ def _idx_file(place: Path, name: str) -> Path | None:
 
 
 def remove_damaged_idx(place: Path) -> None:
-    """Remove from ``place`` the unpacked idx files that are not whole."""
+    """Remove incomplete unpacked idx files from ``place``."""
     for path in (place / name for name in _IDX_NAMES):
         if path.is_file():
             try:
@@ -187,9 +187,8 @@ def download(root: Path, kind: str) -> None:
 class OwnFiles(NamedTuple):
     """How a data set's own files, below ``--datapath``, are found, read and fetched.
 
-    ``folder``: its name tells whose files they are. ``find`` gives the place that ``read`` reads, None where nothing
-    is. ``download`` puts them below a folder; None where ``--download`` cannot. Class folders are read for any data
-    set.
+    ``folder``: a name by which hints recognise them. ``find`` gives the place that ``read`` reads, or None.
+    ``download`` fetches them into a folder; None if ``--download`` cannot. Besides, class folders are read for any set.
     """
 
     folder: str
@@ -213,7 +212,7 @@ def _cifar(kind: str, folder: str) -> OwnFiles:
     )  # fmt: skip
 
 
-# Each data set of utils/config/datasets.py that does not come as class folders alone has an entry in one of these.
+# A data set of utils/config/datasets.py has an entry in one of these, unless it comes as class folders only.
 IN_MEMORY: dict[str, Callable[[DataSettings, torch.device], Splits]] = {
     "digits": read_digits,
     "synthetic": make_synthetic,
