@@ -30,8 +30,8 @@ from utils.runtime.distributed import Distributed, RankInfo
 if TYPE_CHECKING:
     import torch
 
-    from scripts.audit.measure import Pass
-    from scripts.audit.results import Audit
+    from scripts.audit.measure import AuditBatch
+    from scripts.audit.report import Audit
     from utils.checkpoint.resume import ResumePoint
 
 NAME = "amp_audit.py"
@@ -39,12 +39,12 @@ BATCHES, TOP = 3, 10
 
 
 @dataclass
-class Subject:
+class AuditSubject:
     """What is audited. ``scale``: the loss scale in use. ``lines``: what was found before the audit."""
 
     model: torch.nn.Module
     criterion: torch.nn.Module
-    passes: list[Pass]
+    passes: list[AuditBatch]
     scale: float
     seed: int
     weights: str
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             )  # fmt: skip
         except torch.OutOfMemoryError as error:
             raise UserError("--batch-size: the audit does not fit into the device's memory; lower it") from error
-    tell(own, args, subject, result)
+    print_report(own, args, subject, result)
     save(argv, args, subject, result, folder, distributed.describe_device())
     return 1 if own.fail_on_findings and result.faults else 0
 
@@ -99,7 +99,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Resum
     if own.batch is not None:
         dump = load_dump(Path(own.batch))
         args = arguments.parse(others, checkpoint=settings_of(dump))
-        given = {flag_of(name): told(args, name) for name in ("resume", "weights", "arch", "dataname")}
+        given = {flag_of(name): is_explicit(args, name) for name in ("resume", "weights", "arch", "dataname")}
         if clash := [flag for flag, value in (given | {"--batches": own.batches}).items() if value]:
             raise UserError(
                 *(f"{flag}: --batch brings its own network, weights and images; remove it" for flag in clash)
@@ -116,7 +116,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Resum
     return own, arguments.parse(others, checkpoint=found.settings), found
 
 
-def told(args: Settings, name: str) -> bool:
+def is_explicit(args: Settings, name: str) -> bool:
     """Whether a flag or a recipe says what the setting ``name`` is."""
     return args.origins[name] in (FLAG, RECIPE)
 
@@ -136,12 +136,12 @@ def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint 
 
 def from_training(
     own: argparse.Namespace, args: Settings, found: ResumePoint | None, distributed: Distributed
-) -> Subject:
+) -> AuditSubject:
     """The network and the first batches of the training that the settings mean."""
     import itertools
 
     from main import build
-    from scripts.audit.measure import Pass
+    from scripts.audit.measure import AuditBatch
     from utils.checkpoint import checkpoint
     from utils.record.run import Run
 
@@ -153,13 +153,13 @@ def from_training(
     elif args.model.weights or args.model.pretrained:
         weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
     batches = itertools.islice(parts.train_loader.batches(0), own.batches or BATCHES)
-    passes = [Pass(batch.images, batch.targets, batch.weight) for batch in batches]
-    return Subject(parts.model, parts.criterion, passes, scale, args.run.seed, weights)
+    passes = [AuditBatch(batch.images, batch.targets, batch.weight) for batch in batches]
+    return AuditSubject(parts.model, parts.criterion, passes, scale, args.run.seed, weights)
 
 
 def without_decoding_all(args: Settings) -> Settings:
     """The same settings with files read as they are needed: for a few batches, decoding all of them would take long."""
-    if args.data.dataname in ("digits", "synthetic") or told(args, "loader"):
+    if args.data.dataname in ("digits", "synthetic") or is_explicit(args, "loader"):
         return args
     return dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
 
@@ -191,10 +191,10 @@ def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
     return ResumePoint(Path(), dump, digest="").settings
 
 
-def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> Subject:
+def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> AuditSubject:
     """The network and batches of the saved step; first the step is repeated as it was."""
     from models import build_model
-    from scripts.audit.measure import Pass
+    from scripts.audit.measure import AuditBatch
     from utils.checkpoint import checkpoint
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
@@ -205,15 +205,15 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
     checkpoint.load_weights(model, dump["model"], own.batch)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     criterion = build_criterion(args.optimisation).to(device)
-    passes = [Pass(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
+    passes = [AuditBatch(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
     lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
     weights = f"weights as they were before step {dump['step']} (epoch {dump['epoch']}, rank {dump['rank']})"
-    return Subject(model, criterion, passes, scale, dump["seed"], weights, lines)
+    return AuditSubject(model, criterion, passes, scale, dump["seed"], weights, lines)
 
 
 def reproduce(
-    dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[Pass], penalty: float,
+    dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[AuditBatch], penalty: float,
     device: torch.device,
 ) -> list[str]:  # fmt: skip
     """Repeat the step in its own format and scale, and say where it is not finite."""
@@ -260,7 +260,7 @@ def reproduce(
 # ------------------------------------------------------------------------------------------- output
 
 
-def header(args: Settings, subject: Subject, distributed: Distributed) -> list[str]:
+def header(args: Settings, subject: AuditSubject, distributed: Distributed) -> list[str]:
     """What is audited, and where."""
     import torch
 
@@ -277,7 +277,7 @@ def header(args: Settings, subject: Subject, distributed: Distributed) -> list[s
     return lines
 
 
-def tell(own: argparse.Namespace, args: Settings, subject: Subject, result: Audit) -> None:
+def print_report(own: argparse.Namespace, args: Settings, subject: AuditSubject, result: Audit) -> None:
     """Print table, findings, notes and recommendation."""
     from scripts.audit import report
 
@@ -294,7 +294,7 @@ def tell(own: argparse.Namespace, args: Settings, subject: Subject, result: Audi
     print("\n" + "\n".join(report.recommendation_lines(result, args.precision.fp32_layers or ())))
 
 
-def save(argv: Sequence[str], args: Settings, subject: Subject, result: Audit, folder: Path, device: str) -> None:
+def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Audit, folder: Path, device: str) -> None:
     """Write ``amp_audit.json`` and ``amp_audit.png``."""
     import json
 

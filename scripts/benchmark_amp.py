@@ -144,7 +144,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     print(header, flush=True)
     results = [Result(row) for row in rows]
     in_processes = own.memory and device.type == "cpu"
-    with Progress(len(rows) * (own.rounds + in_processes)) as progress:
+    with ProgressBar(len(rows) * (own.rounds + in_processes)) as progress:
         if in_processes:  # first, see measure_memory
             measure_memory(argv, results, progress)
 
@@ -186,7 +186,7 @@ def make_workload(own: argparse.Namespace) -> Workload:
     )
 
 
-def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: Progress) -> None:
+def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: ProgressBar) -> None:
     """The peak memory of each row on a CPU, each in a process of its own.
 
     Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
@@ -213,7 +213,7 @@ def latest(result: Result) -> str:
     return f"{result.row.label} {result.failure or f'{1000 * result.seconds[-1]:,.2f} ms'}"
 
 
-class Progress:
+class ProgressBar:
     """A bar on a terminal, plain lines elsewhere, on stderr."""
 
     def __init__(self, total: int) -> None:
@@ -221,7 +221,7 @@ class Progress:
 
         self.bar = tqdm(total=total, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -253,7 +253,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     place, what = device_name(device), f"{workload.text}, mixed precision {args.precision.amp}"
     print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps each", flush=True)
     sides = loops(args, workload, distributed)
-    with Progress(own.rounds) as progress:
+    with ProgressBar(own.rounds) as progress:
         for run in sides.values():
             run(WARM_UP_STEPS)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from main import Components
     from scripts.tuning.advice import Change
-    from scripts.tuning.measure import Subject
+    from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.report import Memory
     from utils.checkpoint.resume import ResumePoint
     from utils.data.sets.datasets import Data
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     args = settings(flags)
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         if own.memory_of:
-            return tell_memory(own.memory_of, args, distributed)
+            return print_memory(own.memory_of, args, distributed)
         import torch
 
         from utils.train_validation import TrainingFailure
@@ -71,7 +71,7 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     import torch
 
     from main import build
-    from scripts.tuning.measure import Subject
+    from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.report import csv_rows, report
     from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
@@ -79,12 +79,12 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
     folder = make_folder(own.output) if own.output else None
-    with Progress() as progress:
+    with StatusLine() as progress:
         progress.begin("data, network and optimizer")
         parts = build(Run(args, distributed))
         header = describe(args, parts, distributed)
         traval = build_traval(args, parts.model, parts.train_loader, distributed)
-        now = Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads())
+        now = TrainingSetup(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads())
         measured, peak = examine_parts(now, own.seconds, progress.begin)
         variant = partial(build_variant, flags, parts.data, distributed)
         advice = Trials(now, variant, measured, own.seconds, progress.begin).advise(
@@ -194,36 +194,36 @@ def build_network(
 
 
 def build_variant(
-    flags: list[str], data: Data, distributed: Distributed, before: Subject, changes: tuple[Change, ...]
-) -> Subject:
+    flags: list[str], data: Data, distributed: Distributed, before: TrainingSetup, changes: tuple[Change, ...]
+) -> TrainingSetup:
     """``before`` with the last of ``changes``, all of which come on top of ``flags``; what stays is shared."""
-    from scripts.tuning.measure import Subject
+    from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
 
     change, loader, traval = changes[-1], before.loader, before.traval
     threads = change.threads or before.threads
     if change.threads:
-        return Subject(before.args, loader, traval, before.epochs, threads)
+        return TrainingSetup(before.args, loader, traval, before.epochs, threads)
     args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
     if change.part == "loader":
         loader = loaders(
             stand_in(data) if "resident" in change.flags else data, args.data, distributed, seed=args.run.seed,
             channels_last=loader.transform.channels_last, compile_augment=args.model.compile_augment,
         )[0]  # fmt: skip
-        return Subject(args, loader, traval, before.epochs, threads)
+        return TrainingSetup(args, loader, traval, before.epochs, threads)
     model, channels_last = build_network(args, len(data.classes), loader.image_shape, distributed.device)
     loader = copy.copy(loader)
     loader.plan = sample_plan(len(data.train), args.data, args.run.seed, 0, 1)
     if loader.transform.channels_last != channels_last:
         loader.transform = dataclasses.replace(loader.transform, channels_last=channels_last)
-    return Subject(args, loader, build_traval(args, model, loader, distributed), before.epochs, threads)
+    return TrainingSetup(args, loader, build_traval(args, model, loader, distributed), before.epochs, threads)
 
 
 # ------------------------------------------------------------------------------------------- memory
 
 
-def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Components, peak: tuple[int, int]) -> Memory:
+def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, parts: Components, peak: tuple[int, int]) -> Memory:
     """The peak of the steps that were timed, and the largest batch by trying."""
     import torch
 
@@ -240,7 +240,7 @@ def memory_on_gpu(own: argparse.Namespace, now: Subject, parts: Components, peak
 
 
 def memory_in_child(
-    own: argparse.Namespace, args: Settings, flags: list[str], parts: Components, now: Subject
+    own: argparse.Namespace, args: Settings, flags: list[str], parts: Components, now: TrainingSetup
 ) -> Memory:
     """Both in a process of its own, whose memory grows by nothing else."""
     from scripts.tuning.advice import Largest
@@ -262,7 +262,7 @@ def memory_in_child(
     return Memory(told["step_bytes"], meaning, Largest(**told["largest"]) if told["largest"] else None, place)
 
 
-def tell_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
+def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
     """For memory_in_child: measure and print the figures."""
     from scripts.tuning.memory import CpuRoom, search
 
@@ -324,7 +324,7 @@ def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
     print(f"Files: {folder / 'doctor.txt'}, {folder / 'doctor.csv'}")
 
 
-class Progress:
+class StatusLine:
     """What is being measured: a status line on a terminal, a line each elsewhere, on stderr."""
 
     def __init__(self) -> None:
@@ -332,7 +332,7 @@ class Progress:
 
         self.bar = tqdm(leave=False, bar_format="{desc} ({elapsed})", disable=not sys.stderr.isatty())
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StatusLine:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
-from scripts.verification.runs import Failure, Run, Timeline, kept_straight_run, moments, straight_run
+from scripts.verification.runs import Failure, Timeline, WatchedRun, kept_straight_run, moments, straight_run
 from utils.config import arguments
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
-    from scripts.verification.comparison import Comparison
+    from scripts.verification.comparison import RunComparison
 
 NAME = "verify_resume.py"
 KILLS = 20
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
             print(f"The killed run, continued, {error}")
             print(f"verdict: DIFFERENT: the killed run, continued, {str(error).splitlines()[0].rstrip(':')}")
             return 1
-        return tell(own, kills, comparisons, len(timeline.steps))
+        return report(own, kills, comparisons, len(timeline.steps))
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -142,43 +142,43 @@ def ended_by_signals() -> Iterator[None]:
 # --------------------------------------------------------------------------------------------- runs
 
 
-def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> tuple[Run, Timeline]:
+def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> tuple[WatchedRun, Timeline]:
     """The run to compare with."""
-    say(f"training: {shlex.join(flags)}")
+    log(f"training: {shlex.join(flags)}")
     if own.straight_from is not None:
         straight, timeline = kept_straight_run(Path(own.straight_from) / "straight", flags, own.ranks)
     else:
         straight, timeline = straight_run(folder / "straight", flags, own.ranks)
-    say(
+    log(
         f"straight run on {own.ranks} rank(s): {len(timeline.steps)} steps in {timeline.end:.1f} s after "
         f"{timeline.start_up:.1f} s to start; longest gap between two steps {timeline.longest_gap:.3g} s"
     )
-    say(f"kills: {own.kills} at moments drawn by --kill-seed {own.kill_seed}")
+    log(f"kills: {own.kills} at moments drawn by --kill-seed {own.kill_seed}")
     return straight, timeline
 
 
 def run_killed(
-    own: argparse.Namespace, flags: list[str], folder: Path, straight: Run, timeline: Timeline
-) -> tuple[Counter[str], list[Comparison]]:
+    own: argparse.Namespace, flags: list[str], folder: Path, straight: WatchedRun, timeline: Timeline
+) -> tuple[Counter[str], list[RunComparison]]:
     """Killed runs until there are kills enough, each finished and compared; where the kills landed."""
     from scripts.verification.comparison import compare_runs
 
     chance, landed, comparisons = random.Random(own.kill_seed), Counter(), []
     free_settings = ("workers",) if own.workers_cycle else ()
     for number in range(1, MOST_ROUNDS + 1):
-        killed = Run(folder / f"killed_{number}", flags, own.ranks)
+        killed = WatchedRun(folder / f"killed_{number}", flags, own.ranks)
         kill_again_and_again(own, killed, timeline, sum(landed.values()), chance)
         landed.update(landing.place.kind for landing in killed.landings)
         comparisons += compare_runs(straight, killed, free_settings)
         if any(comparison.differences for comparison in comparisons) or sum(landed.values()) >= own.kills:
             break
         if number < MOST_ROUNDS:
-            say("the run came to its end before the last kills; they go to another one")
+            log("the run came to its end before the last kills; they go to another one")
     return landed, comparisons
 
 
 def kill_again_and_again(
-    own: argparse.Namespace, killed: Run, timeline: Timeline, before: int, chance: random.Random
+    own: argparse.Namespace, killed: WatchedRun, timeline: Timeline, before: int, chance: random.Random
 ) -> None:
     """One run, killed up to the number still wanted, then finished."""
     for step, delay in moments(timeline, own.kills - before, chance):
@@ -186,12 +186,12 @@ def kill_again_and_again(
             return
         landing = killed.landings[-1]
         count = f"kill {before + len(killed.landings)} of {own.kills}"
-        say(f"{count}: {landing.place}, {landing.seconds:.1f} s after the start")
+        log(f"{count}: {landing.place}, {landing.seconds:.1f} s after the start")
     killed.finish(*more_flags(own, killed), stall_seconds=timeline.stall_seconds)
-    say("continued to the end")
+    log("continued to the end")
 
 
-def more_flags(own: argparse.Namespace, killed: Run) -> list[str]:
+def more_flags(own: argparse.Namespace, killed: WatchedRun) -> list[str]:
     """What is added to the flags of the next start."""
     cycle = own.workers_cycle
     workers = ["--workers", str(cycle[killed.starts % len(cycle)])] if cycle else []
@@ -201,30 +201,30 @@ def more_flags(own: argparse.Namespace, killed: Run) -> list[str]:
 # ------------------------------------------------------------------------------------------ results
 
 
-def tell(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[Comparison], steps: int) -> int:
+def report(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[RunComparison], steps: int) -> int:
     """Table and verdict; gives the exit code."""
     kills = sum(landed.values())
-    say(f"landed: {', '.join(f'{count} {kind}' for kind, count in sorted(landed.items())) or 'none'}\n")
+    log(f"landed: {', '.join(f'{count} {kind}' for kind, count in sorted(landed.items())) or 'none'}\n")
     merged: dict[str, tuple[int, list[str]]] = {}
     for item in comparisons:
         count, differences = merged.get(item.what, (0, []))
         merged[item.what] = count + item.count, differences + item.differences
     rows = [[what, f"{count:,}", "no" if wrong else "yes"] for what, (count, wrong) in merged.items()]
-    say(table(["compared bit for bit", "values", "equal"], rows) + "\n")
+    log(table(["compared bit for bit", "values", "equal"], rows) + "\n")
     different = {what: wrong for what, (_, wrong) in merged.items() if wrong}
     for what, wrong in different.items():
         shown = one_of_each_kind(wrong)
         more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
-        say(f"- {what}: {'; '.join(shown)}{more}")
+        log(f"- {what}: {'; '.join(shown)}{more}")
     after = f"after {kills} kill{'s' * (kills != 1)} on {own.ranks} rank(s)"
     if different:
         first = "; ".join(f"{what}: {wrong[0]}" for what, wrong in different.items())
-        say(f"verdict: DIFFERENT: {first} ({after})")
+        log(f"verdict: DIFFERENT: {first} ({after})")
         return 1
     if kills < own.kills:
-        say(f"verdict: EQUAL {after}, fewer than the {own.kills} asked for: {steps} steps end too soon; train longer")
+        log(f"verdict: EQUAL {after}, fewer than the {own.kills} asked for: {steps} steps end too soon; train longer")
         return 2
-    say(f"verdict: EQUAL {after}")
+    log(f"verdict: EQUAL {after}")
     return 0
 
 
@@ -234,7 +234,7 @@ def one_of_each_kind(differences: Sequence[str]) -> list[str]:
     return list(kinds.values())[::-1][:SHOWN]
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, flush=True)
 
 

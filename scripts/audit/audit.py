@@ -8,19 +8,19 @@ thresholds) and a recommendation, which is tried before it is given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from scripts.audit import findings as rules
-from scripts.audit.findings import Finding, shown
-from scripts.audit.gradients import Compared, together
-from scripts.audit.measure import FP16_LIMIT, Criterion, Format, Pass
-from scripts.audit.results import Audit, Recommendation, layer_reports, outermost
+from scripts.audit.findings import LayerFinding, shown
+from scripts.audit.measure import FP16_LIMIT, AuditBatch, Compared, Criterion, Format, together
+from scripts.audit.report import Audit, Recommendation, layer_reports, outermost
 from scripts.audit.runs import (
     SCALED,
     UNSCALED,
-    Measured,
+    AuditRuns,
     Runner,
     Verification,
     errors_of_outputs,
@@ -37,7 +37,7 @@ MOST_ATTEMPTS = 8  # trials of an fp16 recommendation, each with one more remedy
 
 def audit(
     model: nn.Module,
-    passes: Sequence[Pass],
+    passes: Sequence[AuditBatch],
     criterion: Criterion,
     device: torch.device,
     *,
@@ -53,21 +53,33 @@ def audit(
     runner = Runner(model, passes, criterion, device, "fp64" if float64 else "fp32", seed)
     measured = measure(runner, scale)
     notes = [f"{name} cannot run here: {why}" for name, why in measured.failures.items()]
-    tried: list[Verification] = []
     if measured.sound_reference:
-        findings, recommendation = _judge(runner, measured, tried)
-        notes += _notes(measured, model, recommendation)
+        findings, attempts = _judge(runner, measured)
+        notes += _notes(measured, model, attempts.choice)
     else:
-        findings, recommendation = [_reference_finding(measured)], Recommendation("", 1.0, {}, None)
+        findings, attempts = [_reference_finding(measured)], Attempts(Recommendation("", 1.0, {}, None))
     return Audit(
-        layer_reports(measured, model), findings, notes, recommendation,
+        layer_reports(measured, model), findings, notes, attempts.choice,
         {run: together(gradients.values()).error for run, gradients in measured.gradients.items()},
-        measured.losses, scale, measured.reference_format, tried,
+        measured.losses, scale, measured.reference_format, attempts.trials,
     )  # fmt: skip
 
 
-def _judge(runner: Runner, measured: Measured, tried: list[Verification]) -> tuple[list[Finding], Recommendation]:
-    """Findings and a recommendation that was tried; ``tried`` gets every trial."""
+@dataclass
+class Attempts:
+    """Recommendations that were tried. ``choice``: the one that is sound, None if none is, for the reason ``why``.
+
+    ``findings``: those that only a trial shows.
+    """
+
+    choice: Recommendation | None = None
+    trials: list[Verification] = field(default_factory=list)
+    findings: list[LayerFinding] = field(default_factory=list)
+    why: str = ""
+
+
+def _judge(runner: Runner, measured: AuditRuns) -> tuple[list[LayerFinding], Attempts]:
+    """Findings, and the attempts at a recommendation."""
     model = runner.model
     overflows, keep = rules.overflow_findings(measured, model)
     statistics = half_statistics(model, measured.operations(UNSCALED))
@@ -79,20 +91,19 @@ def _judge(runner: Runner, measured: Measured, tried: list[Verification]) -> tup
         for name, why in {**lengths, **statistics}.items()
     ]
     keep |= {name: NORMALISES for name in statistics if name not in keep}
-    extra: list[Finding] = []
-    recommendation = _recommend(runner, measured, keep, tuple(statistics), extra, tried)
+    attempts = _recommend(runner, measured, keep, tuple(statistics))
     for finding in normalisations:
-        if any(finding.layer in trial.keep and finding.layer in trial.half_statistics for trial in tried):
+        if any(finding.layer in trial.keep and finding.layer in trial.half_statistics for trial in attempts.trials):
             finding.advice = "its own code goes to half precision, wherever it runs: compute its statistics in float32"
     explained = {finding.layer for finding in [*overflows, *normalisations]}
-    extra = [finding for finding in extra if finding.layer not in explained]
-    scale = recommendation.scale if recommendation.format == "fp16" else None
-    gradients = rules.gradient_overflow_findings(measured, scale)
-    gradients += rules.underflow_findings(measured, _unscaled(runner, measured, recommendation), tried)
-    return [*overflows, *normalisations, *extra, *gradients], recommendation
+    extra = [finding for finding in attempts.findings if finding.layer not in explained]
+    choice = attempts.choice
+    gradients = rules.gradient_overflow_findings(measured, choice.scale if choice.format == "fp16" else None)
+    gradients += rules.underflow_findings(measured, _unscaled(runner, measured, choice), attempts.trials)
+    return [*overflows, *normalisations, *extra, *gradients], attempts
 
 
-def _unscaled(runner: Runner, measured: Measured, recommendation: Recommendation) -> dict[str, Compared]:
+def _unscaled(runner: Runner, measured: AuditRuns, recommendation: Recommendation) -> dict[str, Compared]:
     """Gradients of fp16 at scale 1, with what overflows kept in float32; none where fp16 does not get that far."""
     if recommendation.format == "fp16":
         keep = [name for name, why in recommendation.keep.items() if why != UNDERFLOWS]
@@ -105,42 +116,39 @@ def _unscaled(runner: Runner, measured: Measured, recommendation: Recommendation
 # -------------------------------------------------------------------------------------- recommendation
 
 
-def _recommend(
-    runner: Runner, measured: Measured, keep: dict[str, str], statistics: Sequence[str], extra: list[Finding],
-    tried: list[Verification],
-) -> Recommendation:  # fmt: skip
-    """fp16 with what it takes; else bf16; else float32. ``extra`` gets findings that only a trial shows."""
-    steps: list[str] = []
-    choice, why = None, measured.failures.get("fp16", "")
-    if not why:
-        choice, why = _try_fp16(runner, measured, dict(keep), extra, tried)
-    if choice is not None:
-        return choice
-    steps.append(f"fp16 was given up: {why}")
+def _recommend(runner: Runner, measured: AuditRuns, keep: dict[str, str], statistics: Sequence[str]) -> Attempts:
+    """fp16 with what it takes; otherwise bf16; otherwise float32."""
+    attempts = Attempts(why=measured.failures.get("fp16", ""))
+    if not attempts.why:
+        attempts = _try_fp16(runner, measured, keep)
+    if attempts.choice is not None:
+        return attempts
+    steps, trials = [f"fp16 was given up: {attempts.why}"], attempts.trials
     if "bf16" in measured.failures:
         steps.append(f"bf16 was left out: {measured.failures['bf16']}")
     else:
         kept = outermost([name for name in statistics if name])
-        tried.append(verify(runner, Format("bf16"), kept))
-        if not (why := refusal(tried[-1], measured)):
-            return Recommendation("bf16", 1.0, {name: keep[name] for name in kept}, tried[-1], steps)
+        trials = [*trials, verify(runner, Format("bf16"), kept)]
+        if not (why := refusal(trials[-1], measured)):
+            choice = Recommendation("bf16", 1.0, {name: keep[name] for name in kept}, trials[-1], steps)
+            return Attempts(choice, trials, attempts.findings)
         steps.append(f"bf16 was given up: {why}")
-    tried.append(verify(runner, Format("fp32"), []))
-    return Recommendation("fp32", 1.0, {}, tried[-1], steps)
+    trials = [*trials, verify(runner, Format("fp32"), [])]
+    return Attempts(Recommendation("fp32", 1.0, {}, trials[-1], steps), trials, attempts.findings)
 
 
-def _try_fp16(
-    runner: Runner, measured: Measured, keep: dict[str, str], extra: list[Finding], tried: list[Verification]
-) -> tuple[Recommendation | None, str]:
-    """fp16 with remedies added one at a time until it is sound; or None, and why not."""
+def _try_fp16(runner: Runner, measured: AuditRuns, keep: dict[str, str]) -> Attempts:
+    """fp16 with remedies added one at a time until it is sound."""
+    attempts, keep = Attempts(why=f"not sound after {MOST_ATTEMPTS} trials"), dict(keep)
     highest = rules.highest_scale(measured)
     scale = min(rules.DEFAULT_SCALE, highest)
     for _ in range(MOST_ATTEMPTS):
         if "" in keep:
-            return None, f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
+            attempts.why = f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
+            return attempts
         kept = outermost(keep)
         trial = verify(runner, Format("fp16", scale), kept)
-        tried.append(trial)
+        attempts.trials.append(trial)
         if useless := [name for name in trial.half_statistics if keep.get(name) == NORMALISES]:
             keep = {name: why for name, why in keep.items() if name not in useless}  # its code itself goes to half
             continue
@@ -149,21 +157,22 @@ def _try_fp16(
         new = [name for name in losing if name and name not in keep]
         if trial.origin is not None and not rules.is_within(trial.origin, keep):
             keep[trial.origin] = "is not finite in fp16"
-            extra.append(rules.not_finite_finding(trial.origin, measured))
+            attempts.findings.append(rules.not_finite_finding(trial.origin, measured))
         elif trial.origin is None and not trial.failure and not trial.gradients_finite and scale > 2.0**-20:
             scale = highest = scale / 16
         elif losing and wanted > scale:
             scale = wanted
         elif new:
             keep |= dict.fromkeys(new, UNDERFLOWS)
-        elif not (why := refusal(trial, measured, losing)):
-            return Recommendation("fp16", scale, {name: keep[name] for name in kept}, trial), ""
         else:
-            return None, why
-    return None, f"not sound after {MOST_ATTEMPTS} trials"
+            attempts.why = refusal(trial, measured, losing)
+            if not attempts.why:
+                attempts.choice = Recommendation("fp16", scale, {name: keep[name] for name in kept}, trial)
+            return attempts
+    return attempts
 
 
-def refusal(trial: Verification, measured: Measured, losing: Sequence[str] | dict[str, Compared] = ()) -> str:
+def refusal(trial: Verification, measured: AuditRuns, losing: Sequence[str] | dict[str, Compared] = ()) -> str:
     """Why a trial does not bear its recommendation out; '' when it does."""
     if trial.failure:
         return f"it does not run ({trial.failure})"
@@ -182,16 +191,16 @@ def refusal(trial: Verification, measured: Measured, losing: Sequence[str] | dic
 # ---------------------------------------------------------------------------------------------- report
 
 
-def _reference_finding(measured: Measured) -> Finding:
+def _reference_finding(measured: AuditRuns) -> LayerFinding:
     origin = measured.origins["reference"]
     where = f"the output of {shown(origin)}" if origin is not None else "the loss or a gradient"
-    return Finding(
+    return LayerFinding(
         "reference", origin or "", f"{where} is not finite in {measured.reference_format} either",
         "there is nothing to compare with: mend the weights or the data first",
     )  # fmt: skip
 
 
-def _notes(measured: Measured, model: nn.Module, recommendation: Recommendation) -> list[str]:
+def _notes(measured: AuditRuns, model: nn.Module, recommendation: Recommendation) -> list[str]:
     """What is worth knowing and no finding."""
     notes = []
     computed, runs = measured.operations(UNSCALED), measured.seen(UNSCALED)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from scripts.audit.gradients import Compared, together
-from scripts.audit.measure import FP16_LIMIT, FP16_NORMAL, Seen, percentile
-from scripts.audit.runs import UNSCALED, Measured, Verification
+from scripts.audit.measure import FP16_LIMIT, FP16_NORMAL, Compared, Seen, percentile, together
+from scripts.audit.runs import UNSCALED, AuditRuns, Verification
 from scripts.audit.trace import HALF, Computed
 
 # Of a layer's gradient norm, what may be lost to zero. Losing values that carry no norm harms nothing: in fp16 without
@@ -37,7 +36,7 @@ ITS_INPUT_EXCEEDS = "its input exceeds"
 
 
 @dataclass
-class Finding:
+class LayerFinding:
     """One layer's trouble. ``kind``: 'overflow', 'not finite', 'underflow', 'normalisation', 'gradient overflow' or
     'reference'. ``severity``: 'fault', or 'information' where ordinary loss scaling mends it or it costs nothing.
     """
@@ -58,9 +57,9 @@ def shown(name: str) -> str:
 # ----------------------------------------------------------------------------------------- activations
 
 
-def overflow_findings(measured: Measured, model: nn.Module) -> tuple[list[Finding], dict[str, str]]:
+def overflow_findings(measured: AuditRuns, model: nn.Module) -> tuple[list[LayerFinding], dict[str, str]]:
     """Layers at which values beyond fp16's limit begin, and by module why it must be kept in float32."""
-    findings: dict[str, Finding] = {}
+    findings: dict[str, LayerFinding] = {}
     modules, computed, runs = dict(model.named_modules()), measured.operations(UNSCALED), measured.seen(UNSCALED)
     for name, module in modules.items():
         here = computed.get(name)
@@ -90,24 +89,24 @@ def overflow_findings(measured: Measured, model: nn.Module) -> tuple[list[Findin
     return [findings[name] for name in runs if name in findings], keep
 
 
-def _overflow(name: str, what: str, largest: float) -> Finding:
-    return Finding(
+def _overflow(name: str, what: str, largest: float) -> LayerFinding:
+    return LayerFinding(
         "overflow", name, f"{what}; fp16 ends at {FP16_LIMIT:g}, {largest / FP16_LIMIT:.3g} times too small",
         "keep it in float32, or use bf16", numbers={"largest": largest, "headroom": math.log2(FP16_LIMIT / largest)},
     )  # fmt: skip
 
 
-def not_finite_finding(name: str, measured: Measured) -> Finding:
+def not_finite_finding(name: str, measured: AuditRuns) -> LayerFinding:
     """For a module whose half-precision result is not finite though its true values fit into fp16."""
     seen = measured.seen(UNSCALED).get(name, Seen())
-    return Finding(
+    return LayerFinding(
         "not finite", name, f"{seen.non_finite:,.0f} of {seen.values:,.0f} outputs are not finite in fp16, though the "
         f"largest true one is {measured.reference[name].largest:.3g}: an intermediate value overflows, or a small one "
         "becomes zero and divides", "keep it in float32", numbers={"non_finite": seen.non_finite},
     )  # fmt: skip
 
 
-def gradient_overflow_findings(measured: Measured, mending_scale: float | None) -> list[Finding]:
+def gradient_overflow_findings(measured: AuditRuns, mending_scale: float | None) -> list[LayerFinding]:
     """The layer at which gradients exceed fp16 even without scaling, though all activations fit.
 
     ``mending_scale``: of an fp16 recommendation that was borne out.
@@ -121,7 +120,7 @@ def gradient_overflow_findings(measured: Measured, mending_scale: float | None) 
                 advice, severity = "make the loss smaller, or use bf16", "fault"
                 if mending_scale:
                     advice, severity = f"needs a loss scale below 1; {mending_scale:g} mends it", "information"
-                found.append(Finding("gradient overflow", name, what, advice, severity, {"largest": largest}))
+                found.append(LayerFinding("gradient overflow", name, what, advice, severity, {"largest": largest}))
                 break  # those before it in the network receive what it passes on
     return found
 
@@ -129,7 +128,7 @@ def gradient_overflow_findings(measured: Measured, mending_scale: float | None) 
 # ------------------------------------------------------------------------------------------- gradients
 
 
-def with_signal(gradients: dict[str, Compared], measured: Measured) -> dict[str, list[Compared]]:
+def with_signal(gradients: dict[str, Compared], measured: AuditRuns) -> dict[str, list[Compared]]:
     """By layer, its own parameters' gradients, without those that are rounding noise in the reference too."""
     layers: dict[str, list[Compared]] = {}
     for name, compared in gradients.items():
@@ -138,18 +137,18 @@ def with_signal(gradients: dict[str, Compared], measured: Measured) -> dict[str,
     return layers
 
 
-def error_of_signal(gradients: dict[str, Compared], measured: Measured) -> float:
+def error_of_signal(gradients: dict[str, Compared], measured: AuditRuns) -> float:
     """The relative error of the whole gradient without those parts that are rounding noise in the reference too."""
     return together(part for parts in with_signal(gradients, measured).values() for part in parts).error
 
 
-def losing_layers(gradients: dict[str, Compared], measured: Measured) -> dict[str, Compared]:
+def losing_layers(gradients: dict[str, Compared], measured: AuditRuns) -> dict[str, Compared]:
     """The layers that lose more than ``LOST_NORM`` of their gradient's norm, with what they lose."""
     pooled = {name: together(parts) for name, parts in with_signal(gradients, measured).items()}
     return {name: compared for name, compared in pooled.items() if compared.lost_norm_share > LOST_NORM}
 
 
-def lost_share(name: str, run: str, measured: Measured) -> float:
+def lost_share(name: str, run: str, measured: AuditRuns) -> float:
     """Of the true output gradient's values other than zero, the share that ``run`` has as zeros beyond those."""
     true, seen = measured.reference[name], measured.seen(run).get(name, Seen())
     present = true.gradients - true.zeros
@@ -157,8 +156,8 @@ def lost_share(name: str, run: str, measured: Measured) -> float:
 
 
 def underflow_findings(
-    measured: Measured, unscaled: dict[str, Compared], tried: Iterable[Verification]
-) -> list[Finding]:
+    measured: AuditRuns, unscaled: dict[str, Compared], tried: Iterable[Verification]
+) -> list[LayerFinding]:
     """A finding a layer that loses its gradient in fp16 without scaling: does a loss scale mend it?
 
     ``unscaled``: gradients of a run at scale 1 whose forward pass is sound. After an activation that overflowed, zeros
@@ -179,10 +178,10 @@ def underflow_findings(
         numbers = {"lost_norm": lost.lost_norm_share, "lost": lost.lost_share}
         if scales:
             advice = f"needs loss scaling; a scale of {min(scales):g} mends it"
-            found.append(Finding("underflow", name, what, advice, "information", numbers | {"scale": min(scales)}))
+            found.append(LayerFinding("underflow", name, what, advice, "information", numbers | {"scale": min(scales)}))
         else:
             advice = "no loss scale that fits mends it: keep it in float32, or use bf16"
-            found.append(Finding("underflow", name, what, advice, numbers=numbers))
+            found.append(LayerFinding("underflow", name, what, advice, numbers=numbers))
     return found
 
 
@@ -199,7 +198,7 @@ def costs(errors: tuple[float, float]) -> bool:
     return not errors[1] <= 4 * max(errors[0], FP16_ROUNDING)
 
 
-def normalisation_finding(name: str, reason: str, errors: tuple[float, float] | None, *, fault: bool) -> Finding:
+def normalisation_finding(name: str, reason: str, errors: tuple[float, float] | None, *, fault: bool) -> LayerFinding:
     """For a module that normalises with statistics held in half precision; ``errors``: of its input and output."""
     what, numbers = f"normalises in half precision: {reason}", {}
     if errors:
@@ -207,15 +206,15 @@ def normalisation_finding(name: str, reason: str, errors: tuple[float, float] | 
         what += f"; its output is off by {errors[1]:.2g} of the reference, its input by {errors[0]:.2g}"
     if not fault:
         advice = "nothing: it is rounded once and costs no accuracy here"
-        return Finding("normalisation", name, what, advice, "information", numbers)
+        return LayerFinding("normalisation", name, what, advice, "information", numbers)
     advice = "keep it in float32, or compute its statistics from x.float()"
-    return Finding("normalisation", name, what, advice, numbers=numbers)
+    return LayerFinding("normalisation", name, what, advice, numbers=numbers)
 
 
 # ------------------------------------------------------------------------------------------- loss scale
 
 
-def largest_half_gradient(measured: Measured) -> float:
+def largest_half_gradient(measured: AuditRuns) -> float:
     """The largest true gradient (unscaled) that flows in fp16: of outputs, and of weights computed in fp16."""
     outputs = [
         measured.reference[name].largest_gradient
@@ -226,7 +225,7 @@ def largest_half_gradient(measured: Measured) -> float:
     return max([*outputs, *weights], default=0.0)
 
 
-def highest_scale(measured: Measured) -> float:
+def highest_scale(measured: AuditRuns) -> float:
     """The largest power of two that leaves ``MARGIN`` to fp16's limit, at most ``HIGHEST_SCALE``."""
     largest = largest_half_gradient(measured)
     if not 0 < largest < math.inf:
@@ -234,7 +233,7 @@ def highest_scale(measured: Measured) -> float:
     return min(HIGHEST_SCALE, 2.0 ** math.floor(math.log2(FP16_LIMIT / MARGIN / largest)))
 
 
-def needed_scale(names: Iterable[str], measured: Measured) -> float:
+def needed_scale(names: Iterable[str], measured: AuditRuns) -> float:
     """The power of two that lifts nine tenths of these layers' true output gradients into fp16's normal range."""
     lows = [percentile(measured.reference[name].histogram, 0.1) for name in names if name in measured.reference]
     known = [low for low in lows if low is not None]

@@ -9,8 +9,7 @@ from typing import Any
 
 from scripts.audit.findings import shown
 from scripts.audit.measure import FP16_LIMIT
-from scripts.audit.report import computing, fp16_error, percent, shorten, worst
-from scripts.audit.results import Audit, LayerReport
+from scripts.audit.report import Audit, LayerReport, computing, fp16_error, percent, shorten, worst
 from scripts.audit.runs import BF16, UNSCALED
 
 MOST_ROWS = 60

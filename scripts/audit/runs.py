@@ -12,21 +12,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from scripts.audit.gradients import Compared, Comparison, gradients_of, together
 from scripts.audit.measure import (
     FP16_LIMIT,
+    AuditBatch,
+    Compared,
     Criterion,
     Event,
     Format,
+    GradientComparison,
     Meter,
-    Pass,
     Seen,
     first_non_finite,
+    gradients_of,
     read_all,
     run_pass,
+    together,
     undisturbed,
 )
-from scripts.audit.trace import HALF, Computed, HalfOperations, LargeInput, Magnitudes, Overflow
+from scripts.audit.trace import HALF, Computed, HalfOperations, LargeInput, Magnitudes, OverflowingOperation
 from utils.config.settings import PrecisionSettings, UserError
 from utils.precision.amp import keep_in_fp32, resolve_amp
 from utils.precision.probe import watching
@@ -36,7 +39,7 @@ ULP = {"fp32": 2.0**-23, "fp64": 2.0**-52}
 
 
 @dataclass
-class Measured:
+class AuditRuns:
     """All that the runs showed, before it is judged. ``scale`` is the loss scale of the run SCALED.
 
     ``reference`` and ``runs[run]``: ``Seen`` by module, in the order of computation. ``gradients[run]``: ``Compared``
@@ -53,7 +56,7 @@ class Measured:
     gradients: dict[str, dict[str, Compared]] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
     computed: dict[str, dict[str, Computed]] = field(default_factory=dict)
-    overflows: list[Overflow] = field(default_factory=list)
+    overflows: list[OverflowingOperation] = field(default_factory=list)
     product_inputs: dict[str, LargeInput] = field(default_factory=dict)
     losses: dict[str, list[float]] = field(default_factory=dict)
     origins: dict[str, str | None] = field(default_factory=dict)  # by run, where it stops being finite
@@ -109,7 +112,7 @@ class Runner:
     """
 
     def __init__(
-        self, model: nn.Module, passes: Sequence[Pass], criterion: Criterion, device: torch.device,
+        self, model: nn.Module, passes: Sequence[AuditBatch], criterion: Criterion, device: torch.device,
         reference_format: str, seed: int,
     ) -> None:  # fmt: skip
         self.model, self.passes, self.criterion, self.device = model, passes, criterion, device
@@ -123,7 +126,7 @@ class Runner:
 
     def run(
         self, number: int, form: Format, meter: Meter | None = None, trace: Any = None, model: nn.Module | None = None,
-        batch: Pass | None = None,
+        batch: AuditBatch | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
         """Pass ``number`` in one format; gives loss and gradients, and leaves the network as it was.
 
@@ -153,12 +156,12 @@ def missing_format(device: torch.device) -> dict[str, str]:
     return {}
 
 
-def measure(runner: Runner, scale: float) -> Measured:
+def measure(runner: Runner, scale: float) -> AuditRuns:
     """Run every pass in every format. ``scale``: the loss scale in use."""
-    measured = Measured(scale, runner.reference_format, runner.device.type, failures=missing_format(runner.device))
+    measured = AuditRuns(scale, runner.reference_format, runner.device.type, failures=missing_format(runner.device))
     forms = {UNSCALED: Format("fp16"), SCALED: Format("fp16", scale), BF16: Format("bf16")}
     meters = {run: Meter(of_reference=False) for run in forms}
-    comparisons = {run: Comparison() for run in forms}
+    comparisons = {run: GradientComparison() for run in forms}
     true_meter, losses = Meter(of_reference=True), {run: [] for run in ("reference", *forms)}
     for number in range(len(runner.passes)):
         magnitudes = Magnitudes(runner.reference)
@@ -197,7 +200,7 @@ def reason_of(error: RuntimeError) -> str:
     return " ".join(str(error).split())[:160]
 
 
-def _add_magnitudes(measured: Measured, magnitudes: Magnitudes) -> None:
+def _add_magnitudes(measured: AuditRuns, magnitudes: Magnitudes) -> None:
     overflows, products = magnitudes.read(FP16_LIMIT)
     measured.overflows += overflows
     for name, found in products.items():
@@ -212,9 +215,9 @@ def _noise(runner: Runner, truth: dict[str, torch.Tensor]) -> dict[str, float]:
     signs = 2.0 * torch.randint(0, 2, batch.images.shape, generator=generator) - 1
     wide = batch.images.double() if runner.reference_format == "fp64" else batch.images
     moved = wide * (1 + ULP[runner.reference_format] * signs.to(wide))
-    comparison = Comparison()
+    comparison = GradientComparison()
     _, gradients = runner.run(
-        0, Format(runner.reference_format), batch=Pass(moved, batch.targets, batch.weight)
+        0, Format(runner.reference_format), batch=AuditBatch(moved, batch.targets, batch.weight)
     )  # the same draws of dropout, because the seed is that of pass 0
     comparison.add(gradients, truth, 1.0)
     return {name: compared.error for name, compared in comparison.read().items()}
@@ -232,7 +235,7 @@ def verify(runner: Runner, form: Format, keep: Sequence[str]) -> Verification:
     for name in keep:
         modules[name].float()  # where the network's code had put it to half precision
     keep_in_fp32(model, keep, runner.device)
-    meter, comparison, losses, trace = Meter(of_reference=False), Comparison(), [], HalfOperations(model)
+    meter, comparison, losses, trace = Meter(of_reference=False), GradientComparison(), [], HalfOperations(model)
     try:
         for number in range(len(runner.passes)):
             traced = trace if number == 0 and form.half else None

@@ -117,7 +117,7 @@ class _Tracing(TorchDispatchMode):
 
 
 @dataclass
-class Overflow:
+class OverflowingOperation:
     """An operation of ``module`` whose true result exceeds the format though what it computes from does not."""
 
     module: str
@@ -173,11 +173,11 @@ class Magnitudes(_Tracing):
         self.magnitudes.append(largest(values))
         return self.known[tensor]
 
-    def read(self, limit: float) -> tuple[list[Overflow], dict[str, LargeInput]]:
+    def read(self, limit: float) -> tuple[list[OverflowingOperation], dict[str, LargeInput]]:
         """The operations at which values beyond ``limit`` begin, and by module its products' largest such input."""
         values = torch.stack(self.magnitudes).tolist() if self.magnitudes else []
         sources: dict[int, str] = {}  # by magnitude beyond the limit: the last module that could have overflowed for it
-        beginnings: list[Overflow] = []
+        beginnings: list[OverflowingOperation] = []
         products: dict[str, LargeInput] = {}
         for module, operation, inputs, results in self.rows:
             most = max(inputs, key=values.__getitem__, default=None)
@@ -188,7 +188,7 @@ class Magnitudes(_Tracing):
                     products[module] = LargeInput(before, source)
                 source = module
             if begins and operation not in MASKS:
-                beginnings.append(Overflow(module, operation, after, before))
+                beginnings.append(OverflowingOperation(module, operation, after, before))
                 source = module
             if source is not None:
                 sources |= {index: source for index in results if values[index] > limit}

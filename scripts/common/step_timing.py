@@ -31,7 +31,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Row:
+class StepVariant:
     """One way to compute a training step; ``format`` is a key of ``AMP``."""
 
     format: str
@@ -45,10 +45,10 @@ class Row:
         return name + ", channels-last" * self.channels_last + ", compiled" * self.compiled
 
 
-def make_rows(formats: Sequence[str], *, channels_last: bool, compiled: bool) -> list[Row]:
+def make_rows(formats: Sequence[str], *, channels_last: bool, compiled: bool) -> list[StepVariant]:
     """All formats as they are, then again in each wanted variant: channels-last, compiled, both."""
     variants = [(a, b) for b in (False, True) for a in (False, True) if a <= channels_last and b <= compiled]
-    return [Row(name, *variant) for variant in variants for name in formats]
+    return [StepVariant(name, *variant) for variant in variants for name in formats]
 
 
 def unsupported(format: str, device: torch.device) -> str | None:
@@ -115,7 +115,7 @@ class Workload:
     steps: int
     is_default: bool = False
 
-    def start(self, row: Row, device: torch.device) -> Training:
+    def start(self, row: StepVariant, device: torch.device) -> Training:
         """Network and data on ``device``, as ``row`` wants them."""
         torch.manual_seed(0)
         batches, network = self.make_batches(device), self.build().to(device)
@@ -175,7 +175,7 @@ def classification(
 class Result:
     """What was measured of a row: seconds a step of each round, the peak in bytes, or why there is nothing."""
 
-    row: Row
+    row: StepVariant
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
     failure: str = ""
@@ -199,7 +199,7 @@ def tf32(allowed: bool) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def time_round(workload: Workload, row: Row, device: torch.device) -> tuple[float, int | None]:
+def time_round(workload: Workload, row: StepVariant, device: torch.device) -> tuple[float, int | None]:
     """Seconds a step and, on a GPU, the most bytes that tensors held at once; all data are made before the clock."""
     gc.collect()
     if device.type == "cuda":
@@ -245,7 +245,7 @@ def run_rounds(
             measured(number, result)
 
 
-def failure_of(error: RuntimeError, row: Row) -> str:
+def failure_of(error: RuntimeError, row: StepVariant) -> str:
     """What to say of a row that raised ``error``; '' for what is no row's own affair."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
@@ -255,10 +255,10 @@ def failure_of(error: RuntimeError, row: Row) -> str:
     return ""
 
 
-def cpu_memory(workload: Workload, row: Row, device: torch.device) -> int:
+def cpu_memory(workload: Workload, row: StepVariant, device: torch.device) -> int:
     """Bytes by which this process's largest resident size grows when it builds and trains. For a fresh process."""
     # The first step of all loads over 100 MB of libraries, which are no part of the workload.
-    mlp(width=8, layers=1, batch_size=8, steps=1).start(Row(row.format, compiled=row.compiled), device).run(1)
+    mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant(row.format, compiled=row.compiled), device).run(1)
     before = largest_resident_bytes()
     training = workload.start(row, device)
     training.run(WARM_UP_STEPS + CPU_MEMORY_STEPS)

@@ -32,7 +32,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class PartSpeeds:
     """Training with the present settings.
 
     ``loader``, ``compute`` and ``together``: each part alone and the real loop. ``wait_percent``: of the loop's time,
@@ -65,7 +65,7 @@ class Measured:
         }
 
 
-def limit(measured: Measured) -> str:
+def limit(measured: PartSpeeds) -> str:
     """A key of ``LIMITS``, from the parts alone and the loop.
 
     Where the loop comes near its slower part, that one, and in the loader the part of it that takes longest. Where it
@@ -89,7 +89,7 @@ def part_of(limited_by: str) -> str | None:
     return "compute" if limited_by in ("compute", "launch") else "loader"
 
 
-def _in_each_others_way(measured: Measured) -> str:
+def _in_each_others_way(measured: PartSpeeds) -> str:
     return "cores" if measured.workers and not measured.gpu else "turns"
 
 
@@ -286,7 +286,7 @@ def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Turns | No
     return Advice(trials, [first.change], first.loops[-1])
 
 
-def final_limit(measured: Measured, advice: Advice) -> str:
+def final_limit(measured: PartSpeeds, advice: Advice) -> str:
     """A key of ``LIMITS`` that agrees with the advice: what the loop has shown counts for more than the parts alone."""
     what = limit(measured)
     part = part_of(what)

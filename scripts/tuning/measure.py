@@ -43,7 +43,7 @@ class Window(NamedTuple):
 Measure = Callable[[int, int], list[Window]]  # steps a window, windows
 
 
-class Subject:
+class TrainingSetup:
     """One way to train, ready to be measured.
 
     ``epochs`` hands out the number of the next epoch to read: shared by all subjects, so that none finds in the
@@ -205,7 +205,7 @@ def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> tup
 # ---------------------------------------------------------------------------------- inside the parts
 
 
-def loader_split(subject: Subject, seconds: float) -> dict[str, float]:
+def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
     """Seconds that an image takes in each part of the loader; medians over about ``seconds``."""
     source, device = subject.loader.source, subject.device
     read, augmented, copied = [], [], []
@@ -243,7 +243,7 @@ def _clocked(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]
     return time.perf_counter() - began, result
 
 
-def step_shares(subject: Subject, steps: int) -> dict[str, float]:
+def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
     """The shares of forward (with the loss), backward, and optimizer (with scaler, clipping, averages, accounting)."""
     marks: list[tuple[str, Any]] = []
 
@@ -276,7 +276,7 @@ def step_shares(subject: Subject, steps: int) -> dict[str, float]:
     return {name: value / whole for name, value in totals.items()}
 
 
-def busy_share(subject: Subject, step_seconds: float) -> float | None:
+def busy_share(subject: TrainingSetup, step_seconds: float) -> float | None:
     """The share of a step's ``step_seconds`` in which the GPU computes; None where its profiler does not tell."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from scripts.common.step_timing import OUT_OF_MEMORY, Row, failure_of, largest_resident_bytes, mlp, synchronise
+from scripts.common.step_timing import OUT_OF_MEMORY, StepVariant, failure_of, largest_resident_bytes, mlp, synchronise
 from scripts.tuning.advice import Largest, StopSearch, largest_batch
 from utils.data.loaders import Batch
 from utils.train_validation import TraVal
@@ -64,7 +64,7 @@ class GpuRoom:
         try:
             self.last = size, self.train(size)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
-            if failure_of(error, Row("fp32")) != OUT_OF_MEMORY:
+            if failure_of(error, StepVariant("fp32")) != OUT_OF_MEMORY:
                 raise
             return False
         return True
@@ -80,7 +80,9 @@ class CpuRoom:
         self.train, self.room, self.longest = train, room, longest_step_seconds
         self.last = (0, 0.0)
         self.grown: dict[int, int] = {}  # bytes by batch size, of sizes that rise
-        mlp(width=8, layers=1, batch_size=8, steps=1).start(Row("fp32"), torch.device("cpu")).run(1)  # loads libraries
+        mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant("fp32"), torch.device("cpu")).run(
+            1
+        )  # loads libraries
         self.before = peak_resident_bytes()
 
     def __call__(self, size: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.figures import Spread
-from scripts.tuning.advice import BUSY, GAIN, LIMITS, Advice, Largest, Measured, Trial, final_limit, part_of
+from scripts.tuning.advice import BUSY, GAIN, LIMITS, Advice, Largest, PartSpeeds, Trial, final_limit, part_of
 
 PART_NAMES = {
     "decode": "read and decode, 1 process",
@@ -36,7 +36,7 @@ class Memory:
     room: str
 
 
-def report(header: str, measured: Measured, advice: Advice, memory: Memory, batch_size: int, step_images: int) -> str:
+def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, batch_size: int, step_images: int) -> str:
     """All of it, the verdict first."""
     blocks = [
         [*verdict(measured, advice), *gain(advice, measured.together)],
@@ -47,7 +47,7 @@ def report(header: str, measured: Measured, advice: Advice, memory: Memory, batc
     return "\n\n".join("\n".join(lines) for lines in blocks)
 
 
-def verdict(measured: Measured, advice: Advice) -> list[str]:
+def verdict(measured: PartSpeeds, advice: Advice) -> list[str]:
     """The limit and what it means, in a line or two; it agrees with the advice."""
     what, loader, compute = final_limit(measured, advice), measured.loader.median, measured.compute.median
     alone = f"{loader:,.0f} and {compute:,.0f} images/s"
@@ -94,7 +94,7 @@ def gain(advice: Advice, now: Spread) -> list[str]:
     return lines + [f"  {change.label}: {change.caution}" for change in advice.taken if change.caution]
 
 
-def parts(measured: Measured, batch_size: int, images_a_step: int) -> str:
+def parts(measured: PartSpeeds, batch_size: int, images_a_step: int) -> str:
     """The table of the parts of training."""
 
     def row(name: str, speed: Spread, images: int) -> list[str]:
@@ -157,7 +157,7 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
     return lines
 
 
-def csv_rows(measured: Measured, advice: Advice, memory: Memory) -> Iterator[dict[str, Any]]:
+def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[dict[str, Any]]:
     """All figures as rows of ``doctor.csv``; speeds in images a second, what is not known left empty."""
 
     def row(kind: str, name: str, speed: Spread | None = None, **more: Any) -> dict[str, Any]:

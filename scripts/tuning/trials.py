@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from scripts.common.step_timing import Row, failure_of, unsupported
+from scripts.common.step_timing import StepVariant, failure_of, unsupported
 from scripts.tuning.advice import (
     Advice,
     Change,
     Hardware,
-    Measured,
+    PartSpeeds,
     Trial,
     Turns,
     advice_of,
@@ -25,7 +25,7 @@ from scripts.tuning.advice import (
     part_of,
     to_measure_again,
 )
-from scripts.tuning.measure import Subject, busy_share, in_turns, loader_split, spread, step_shares, windows_of
+from scripts.tuning.measure import TrainingSetup, busy_share, in_turns, loader_split, spread, step_shares, windows_of
 from utils.config.settings import UserError
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes
 from utils.data.sets.datasets import Data
@@ -39,10 +39,12 @@ FIRST_PAIRS, PAIRS = 2, 4  # of windows, at first and in the loop
 STAND_IN_IMAGES = 512  # random ones that stand for a resident data set which nobody has decoded yet
 
 Begin = Callable[[str], None]  # told what comes next
-Variant = Callable[[Subject, tuple[Change, ...]], Subject]  # a subject with the last of the changes besides the others
+Variant = Callable[
+    [TrainingSetup, tuple[Change, ...]], TrainingSetup
+]  # a subject with the last of the changes besides the others
 
 
-def examine(subject: Subject, seconds: float, begin: Begin) -> tuple[Measured, tuple[int, int] | None]:
+def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartSpeeds, tuple[int, int] | None]:
     """Measure the parts, about ``seconds`` each; on a GPU also the most bytes allocated and reserved in a step."""
     begin("loader alone")
     loader = spread(windows_of(subject.measure_loader, seconds))
@@ -60,10 +62,10 @@ def examine(subject: Subject, seconds: float, begin: Begin) -> tuple[Measured, t
     begin("both together")
     loop = windows_of(subject.measure_loop, seconds)
     waits = statistics.median(100 * window.waited / window.seconds for window in loop)
-    return Measured(loader, compute, spread(loop), waits, split, shares, subject.workers, gpu, busy), peak
+    return PartSpeeds(loader, compute, spread(loop), waits, split, shares, subject.workers, gpu, busy), peak
 
 
-def hardware_of(subject: Subject, data: Data, try_compile: bool) -> Hardware:
+def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardware:
     """What decides which changes make sense for ``subject``."""
     args, device, transform = subject.args, subject.device, subject.loader.transform
     gpu, amp = device.type == "cuda", resolve_amp(args.precision, device)
@@ -93,9 +95,9 @@ def stand_in(data: Data) -> Data:
 class Trials:
     """Tries changes of ``now``, whose parts are ``measured``. ``seconds``: for each measurement, about."""
 
-    now: Subject
+    now: TrainingSetup
     variant: Variant
-    measured: Measured
+    measured: PartSpeeds
     seconds: float
     begin: Begin
 
@@ -109,7 +111,9 @@ class Trials:
         best, helped = self.now, []
         for trial in to_measure_again(trials, limit(self.measured)):
             self.begin(f"in turns with the settings before: {trial.change.label}")
-            best = self._again(trial, best, helped)
+            after = self._again(trial, best, tuple(other.change for other in helped))
+            if trial.helps:
+                best, helped = after, [*helped, trial]
         together = None
         if len(helped) > 1:
             self.begin("all that help together, in turns with the present settings")
@@ -131,8 +135,8 @@ class Trials:
             trial.failure = reason_of(error)
         return trial
 
-    def _again(self, trial: Trial, before: Subject, helped: list[Trial]) -> Subject:
-        """Measure the loop with and without the change; gives the better subject. ``helped`` grows by what helps.
+    def _again(self, trial: Trial, before: TrainingSetup, present: tuple[Change, ...]) -> TrainingSetup:
+        """Measure the loop ``before``, which has the ``present`` changes, and with the trial's; gives the latter.
 
         A gain by a part that does not limit would contradict what the parts alone say: it is measured twice.
         """
@@ -140,18 +144,15 @@ class Trials:
         trial.doubts, trial.twice = self.measured.varied, limiting not in (None, trial.change.part)
         _forget_others(before.device)
         try:
-            after = self.variant(before, (*(other.change for other in helped), trial.change))
+            after = self.variant(before, (*present, trial.change))
             trial.loops.append(self._in_the_loop(before, after))
             if trial.twice and trial.gains and trial.is_certain:
                 trial.loops.append(self._in_the_loop(before, after))
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)
-        if not trial.helps:
-            return before
-        helped.append(trial)
         return after
 
-    def _in_the_loop(self, before: Subject, after: Subject) -> Turns:
+    def _in_the_loop(self, before: TrainingSetup, after: TrainingSetup) -> Turns:
         return Turns(*in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS))
 
 
@@ -162,7 +163,7 @@ def reason_of(error: Exception) -> str:
     reason = (
         "the gradient is not finite"
         if isinstance(error, TrainingFailure)
-        else failure_of(error, Row("fp32", compiled=True))
+        else failure_of(error, StepVariant("fp32", compiled=True))
     )
     if not reason:
         raise error

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from scripts.verification import records
-from scripts.verification.runs import Run
+from scripts.verification.runs import WatchedRun
 from utils.checkpoint.inventory import CONTENTS
 
 OF_THE_CALL = ("output", "resume")  # settings that say what to do now and where
@@ -20,7 +20,7 @@ CLOCKS = ("seconds", "images_per_second")
 
 
 @dataclass
-class Comparison:
+class RunComparison:
     """``what`` was compared in ``count`` values; ``differences``: a text for each entry that is not equal."""
 
     what: str
@@ -38,7 +38,7 @@ class Comparison:
         self.differences += [f"{name} is only in the killed run" for name in found if name not in expected]
 
 
-def compare_runs(straight: Run, killed: Run, free_settings: Iterable[str] = ()) -> list[Comparison]:
+def compare_runs(straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()) -> list[RunComparison]:
     """Everything that two finished runs leave and that no clock decides. ``free_settings`` may differ."""
     left, right = straight.run_folder(), killed.run_folder()
     free = {*OF_THE_CALL, *free_settings}
@@ -51,8 +51,8 @@ def compare_runs(straight: Run, killed: Run, free_settings: Iterable[str] = ()) 
     ]
 
 
-def _table(what: str, expected: dict[str, Any], found: dict[str, Any]) -> Comparison:
-    made = Comparison(what)
+def _table(what: str, expected: dict[str, Any], found: dict[str, Any]) -> RunComparison:
+    made = RunComparison(what)
     made.compare(expected, found)
     return made
 
@@ -116,9 +116,9 @@ def points(run: Path) -> dict[str, list[float]]:
     return found
 
 
-def compare_steps(straight: Run, killed: Run) -> Comparison:
+def compare_steps(straight: WatchedRun, killed: WatchedRun) -> RunComparison:
     """Sample numbers and bytes of every execution of every step on every rank."""
-    made = Comparison("samples and images")
+    made = RunComparison("samples and images")
     for rank in range(straight.ranks):
         expected = {line.step: line.content for line in records.lines(straight.records, rank)}
         executed = records.lines(killed.records, rank)

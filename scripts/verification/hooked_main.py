@@ -35,10 +35,10 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 2
-    from scripts.verification.hooks import Recorder, wrap_saves
+    from scripts.verification.hooks import RunRecorder, wrap_saves
 
     folder = os.environ.get("HOOK_RECORD")
-    recorder = Recorder(rank, fault, Path(folder) if folder else None)
+    recorder = RunRecorder(rank, fault, Path(folder) if folder else None)
     wrap_saves(recorder)
     code = program.main(argv, ends_process=True, hooks=recorder.hooks())
     if recorder.marks is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from utils.train_validation import TraVal
 
 
-class Recorder:
+class RunRecorder:
     """What happens at the points of this process: a fault strikes, marks and lines are written."""
 
     def __init__(self, rank: int, fault: Fault | None, folder: Path | None) -> None:
@@ -118,7 +118,7 @@ class _Save(threading.local):
     manifests = 0
 
 
-def wrap_saves(recorder: Recorder) -> None:
+def wrap_saves(recorder: RunRecorder) -> None:
     """Put points around the few system calls of a save, in whichever thread makes them, until this process ends."""
     now = _Save()
 
@@ -136,7 +136,7 @@ def wrap_saves(recorder: Recorder) -> None:
     wrap(os, "replace", lambda original: _renamed(original, recorder, now))
 
 
-def _written_in_two_halves(original: Callable, recorder: Recorder, now: _Save) -> Callable:
+def _written_in_two_halves(original: Callable, recorder: RunRecorder, now: _Save) -> Callable:
     """``torch.save``, with a point amid a checkpoint's bytes."""
 
     def hooked(state: Any, file: Any, *args: Any, **options: Any) -> None:
@@ -154,7 +154,7 @@ def _written_in_two_halves(original: Callable, recorder: Recorder, now: _Save) -
     return hooked
 
 
-def _renamed(original: Callable, recorder: Recorder, now: _Save) -> Callable:
+def _renamed(original: Callable, recorder: RunRecorder, now: _Save) -> Callable:
     """``os.replace``, with points before and after a checkpoint or the manifest gets its name."""
 
     def hooked(source: Any, target: Any, **options: Any) -> None:

@@ -55,7 +55,7 @@ class Marks:
         os.pwrite(self._descriptor, f"{point} {step}".ljust(BYTES).encode(), BYTES)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a process is: point and step of its loop, and of its save ('idle' without one)."""
 
     loop: str = "start"
@@ -87,15 +87,15 @@ class Place(NamedTuple):
         return LOOP[self.loop].format(self.step) + saving
 
 
-def place(folder: Path, rank: int = 0) -> Place:
+def place(folder: Path, rank: int = 0) -> Position:
     """Where the process of ``rank`` is, or was when it ended."""
     path = folder / f"rank{rank}.now"
     while path.is_file():
         content = path.read_bytes().decode(errors="replace").ljust(2 * BYTES)
         match = MARK.match(content)
         if match or not content.strip():  # else it was read while it was written
-            return Place(match[1], int(match[2]), match[3], int(match[4])) if match else Place()
-    return Place()
+            return Position(match[1], int(match[2]), match[3], int(match[4])) if match else Position()
+    return Position()
 
 
 def done_at(folder: Path, rank: int = 0) -> float:

@@ -37,7 +37,7 @@ class Landing(NamedTuple):
     """A kill that killed a living training: ``seconds`` after its start, and where that was."""
 
     seconds: float
-    place: records.Place
+    place: records.Position
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Timeline:
 
 
 @dataclass
-class Run:
+class WatchedRun:
     """One run of the training below ``folder``, on ``ranks`` processes, in one or more starts."""
 
     folder: Path
@@ -106,7 +106,7 @@ class Run:
                     kill_tree(process.pid)
                 process.wait()
 
-    def place(self) -> records.Place:
+    def place(self) -> records.Position:
         return records.place(self.records)
 
     def finish(self, *more_flags: str, stall_seconds: float = STALL_SECONDS) -> None:
@@ -166,9 +166,9 @@ class Run:
         return Path(found[-1])
 
 
-def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[Run, Timeline]:
+def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun, Timeline]:
     """The training run once to its end. Raises ``Failure``."""
-    run, began = Run(folder, flags, ranks), time.time()
+    run, began = WatchedRun(folder, flags, ranks), time.time()
     run.finish()
     ended = records.done_at(run.records)
     clocks = [line.seconds for line in records.lines(run.records, 0)]
@@ -179,7 +179,7 @@ def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[Run, Timel
     return run, timeline
 
 
-def kept_straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[Run, Timeline]:
+def kept_straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun, Timeline]:
     """One that ``straight_run`` made before. Raises ``UserError``."""
     try:
         about = json.loads((folder / "straight.json").read_text())
@@ -190,7 +190,7 @@ def kept_straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[Run, 
             f"--straight-from {folder.parent}: was made with --ranks {about['ranks']} {' '.join(about['flags'])}; "
             "give the same flags or leave it out"
         )
-    return Run(folder, flags, ranks, starts=1), Timeline(**about["timeline"])
+    return WatchedRun(folder, flags, ranks, starts=1), Timeline(**about["timeline"])
 
 
 def moments(timeline: Timeline, kills: int, chance: random.Random) -> Iterator[tuple[int | None, float]]:

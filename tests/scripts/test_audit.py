@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from models import build_model
 from scripts.audit.audit import audit
-from scripts.audit.measure import LOWEST, Pass, exponents, percentile
+from scripts.audit.measure import LOWEST, AuditBatch, exponents, percentile
 from scripts.audit.picture import draw
 from scripts.audit.report import HEADERS, as_json, finding_lines, rows
 from scripts.audit.trace import SameDraws, WideOnly
@@ -34,7 +34,7 @@ def seeded():
 
 def batches(*shape, count=1, classes=10):
     """Random images of this shape (n, c, h, w) and targets."""
-    return [Pass(torch.randn(*shape), torch.randint(0, classes, shape[:1])) for _ in range(count)]
+    return [AuditBatch(torch.randn(*shape), torch.randint(0, classes, shape[:1])) for _ in range(count)]
 
 
 def named(result, kind=None):
@@ -431,7 +431,7 @@ def test_lost_and_subnormal_shares_of_a_gradient_known_by_hand():
         return (output.float() * factors).sum()
 
     network = nn.Sequential(nn.Linear(1, 4, bias=False))
-    batch = [Pass(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))]
+    batch = [AuditBatch(torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))]
     for scale, lost, subnormal in ((2.0**12, 0, 0), (2.0**11, 0, 1 / 3), (4.0, 0, 1 / 3)):
         layer = layer_of(audit(network, batch, weighted, CPU, scale=scale), "0")
         # At scale 1, 2^-16 is below the normal numbers, which begin at 2^-14, and 2^-26 below half the smallest, 2^-25.
@@ -516,7 +516,7 @@ def test_losses_of_a_dict_are_added_up():
 
 def test_the_weight_of_a_pass_multiplies_its_gradient():
     images = batches(4, 3, 8, 8)
-    network, part = residual_network(1.0), [Pass(images[0].images, images[0].targets, 0.25)]
+    network, part = residual_network(1.0), [AuditBatch(images[0].images, images[0].targets, 0.25)]
     whole, quarter = (audit(network, passes, ENTROPY, CPU) for passes in (images, part))
     for layer, less in zip(whole.layers, quarter.layers, strict=True):
         assert less.largest_gradient == pytest.approx(layer.largest_gradient / 4, rel=1e-5)

@@ -19,7 +19,7 @@ from scripts.common import step_timing
 from scripts.common.figures import cells, draw, figures, published, ratios
 from scripts.common.step_timing import (
     Result,
-    Row,
+    StepVariant,
     Training,
     classification,
     interleaved_rounds,
@@ -188,8 +188,8 @@ def test_the_script_says_a_mistake_without_importing_torch():
 
 
 def test_figures_are_those_computed_by_hand():
-    first = Result(Row("fp32"), seconds=[0.010, 0.040, 0.012], peak_bytes=1000)
-    result = Result(Row("fp16"), seconds=[0.005, 0.010, 0.008], peak_bytes=1500)
+    first = Result(StepVariant("fp32"), seconds=[0.010, 0.040, 0.012], peak_bytes=1000)
+    result = Result(StepVariant("fp16"), seconds=[0.005, 0.010, 0.008], peak_bytes=1500)
     found = figures(result, first, batch_size=16)
     assert found.ms == pytest.approx((8, 5, 10))  # median, smallest, largest
     assert found.images_per_second == pytest.approx(2000)
@@ -204,12 +204,12 @@ def test_ratios_are_taken_round_by_round():
 
 
 def test_what_is_not_known_is_left_open():
-    lost = Result(Row("fp32"), seconds=[0.01], failure="out of memory")
-    result = Result(Row("bf16"), seconds=[0.01])
+    lost = Result(StepVariant("fp32"), seconds=[0.01], failure="out of memory")
+    result = Result(StepVariant("bf16"), seconds=[0.01])
     assert figures(lost, lost, 8) == (None, None, None, None, None)
     found = figures(result, lost, 8)
     assert (found.ms.median, found.speed_up, found.memory_ratio) == (10, None, None)
-    measured_zero = Result(Row("fp32"), seconds=[0.01], peak_bytes=0)
+    measured_zero = Result(StepVariant("fp32"), seconds=[0.01], peak_bytes=0)
     assert figures(measured_zero, measured_zero, 8).memory_ratio is None
 
 
@@ -217,8 +217,8 @@ def test_the_published_figures_stand_beside_ours_for_the_default_workload_only()
     assert mlp(4096, 3, 512, 50).is_default
     assert not any(mlp(*shape).is_default for shape in [(4095, 3, 512, 50), (4096, 2, 512, 50), (4096, 3, 512, 49)])
     results = [
-        Result(Row("fp32"), [8.063 / 150] * 3, 1_367_458_816),
-        Result(Row("fp16"), [3.298 / 150] * 3, 1_803_759_616),
+        Result(StepVariant("fp32"), [8.063 / 150] * 3, 1_367_458_816),
+        Result(StepVariant("fp16"), [3.298 / 150] * 3, 1_803_759_616),
     ]
     line = published(results, [figures(result, results[0], 512) for result in results])
     assert "2.44x here, memory 1.32x; published for an RTX 2060: 2.44x, memory 1.32x" in line
@@ -246,7 +246,7 @@ def test_rounds_are_interleaved_and_a_row_out_of_memory_is_said_and_left_out(mon
         return len(calls), 1000 * len(calls)
 
     monkeypatch.setattr(step_timing, "time_round", time_round)
-    results, seen = [Result(Row(name)) for name in ("fp32", "fp16", "bf16")], []
+    results, seen = [Result(StepVariant(name)) for name in ("fp32", "fp16", "bf16")], []
     run_rounds(results, mlp(8, 1, 1, 1), CPU, 3, lambda number, result: seen.append((number, result.row.format)))
     assert calls == ["fp32", "fp16", "bf16", "fp32", "fp16", "bf16", "fp32", "bf16"]
     assert seen == [(number, name) for number in (1, 2, 3) for name in ("fp32", "fp16", "bf16")]
@@ -266,13 +266,13 @@ def test_any_other_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
 
     monkeypatch.setattr(step_timing, "time_round", time_round)
     with pytest.raises(RuntimeError, match="mat1"):
-        run_rounds([Result(Row("fp32"))], mlp(8, 1, 1, 1), CPU, 1, lambda *_: None)
+        run_rounds([Result(StepVariant("fp32"))], mlp(8, 1, 1, 1), CPU, 1, lambda *_: None)
 
 
 def test_memory_that_a_cpu_refuses_is_a_lack_of_memory():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    assert step_timing.failure_of(caught.value, Row("fp32")) == "out of memory"
+    assert step_timing.failure_of(caught.value, StepVariant("fp32")) == "out of memory"
 
 
 def test_rounds_alternate_their_order_and_sides_stay_apart():
@@ -326,7 +326,7 @@ def plain_loop(network, batches, loss, momentum):
     ("mlp", nn.functional.mse_loss, 0.0), ("network", nn.functional.cross_entropy, 0.9),
 ])  # fmt: skip
 def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentum):
-    trainings = {name: WORKLOADS[kind]().start(Row(name), CPU) for name in ("fp32", "fp16", "bf16")}
+    trainings = {name: WORKLOADS[kind]().start(StepVariant(name), CPU) for name in ("fp32", "fp16", "bf16")}
     start, plain = vector(trainings["fp32"].network), copy.deepcopy(trainings["fp32"].network)
     batches = trainings["fp32"].batches
     exact = plain_loop(plain, [batches[n % len(batches)] for n in range(3)], loss, momentum)
@@ -346,7 +346,7 @@ def test_the_mlp_is_that_of_the_recipe_with_a_batch_for_each_step():
 
 
 def test_channels_last_reaches_network_and_images():
-    training = WORKLOADS["network"]().start(Row("fp32", channels_last=True), CPU)
+    training = WORKLOADS["network"]().start(StepVariant("fp32", channels_last=True), CPU)
     assert training.network[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert training.batches[0][0].is_contiguous(memory_format=torch.channels_last)
 

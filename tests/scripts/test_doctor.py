@@ -23,7 +23,7 @@ from scripts.tuning.advice import (
     Change,
     Hardware,
     Largest,
-    Measured,
+    PartSpeeds,
     StopSearch,
     Trial,
     Turns,
@@ -35,7 +35,7 @@ from scripts.tuning.advice import (
     limit,
     to_measure_again,
 )
-from scripts.tuning.measure import Subject, Window, covered, in_turns, step_shares
+from scripts.tuning.measure import TrainingSetup, Window, covered, in_turns, step_shares
 from scripts.tuning.memory import CpuRoom, GpuRoom, search
 from scripts.tuning.report import Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
@@ -78,7 +78,7 @@ def measured(loader, compute, **more):
     split = {"decode": 0.004, "augmentation": 0.001}
     shares = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
     settings = {"together": exactly(min(loader, compute)), "wait_percent": 1.0, "split": split, "shares": shares}
-    return Measured(exactly(loader), exactly(compute), **(settings | {"workers": 2} | more))
+    return PartSpeeds(exactly(loader), exactly(compute), **(settings | {"workers": 2} | more))
 
 
 # ------------------------------------------------------------------------------------- decisions
@@ -352,7 +352,7 @@ def subject(tool, *flags):
     distributed = Distributed(RankInfo(), args.run)
     parts = build(Run(args, distributed))
     traval = tool.build_traval(args, parts.model, parts.train_loader, distributed)
-    return Subject(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts.data
+    return TrainingSetup(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts.data
 
 
 def on_pictures(tool, pictures, *flags):

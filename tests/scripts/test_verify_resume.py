@@ -14,10 +14,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from scripts import verify_resume
 from scripts.verification import processes, records
-from scripts.verification.comparison import Comparison, compare_steps, points, unequal
+from scripts.verification.comparison import RunComparison, compare_steps, points, unequal
 from scripts.verification.faults import POINTS, Fault
 from scripts.verification.hooks import wrap
-from scripts.verification.runs import Run, Timeline, moments
+from scripts.verification.runs import Timeline, WatchedRun, moments
 from utils.config.settings import UserError
 
 # -------------------------------------------------------------------------------------------- faults
@@ -91,7 +91,7 @@ def test_a_full_disk_is_the_error_that_the_system_would_raise():
 
 def test_a_hook_on_a_method_that_is_gone_fails():
     with pytest.raises(AttributeError, match="has no no_such_method any more"):
-        wrap(Comparison, "no_such_method", lambda original: original)
+        wrap(RunComparison, "no_such_method", lambda original: original)
 
 
 # --------------------------------------------------------------------------------------------- marks
@@ -99,7 +99,7 @@ def test_a_hook_on_a_method_that_is_gone_fails():
 
 def test_marks_are_read_as_they_were_written(tmp_path):
     marks = records.Marks(tmp_path / "rank0.now")
-    assert records.place(tmp_path) == records.Place()
+    assert records.place(tmp_path) == records.Position()
     marks.loop("forward", 12)
     marks.save("rename", 10)
     place = records.place(tmp_path)
@@ -227,7 +227,7 @@ def test_a_difference_tells_how_many_numbers_and_by_how_much():
 
 
 def test_entries_that_only_one_run_has_are_differences():
-    made = Comparison("x")
+    made = RunComparison("x")
     made.compare({"a": 1, "b": 2}, {"b": 2, "c": 3})
     assert (made.count, made.differences) == (3, ["a is missing in the killed run", "c is only in the killed run"])
 
@@ -248,7 +248,7 @@ def write_steps(folder, rank, *lines):
 
 
 def test_every_execution_of_a_step_on_every_rank_must_have_the_same_samples_and_images(tmp_path):
-    straight, killed = Run(tmp_path / "a", [], 2), Run(tmp_path / "b", [], 2)
+    straight, killed = WatchedRun(tmp_path / "a", [], 2), WatchedRun(tmp_path / "b", [], 2)
     for rank in (0, 1):
         write_steps(straight.records, rank, (1, 7, "1,2"), (2, 8, "3;4"), (3, 9, "5"))
     write_steps(killed.records, 0, (1, 7, "1,2"), (2, 8, "3;4"), (2, 8, "3;4"), (3, 9, "5"))

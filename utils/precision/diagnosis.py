@@ -18,7 +18,7 @@ SHOWN_LAYERS, SHOWN_SAMPLES = 3, 16  # in the short form, for the console
 UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
 
 
-class Pass(Protocol):
+class IndexedBatch(Protocol):
     """What a forward pass needs here; ``utils/data/loaders.py``'s ``Batch`` has it."""
 
     targets: torch.Tensor
@@ -27,7 +27,7 @@ class Pass(Protocol):
 
 
 @dataclass(frozen=True)
-class Finding:
+class RankFinding:
     """One rank's part: the non-finite layers, and the samples whose logits are not finite."""
 
     rank: int
@@ -54,7 +54,7 @@ class BadStep:
 
     @classmethod
     def from_findings(
-        cls, step: int, epoch: int, scale: float, findings: list[Finding], all_samples: list[int]
+        cls, step: int, epoch: int, scale: float, findings: list[RankFinding], all_samples: list[int]
     ) -> BadStep:
         """From what every rank found; ``all_samples`` are those of the whole step."""
         samples = [sample for finding in findings for sample in finding.samples]
@@ -113,11 +113,11 @@ def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
 
 def examine(
     model: nn.Module,
-    passes: Iterable[Pass],
-    forward: Callable[[Pass], tuple[torch.Tensor, ...]],
-    backward: Callable[[Pass, torch.Tensor], None],
+    passes: Iterable[IndexedBatch],
+    forward: Callable[[IndexedBatch], tuple[torch.Tensor, ...]],
+    backward: Callable[[IndexedBatch, torch.Tensor], None],
     rank: int,
-) -> Finding:
+) -> RankFinding:
     """Repeat a step's ``passes`` until one gives something that is not finite.
 
     ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients are
@@ -127,7 +127,7 @@ def examine(
     for part in passes:
         logits: list[torch.Tensor] = []
 
-        def run(part: Pass = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
+        def run(part: IndexedBatch = part, logits: list[torch.Tensor] = logits) -> torch.Tensor:
             output, loss, *_ = forward(part)
             logits.append(output.detach())
             return loss
@@ -138,4 +138,4 @@ def examine(
             bad = ~torch.isfinite(logits[0]).all(dim=1)
             samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
             break
-    return Finding(rank, found, samples)
+    return RankFinding(rank, found, samples)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from main import main
 from tests.end_to_end.processes import curves, differences, rows
+from tests.utils.loop.test_between_steps import watched
 from tests.utils.test_train_validation import Overflow, make, steps
 from utils.loop.hooks import Hooks, call
 
@@ -23,22 +23,6 @@ def recording(seen, numbers=lambda traval, *arguments: ()):
             for point in POINTS
         }
     )  # fmt: skip
-
-
-class Saver:
-    """Stands for a ``Checkpointer``."""
-
-    folder = Path("run/checkpoints")
-    failed = False
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    def save(self, state, *names):
-        self.seen.append(("saved", state["progress"]["step"], names))
-
-    def wait(self):
-        pass
 
 
 def test_all_points_are_empty_by_default_and_no_two_trainings_share_them():
@@ -121,15 +105,17 @@ def test_validation_calls_its_points_for_each_batch_of_the_raw_weights_and_of_th
 
 
 def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_around_its_hand_over():
-    seen = []
-    hooks = recording(seen)
-    hooks.before_save = [lambda traval, names: seen.append(("before", traval.progress.epoch, names))]
-    hooks.after_save = [lambda traval, names: seen.append(("after", traval.progress.epoch, names))]
-    traval = make("--arch", "fc", "--batch-size", "480", "--epochs", "1", hooks=hooks,
-                  checkpointer=Saver(seen), description={})  # fmt: skip
+    hooks = Hooks()
+    traval, recorder, _ = watched("--arch", "fc", "--batch-size", "480", "--epochs", "1", hooks=hooks)
+    hooks.after_validation = [lambda traval, report: recorder.told.append(("validated", report.count))]
+    hooks.before_save = [lambda traval, names: recorder.told.append(("before", names))]
+    hooks.after_save = [lambda traval, names: recorder.told.append(("after", names))]
     traval.fit()
     names = ("best", "final", "last")
-    assert seen[-4:] == [("after_validation",), ("before", 1, names), ("saved", 3, names), ("after", 1, names)]
+    wanted = ("validated", "epoch", "before", "saved", "after", "waited")
+    told = [(name, given) for name, given in recorder.told if name in wanted]
+    assert [name for name, _ in told] == list(wanted)
+    assert [given for name, given in told if name in ("before", "saved", "after")] == [names] * 3
 
 
 def test_a_run_that_is_looked_at_has_the_bits_of_one_that_is_not(tmp_path, capsys):
