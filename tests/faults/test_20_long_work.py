@@ -55,7 +55,7 @@ def work(real):
         return real(*arguments, **options)
     return called
 
-long_work.TELL_SECONDS = 1
+long_work.LOG_SECONDS = 1
 long_work.LONGEST_SECONDS = float(os.environ.get("LONGEST_SECONDS", "600"))
 if os.environ["WORK"] == "prepare":
     datasets.prepare = work(datasets.prepare)
@@ -157,7 +157,7 @@ def test_work_without_an_end_is_one_line_on_all(begin):
     codes, _, err, _ = ended(run, time.monotonic())
     assert codes == [2, 2]
     (line,) = (line for line in err if line.startswith("main.py: "))
-    assert re.search(r"Preparing the data: rank 0 is not done after .* hours; see what it waits for", line)
+    assert re.search(r"Preparing the data: rank 0 is not done after .* hours; find out what it waits for", line)
 
 
 # ------------------------------------------------------------------------- what is cut half-way

@@ -1,4 +1,4 @@
-"""Work that shall not hold the training up: its input is copied at once, a thread does the rest."""
+"""Work that must not delay training: its input is copied at once, a thread does the rest."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 
 class BackgroundTask:
-    """One thread at a time. What it raises is raised again by ``wait``, in the thread that calls it."""
+    """One thread at a time. ``wait`` raises the thread's error again in the thread that calls it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, function: Callable[[], None]) -> None:
-        """Run ``function`` in a thread; what ran before must have been waited for."""
+        """Run ``function`` in a thread; call ``wait`` for the one before first."""
         assert self._thread is None
         self._thread = threading.Thread(target=self._run, args=(function,), name="background")
-        self._thread.start()  # no daemon: an interpreter that ends lets it finish
+        self._thread.start()  # not a daemon: the interpreter lets it finish before it ends
 
     def _run(self, function: Callable[[], None]) -> None:
         try:
@@ -30,11 +30,11 @@ class BackgroundTask:
 
     @property
     def failed(self) -> bool:
-        """Whether there is an error that ``wait`` has not raised yet; asks without waiting."""
+        """Whether there is an error that ``wait`` has not raised yet. Does not wait."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Return when nothing runs any more; raises what the function raised."""
+        """Return when the thread has ended; raises what the function raised."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -44,19 +44,19 @@ class BackgroundTask:
 
 
 class Snapshot:
-    """Copies of nested dicts and lists of tensors, in CPU memory that is kept for the next copy.
+    """Copies nested dicts and lists of tensors into CPU memory, which it reuses for the next copy.
 
-    From a GPU the copies are enqueued behind the work that is under way, into pinned memory: the host does not wait
-    for them, and later steps, which follow them on the same stream, cannot change what is copied.
+    From a GPU the copies are enqueued behind the running work, into pinned memory: the host does not wait for them,
+    and later steps, which follow on the same stream, cannot change what is copied.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str | int, ...], torch.Tensor] = {}
 
     def take(self, state: Any) -> tuple[Any, Callable[[], None]]:
-        """The copy, and a function that returns when it is complete. It is valid until the next call.
+        """The copy, valid until the next call, and a function that returns when it is complete.
 
-        Tensors that share their memory share it in the copy too.
+        Tensors that share memory share it in the copy too.
         """
         events: dict[torch.device, torch.cuda.Event] = {}
         seen: dict[tuple[Any, ...], torch.Tensor] = {}

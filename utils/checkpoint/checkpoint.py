@@ -1,8 +1,8 @@
 """Checkpoints: atomic save, verified load, retention.
 
 A checkpoint is written to a temporary file in the same folder, flushed to the disk, entered with its
-SHA-256 in ``manifest.json`` and then renamed; the last one that it replaces is kept as ``previous.pt``.
-So whenever the process dies, a whole checkpoint is there, and a damaged one is told from a whole one.
+SHA-256 in ``manifest.json`` and then renamed; the ``last.pt`` that it replaces becomes ``previous.pt``.
+So whenever the process dies, there is a whole checkpoint, and damaged ones can be recognised.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ KEYS = (
     "versions", "fingerprint",
 )  # fmt: skip
 MANIFEST = "manifest.json"
-NOT_OURS = "it is damaged, or no file of torch.save's"
+NOT_OURS = "it is damaged, or not a file of torch.save"
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
 
 
 class Checkpointer:
-    """Saves into one folder. Made on every rank; only ``is_main`` writes.
+    """Saves into one folder. Every rank has one; only that with ``is_main`` writes.
 
-    ``save`` copies the state and returns; a thread writes the copy. One write is under way at a time, and the next
-    ``save``, or ``wait``, raises what went wrong in it.
+    ``save`` copies the state and returns; a thread writes the copy, one at a time. The next ``save`` or ``wait``
+    raises its error.
     """
 
     def __init__(self, folder: Path, is_main: bool) -> None:
@@ -50,13 +50,13 @@ class Checkpointer:
 
     @property
     def failed(self) -> bool:
-        """Whether a write went wrong that neither ``save`` nor ``wait`` has raised yet."""
+        """Whether a write has failed whose error neither ``save`` nor ``wait`` has raised yet."""
         return self._writing.failed
 
     def save(self, state: dict[str, Any], *names: str) -> None:
-        """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...). It has exactly ``KEYS``.
+        """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...). Its keys are ``KEYS``.
 
-        Waits for the write before this one and raises its error.
+        Waits for the write before and raises its error.
         """
         assert set(state) == set(KEYS), set(state) ^ set(KEYS)
         if not self.is_main:
@@ -73,7 +73,7 @@ class Checkpointer:
     def wait(self) -> None:
         """Return when everything is on the disk.
 
-        Raises ``UserError`` when it is full or not writable; what was there before stays.
+        Raises ``UserError`` if it is full or not writable; earlier checkpoints stay.
         """
         self._writing.wait()
 
@@ -85,7 +85,7 @@ class Checkpointer:
                 _flush(file)
             self._replace(temporary, names)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume goes on"
+            before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume continues"
             raise UserError(
                 f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}): free some space{before}"
             ) from error
@@ -94,7 +94,7 @@ class Checkpointer:
                 temporary.unlink(missing_ok=True)
 
     def _replace(self, written: Path, names: tuple[str, ...]) -> None:
-        """Rename with the manifest one step ahead: until all is done it admits the old and the new digest."""
+        """Rename, with the manifest one step ahead: it accepts old and new digests until all is done."""
         digest, before = sha256(written), _manifest(self.folder)
         after = before | {f"{name}.pt": [digest] for name in names}
         if "last" in names and "last.pt" in before:
@@ -110,7 +110,7 @@ class Checkpointer:
         target, copy = self.folder / f"{name}.pt", self.folder / f".{name}.copy"
         copy.unlink(missing_ok=True)
         try:
-            os.link(written, copy)  # checkpoints are only ever replaced, never changed, so they may share bytes
+            os.link(written, copy)  # a checkpoint is replaced, never changed, so names may share bytes
         except OSError:  # a file system without hard links
             shutil.copyfile(written, copy)
         if name == "last" and target.exists():
@@ -119,9 +119,9 @@ class Checkpointer:
 
 
 def load(path: Path, digest: str | None = None) -> dict[str, Any]:
-    """A verified checkpoint, on the CPU. Raises ``UserError`` that names the file and what is wrong.
+    """A verified checkpoint, on the CPU. Raises ``UserError`` with the file and what is wrong.
 
-    ``digest``: the SHA-256 that the file must have, whatever the manifest says.
+    ``digest``: the SHA-256 that the file must have, regardless of the manifest.
     """
     if os.path.isdir(path):
         raise UserError(f"{path}: is a folder; give a file in it")
@@ -146,58 +146,58 @@ def load(path: Path, digest: str | None = None) -> dict[str, Any]:
 
 
 def _verify(path: Path, digest: str | None) -> None:
-    """Compare with ``digest``, the manifest's SHA-256 or, without either, with the file's own CRC-32; refuse bombs.
+    """Compare with ``digest``, the manifest's SHA-256 or, without either, the file's own CRC-32; refuse zip bombs.
 
-    torch.load reads compressed and overlapping parts too, which a few bytes may hold terabytes of.
+    torch.load also reads compressed and overlapping entries, with which a few bytes can claim terabytes.
     """
     digests = [digest] if digest else _manifest(path.parent).get(path.name)
     if digests and sha256(path) not in digests:
         if digest:
-            raise UserError(f"{path}: is not the file any more that was found, or another machine sees another one")
-        raise UserError(f"{path}: is damaged (not the bytes of {MANIFEST}'s SHA-256); use another of the run")
+            raise UserError(f"{path}: is no longer the file that was found, or another machine sees another one")
+        raise UserError(f"{path}: is damaged (its SHA-256 is not that in {MANIFEST}); use another of the run")
     with open(path, "rb") as file:
         if file.read(2) != b"PK":  # torch's format before 1.6
             return
     try:
         with zipfile.ZipFile(path) as archive:
-            held = archive.infolist()
-            packed = any(part.compress_type != zipfile.ZIP_STORED for part in held)
-            if packed or sum(part.file_size for part in held) > path.stat().st_size:
+            entries = archive.infolist()
+            packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            if packed or sum(entry.file_size for entry in entries) > path.stat().st_size:
                 raise ValueError("it holds compressed parts, which torch.save never writes")
             damaged = None if digests else archive.testzip()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, struct.error) as error:
         raise ValueError(NOT_OURS) from error
     if damaged:
-        raise UserError(f"{path}: is damaged (not the bytes of its own CRC-32); use another")
+        raise UserError(f"{path}: is damaged (its own CRC-32 does not match); use another")
 
 
 def _unpickle(path: Path) -> Any:
-    """What the file holds. Raises ``ValueError``."""
+    """What the file holds. Raises ``ValueError`` if that is not safe to load."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is strange in a file is told here
+            warnings.simplefilter("ignore")  # our errors say what is wrong with a file
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # a hostile file makes torch fail in ever new ways
+    except Exception as error:  # a hostile file makes torch raise almost anything
         refused = re.search(r"(?:GLOBAL|class|type) [\w.]{1,100}", str(error))
         raise ValueError(f"it holds {refused.group()}" if refused else NOT_OURS) from error
 
 
 def load_run(path: Path) -> dict[str, Any]:
-    """As ``load``, for a checkpoint to continue from: nothing may be missing, and nothing of another kind."""
+    """As ``load``, for a checkpoint to continue from: every part must be there and of its kind."""
     state = load(path)
     lacking = [key for key in KEYS if key not in state]
     if not lacking and state["format"] != FORMAT:
         raise UserError(
-            f"{path}: has checkpoint format {str(state['format'])[:20]}, this version continues {FORMAT}; it can give "
+            f"{path}: has checkpoint format {str(state['format'])[:20]}, this version continues {FORMAT}; use it with "
             "--weights"
         )
     lacking = lacking or missing(state)
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         raise UserError(
-            f"{path}: lacks {', '.join(lacking[:5])}{more}; it can give --weights but a run cannot continue from it"
+            f"{path}: lacks {', '.join(lacking[:5])}{more}; use it with --weights; a run cannot continue from it"
         )
     wrong = [*wrong_kinds(state), *Progress.problems(state["progress"])]
     if wrong:
@@ -208,8 +208,8 @@ def load_run(path: Path) -> dict[str, Any]:
 def newest(
     folder: Path, warn: Callable[[str], None], read: Callable[[Path], dict[str, Any]] = load_run
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint in ``folder`` that verifies; ``warn`` hears of damaged ones. None without any."""
-    found: list[tuple[Path, dict[str, Any]]] = []
+    """The newest checkpoint in ``folder`` that verifies, None without any; calls ``warn`` for damaged ones."""
+    whole: list[tuple[Path, dict[str, Any]]] = []
     _manifest(folder, warn)
     for name in NEWEST_FIRST:
         if not os.path.lexists(folder / name):
@@ -221,8 +221,8 @@ def newest(
             continue
         if name == "last.pt":
             return folder / name, state
-        found.append((folder / name, state))
-    return max(found, key=lambda item: _step(item[1]), default=None)
+        whole.append((folder / name, state))
+    return max(whole, key=lambda item: _step(item[1]), default=None)
 
 
 def _step(state: dict[str, Any]) -> int:
@@ -232,7 +232,7 @@ def _step(state: dict[str, Any]) -> int:
 
 
 def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
-    """The weights to use from a checkpoint, ours (the moving average if it has one) or a bare state_dict."""
+    """The weights to use from a checkpoint, ours (the moving average if it has one), or a bare state_dict."""
     ema = state.get("ema")
     if isinstance(ema, dict) and isinstance(ema.get("model"), dict):
         state = ema["model"]
@@ -251,7 +251,7 @@ def _clean(name: str) -> str:
 
 
 def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Put ``weights`` into ``model``; raises ``UserError`` with the first names and shapes that do not fit."""
+    """Load ``weights`` into ``model``; raises ``UserError`` with the first names and shapes that do not fit."""
     own = model.state_dict()
     wrong = [f"lacks {name}" for name in own if name not in weights]
     wrong += [f"has {name}, which the network lacks" for name in weights if name not in own]
@@ -278,7 +278,7 @@ def average_moved_since_validation(state: dict[str, Any]) -> bool:
 
 
 def _manifest(folder: Path, warn: Callable[[str], None] = lambda line: None) -> dict[str, list[str]]:
-    """For each checkpoint the SHA-256 digests it may have; empty without a manifest; ``warn`` hears of damage."""
+    """The SHA-256 digests that each checkpoint may have; empty without a manifest. Calls ``warn`` if it is damaged."""
     path = folder / MANIFEST
     if not os.path.lexists(path):
         return {}
@@ -310,13 +310,13 @@ def sha256(path: Path) -> str:
 
 
 def _flush(file: IO[Any]) -> None:
-    """Bring what was written to the disk."""
+    """Force what was written onto the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make renames last through a power cut."""
+    """Make renames survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -325,6 +325,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _reason(error: OSError | RuntimeError) -> str:
-    """What went wrong, in the system's words; torch's own name a line of its source instead."""
+    """The system's words for the error; torch's own message names a line of its source instead."""
     cause = error if isinstance(error, OSError) else error.__context__
     return cause.strerror or str(cause) if isinstance(cause, OSError) else " ".join(str(error).split())[:200]

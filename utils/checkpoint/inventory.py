@@ -1,4 +1,4 @@
-"""What a checkpoint holds, part by part: whether it is sound, and whether a part has gone missing."""
+"""What a checkpoint holds, part by part: whether each is sound, and whether any is missing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 CONTENTS = "contents"
-MOST_PARTS, DEEPEST = 1_000_000, 20  # far beyond any network's; lists that hold each other would have no end
-LARGEST = 10  # times the file's size: what tensors that share or repeat their numbers may claim
+MOST_PARTS, DEEPEST = 1_000_000, 20  # far beyond any network's; lists that contain each other would never end
+LARGEST = 10  # times the file's size: tensors may share or repeat numbers
 
 
 def parts(state: Any) -> Iterator[tuple[str, Any]]:
     """Every part of nested dicts, lists and tuples with its path, such as ``progress/step``.
 
-    Raises ``ValueError`` where ``state`` is nested too deeply, has too many parts or keys other than text and numbers.
+    Raises ``ValueError`` if ``state`` is nested too deeply, has too many parts, or keys other than text and numbers.
     """
     waiting: list[tuple[str, Any, int]] = [("", state, 0)]
     count = 0
@@ -28,7 +28,7 @@ def parts(state: Any) -> Iterator[tuple[str, Any]]:
             yield path, value
         if isinstance(value, dict):
             if not all(isinstance(key, str | int) for key in value):
-                raise ValueError(f"{path or 'it'} has keys that are no names")
+                raise ValueError(f"{path or 'it'} has keys that are not names")
             items = value.items()
         elif isinstance(value, list | tuple):
             items = enumerate(value)
@@ -40,23 +40,23 @@ def parts(state: Any) -> Iterator[tuple[str, Any]]:
 def inventory(state: dict[str, Any]) -> list[str]:
     """A line for each part of ``state`` but the inventory itself: its path and its kind, sorted.
 
-    ``progress/step: int``, ``model/fc.weight: float32 10x64``, ``classes: list of 10``. What a list holds has
-    lines of its own only where it is a tensor or holds parts itself.
+    ``progress/step: int``, ``model/fc.weight: float32 10x64``, ``classes: list of 10``. An item of a list has a line
+    only if it is a tensor or has parts itself.
     """
-    lines = []
+    listed = []
     within = {key: value for key, value in state.items() if key != CONTENTS}
-    plain: set[str] = set()  # paths of lists whose plain items are told by their number
+    plain: set[str] = set()  # paths of lists: of their plain items the inventory holds the number
     for path, value in parts(within):
         if isinstance(value, list | tuple):
             plain.add(path)
         nested = isinstance(value, dict | list | tuple | torch.Tensor)
         if nested or path.rpartition("/")[0] not in plain:
-            lines.append(f"{path}: {_kind(value)}")
-    return sorted(lines)
+            listed.append(f"{path}: {_kind(value)}")
+    return sorted(listed)
 
 
 def missing(state: dict[str, Any]) -> list[str]:
-    """What ``state``'s own inventory names and ``state`` does not hold, or not of that kind; a phrase each."""
+    """What ``state``'s own inventory lists and ``state`` lacks, or has of another kind; a phrase each."""
     listed = state.get(CONTENTS)
     if not isinstance(listed, list) or not all(isinstance(line, str) for line in listed):
         return [f"its list of {CONTENTS}"]
@@ -70,19 +70,19 @@ def missing(state: dict[str, Any]) -> list[str]:
 
 
 def refuse_swollen(state: Any, size: int) -> None:
-    """Raise ``ValueError`` for tensors that claim far more numbers than a file of ``size`` bytes can hold."""
+    """Raise ``ValueError`` if tensors claim far more numbers than a file of ``size`` bytes can hold."""
     total = 0
     for path, value in parts(state):
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-                raise ValueError(f"{path} is no plain tensor")
+                raise ValueError(f"{path} is not a plain tensor")
             total += value.numel() * value.element_size()
             if total > LARGEST * size:
                 raise ValueError(f"{path} claims more than the file can hold")
 
 
 def wrong_kinds(state: dict[str, Any]) -> list[str]:
-    """The parts that a run continues from and that are not of their kind; a phrase each."""
+    """The parts that a run needs to continue and that are of another kind; a phrase each."""
     ema, optimizer = state["ema"], state["optimizer"]
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     right = {
@@ -116,7 +116,7 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < 2**200  # not NaN and not infinite, either
+    return isinstance(value, int | float) and abs(value) < 2**200  # nor NaN or infinite
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint with other settings or data than it was made with: ``--resume-override``."""
+"""``--resume-override``: continue from a checkpoint with other settings or data than it was made with."""
 
 from __future__ import annotations
 
@@ -12,65 +12,63 @@ from utils.checkpoint.progress import NOTHING, Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError, as_flag
 
-SHAPES_STATE = ("arch", "optimizer")  # another network or optimizer has no use for the state
-SHAPES_PLAN = (
-    "seed",
-    "global_batch_size",
-    "drop_last",
-)  # with another, or other data, a step of an epoch sees other samples
-HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay")  # of an optimizer's group; the rate is set in each step
+SHAPES_STATE = ("arch", "optimizer")  # the state fits no other network or optimizer
+SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
+HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay")  # of an optimizer's group; each step sets the learning rate
 
 
 def refuse_impossible(found: ResumePoint, args: Settings) -> None:
-    """Raise ``UserError`` with a line for each difference that the state cannot follow."""
-    lines, differences = [], found.differences(args)
+    """Raise ``UserError`` with a line for each difference that the state does not fit."""
+    mistakes, differences = [], found.differences(args)
     for name in SHAPES_STATE:
         if name in differences:
-            lines.append(f"{differences[name]}; its state fits no other, also with --resume-override")
+            mistakes.append(f"{differences[name]}; its state fits no other, also with --resume-override")
     if "ema_decay" in differences and (found.state["ema"] is None) != (args.optimisation.ema_decay is None):
-        lines.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
-    if lines:
-        raise UserError(*lines, on_all_ranks=True)
+        mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
+    if mistakes:
+        raise UserError(*mistakes, on_all_ranks=True)
 
 
 def refuse_other_head(found: ResumePoint, classes: tuple[str, ...]) -> None:
-    """Raise ``UserError`` when the data set has another number of classes."""
+    """Raise ``UserError`` if the data set has another number of classes."""
     if len(classes) != len(found.state["classes"]):
-        (line,) = found.data_differences(classes, None)
-        raise UserError(f"{line}; its last layer fits no other number: begin anew with --weights", on_all_ranks=True)
+        (difference,) = found.data_differences(classes, None)
+        raise UserError(
+            f"{difference}; its last layer fits no other number: begin anew with --weights", on_all_ranks=True
+        )
 
 
 def carry_over(
     found: ResumePoint, args: Settings, classes: tuple[str, ...], fingerprint: str, steps_per_epoch: int,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
-    """The state to go on from under ``args`` and on this data, and a line about each thing that becomes different.
+    """The state to continue from with ``args`` and this data, and a line for each change.
 
-    The settings of ``args`` take the place of those in the optimizers' state. Where a step of an epoch would see
-    other samples, a cut epoch is not gone on with, and the learning rate stands where the epoch begins.
+    The settings of ``args`` replace those in the optimizers' state. If steps now see other samples, the rest of a
+    cut epoch is skipped, and the learning rate is that of the beginning of an epoch.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences, data = found.differences(args), found.data_differences(classes, fingerprint)
     values = args.result_values()
-    lines = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
-    lines += [f"{line}; going on with these" for line in data]
+    changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
+    changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(found.state["progress"])
     if data:
         progress.best_top1, progress.best_epoch = -1.0, 0
-        lines.append("the best result so far is of other data, and is forgotten")
+        changes.append("the best result so far is of other data, and is forgotten")
     if data or any(name in differences for name in SHAPES_PLAN):
         if progress.step_in_epoch:
-            lines.append(_skip_rest(progress, args))
+            changes.append(_skip_rest(progress, args))
         progress.shifted_steps += progress.epoch * steps_per_epoch - progress.updates
     state = found.state | {
         "progress": progress.state(),
         "optimizer": _with_settings_of(optimizers, found.state["optimizer"], found.path),
     }
-    return state, lines
+    return state, changes
 
 
 def _skip_rest(progress: Progress, args: Settings) -> str:
-    """Go to the beginning of the next epoch, or of this one when it is the last; gives a line about it."""
+    """Go to the beginning of the next epoch, or of this one if it is the last; gives a line for the log."""
     step = progress.step_in_epoch
     if progress.epoch + 1 < args.optimisation.epochs:
         progress.finish_epoch()
@@ -80,15 +78,15 @@ def _skip_rest(progress: Progress, args: Settings) -> str:
 
 
 def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any, path: Path) -> Any:
-    """The stored state(s), with the hyperparameters of ``optimizers``, which settings have made."""
+    """The stored state(s), with the hyperparameters of ``optimizers``."""
     states = stored if isinstance(stored, list) else [stored]
     results = []
     for optimizer, state in zip(optimizers, states, strict=True):
         groups = optimizer.state_dict()["param_groups"]
         if [len(group["params"]) for group in groups] != [len(group["params"]) for group in state["param_groups"]]:
             raise UserError(
-                f"--weight-decay, --decay-norm-bias: group the parameters in another way than in {path}, whose state "
-                "fits no other; leave them as they were",
+                f"--weight-decay, --decay-norm-bias: group the parameters in another way than {path} does, whose "
+                "state fits no other; leave them as they were",
                 on_all_ranks=True,
             )
         values = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]

@@ -1,4 +1,4 @@
-"""How far a run has come: all that a resume needs besides tensors."""
+"""How far a run has got: all that a resume needs besides tensors."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ class Progress:
 
     A new field gets a plain default, which checkpoints from before it resume with.
 
-    ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the next one. ``step``:
-    optimizer steps in all, those skipped by the scaler among them: ``skipped_steps`` moved nothing,
-    ``skipped_in_row`` of them are the latest, ``partly_skipped_steps`` moved some optimizers' weights only.
-    ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses named in
-    ``loss_names``, since the epoch's begin and since the last log line. ``best_top1``: percent.
-    ``bad_images``: the paths of those that could not be read so far, ``replaced_images``: how often another one stood
-    in for one of them in training. ``last_step``: the numbers of the latest ``StepRecord``, which may be no numbers.
-    ``last_validation``: loss, top-1, top-5 (percent) and count, after step ``validated_step``. ``shifted_steps``:
-    what --resume-override added to the position in the learning rate's schedule, when an epoch got another number of
-    steps.
+    ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the current one. ``step``: optimizer steps
+    in total, including those that the scaler skipped: ``skipped_steps`` moved no weights, the latest
+    ``skipped_in_row`` steps are such ones, ``partly_skipped_steps`` moved only some optimizers' weights.
+    ``epoch_sums`` and ``window_sums``: summed loss, top-1 and top-5 hits, count, and the losses in ``loss_names``,
+    since the beginning of the epoch and since the last log line. ``best_top1``: percent. ``bad_images``: paths of
+    unreadable images so far; ``replaced_images``: how often training took another one instead. ``last_step``: the
+    latest ``StepRecord``, which may hold NaN. ``last_validation``: loss, top-1, top-5 (percent) and count after step
+    ``validated_step``. ``shifted_steps``: what --resume-override added to the position in the learning-rate schedule
+    because an epoch got another number of steps.
     """
 
     epoch: int = field(default=0, metadata=REQUIRED)
@@ -54,24 +53,24 @@ class Progress:
 
     @property
     def moved_steps(self) -> int:
-        """Optimizer steps that moved the weights, or some of them: what the moving average counts."""
+        """Optimizer steps that moved any weights: what the moving average counts."""
         return self.step - self.skipped_steps
 
     @property
     def updates(self) -> int:
-        """The position in the learning rate's schedule."""
+        """The position in the learning-rate schedule."""
         return self.moved_steps + self.shifted_steps
 
     def is_trained(self, args: Settings) -> bool:
-        """Whether no step is left to take under these settings."""
+        """Whether these settings leave no step to take."""
         return self.epoch >= args.optimisation.epochs or self.step >= (args.run.max_steps or math.inf)
 
     def is_finished(self, args: Settings) -> bool:
-        """Whether nothing at all is left to do: neither a step nor the validation after the last one."""
+        """Whether nothing is left to do: neither a step nor the validation after the last one."""
         return self.is_trained(args) and (self.epoch >= args.optimisation.epochs or self.validated_step == self.step)
 
     def add(self, row: list[float]) -> None:
-        """Add one step's sums. In step order and one by one, so that the bits never depend on grouping."""
+        """Add one step's sums, in step order: the bits must not depend on how steps are grouped."""
         for sums in (self.epoch_sums, self.window_sums):
             sums += [0.0] * (len(row) - len(sums))
             for place, value in enumerate(row):
@@ -127,7 +126,7 @@ class Progress:
 
 
 def _possible(name: str, kind: str, value: Any) -> bool:
-    """Whether a field of type ``kind`` can have ``value`` in a sound run."""
+    """Whether a field of type ``kind`` can have ``value``."""
     if kind == "int":
         low = -MOST_STEPS if name == "shifted_steps" else 0
         return type(value) is int and low <= value < MOST_STEPS
@@ -137,8 +136,8 @@ def _possible(name: str, kind: str, value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if not isinstance(value, list) or any(type(item) not in (int, float) for item in value):
         return False
-    if name == "last_step":  # which may have been skipped, for it had no finite gradient
+    if name == "last_step":  # may hold NaN: a skipped step has no finite gradient
         return len(value) in (0, NUMBERS_OF_A_STEP)
-    if name == "last_validation":  # of a network that is lost its loss is no number
+    if name == "last_validation":  # the loss of a diverged network is NaN
         return len(value) == len(NOTHING)
     return len(value) >= len(NOTHING) and all(map(math.isfinite, value))

@@ -1,4 +1,4 @@
-"""Finding the checkpoint to go on from, and refusing one that belongs to another experiment."""
+"""Finds the checkpoint to continue from, and refuses one of another experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from utils.checkpoint import checkpoint
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
-# What a continued run takes from its own command line: this machine's affairs, not the experiment's.
+# What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress")
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
@@ -25,10 +25,10 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A checkpoint to go on from; ``folder`` is its run's, None when the file lies outside of one.
+    """A checkpoint to continue from; ``folder`` is its run's, None if the file lies outside of one.
 
-    ``state`` is what it holds besides tensors: as it lives as long as the run and goes to all processes, the weights
-    are left in the file until ``read``. ``digest`` is the file's SHA-256.
+    ``state``: all but the tensors, which stay in the file until ``read``, for ``state`` lives as long as the run
+    and goes to all processes. ``digest`` is the file's SHA-256.
     """
 
     path: Path
@@ -38,13 +38,13 @@ class ResumePoint:
 
     @classmethod
     def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> ResumePoint:
-        """From what was read of ``path``."""
+        """From what was read from ``path``."""
         return cls(path, _plain_parts(state), checkpoint.sha256(path), folder)
 
     def read(self) -> dict[str, Any]:
-        """The whole state, on the CPU: tensors from the file, all else as in ``state``. For each process to do.
+        """The whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls it.
 
-        Raises ``UserError`` where the file is not the one that was found.
+        Raises ``UserError`` if the file is not the one that was found.
         """
         try:
             return _completed(self.state, checkpoint.load(self.path, self.digest))
@@ -54,7 +54,7 @@ class ResumePoint:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that stand in for the defaults; empty for weights of another program."""
+        """The settings that replace the defaults; empty for weights of another program."""
         known = {option.name for _, option in all_settings() if option.metadata["in_recipe"]}
         stored = self.state.get("settings")
         stored = stored if isinstance(stored, dict) else {}
@@ -62,18 +62,18 @@ class ResumePoint:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The classes' names in label order; None where the checkpoint does not say."""
+        """The classes' names in label order; None if the checkpoint does not say."""
         names = self.state.get("classes")
         known = isinstance(names, list) and all(isinstance(name, str) for name in names)
         return tuple(names) if known else None
 
     @property
     def _override(self) -> str:
-        """The flags that continue this run all the same."""
+        """The flags that continue this run nevertheless."""
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
 
     def differences(self, args: Settings) -> dict[str, str]:
-        """For each setting that shapes the result and was another one, by its name: both values as flags."""
+        """For each setting that affects the result and differs, by its name: both values as flags."""
         begun = DEFAULTS | self.state["settings"]
         return {
             name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
@@ -84,31 +84,31 @@ class ResumePoint:
     def refuse_differences(self, args: Settings) -> None:
         """Raise ``UserError`` with a line for each of ``differences``."""
         advice = f"remove the flag, start anew without --resume, or go on like this with {self._override}"
-        if lines := [f"{difference}; {advice}" for difference in self.differences(args).values()]:
-            raise UserError(*lines, on_all_ranks=True)
+        if mistakes := [f"{difference}; {advice}" for difference in self.differences(args).values()]:
+            raise UserError(*mistakes, on_all_ranks=True)
 
     def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:
-        """What the data set has other than that of the checkpoint: a line each for classes and images.
+        """How the data set differs from that of the checkpoint: a line each for classes and images.
 
         Without ``fingerprint`` (evaluation) only the classes must agree.
         """
-        lines, begun = [], self.state.get("classes", classes)
+        differences, begun = [], self.state.get("classes", classes)
         if list(classes) != (list(begun) if isinstance(begun, list | tuple) else begun):
-            lines.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
+            differences.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
         if fingerprint is not None and fingerprint != self.state["fingerprint"]:
-            lines.append(
+            differences.append(
                 f"--datapath: holds other images or labels ({fingerprint[:12]}) than {self.path} was trained on "
                 f"({self.state['fingerprint'][:12]})"
             )
-        return lines
+        return differences
 
     def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None) -> None:
         """Raise ``UserError`` with a line for each of ``data_differences``."""
         advice = "give the same data"
         if fingerprint is not None:
             advice += f", train on this with --weights, or go on with it by {self._override}"
-        if lines := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
-            raise UserError(*lines, on_all_ranks=True)
+        if mistakes := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
+            raise UserError(*mistakes, on_all_ranks=True)
 
     def refuse_strange_files(self) -> None:
         """Raise ``UserError`` for a link, pipe or device in the run's folder: writing there could go anywhere."""
@@ -121,7 +121,7 @@ class ResumePoint:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Around putting the state into the parts of a run: what does not fit there is a ``UserError``."""
+        """Around loading the state: what does not fit the run becomes a ``UserError``."""
         try:
             yield
         except UserError:
@@ -132,7 +132,7 @@ class ResumePoint:
 
 
 def find(args: Settings, parent: Path, warn: Warn) -> ResumePoint | None:
-    """The checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to begin anew.
+    """The checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to start a new run.
 
     ``parent`` holds all runs of this data set and network. Raises ``UserError``.
     """
@@ -147,16 +147,16 @@ def find(args: Settings, parent: Path, warn: Warn) -> ResumePoint | None:
 
 
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:
-    """The checkpoint file ``path``, or the newest one of a run whose folder, or whose checkpoints', ``path`` is.
+    """The checkpoint file ``path``, or the newest one of a run whose folder or checkpoints folder ``path`` is.
 
     Raises ``UserError``.
     """
     if os.path.isdir(path):
         folder = _run_of(path)
-        found = checkpoint.newest(folder / "checkpoints", warn, read)
-        if found is None:
+        newest = checkpoint.newest(folder / "checkpoints", warn, read)
+        if newest is None:
             raise UserError(f"--resume {path}: {_why_nothing(folder)}")
-        return ResumePoint.of(*found, folder)
+        return ResumePoint.of(*newest, folder)
     state = read(path)
     folder = path.absolute().parent.parent
     return ResumePoint.of(path, state, folder if (folder / "config.yaml").is_file() else None)
@@ -165,7 +165,7 @@ def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = c
 def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> ResumePoint | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
 
-    Without one, ``warn`` is told why a new run begins although there are others.
+    Without one, calls ``warn`` with the reason why a new run begins although there are others.
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
@@ -176,20 +176,20 @@ def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> ResumePoint 
             others[folder] = {name: value for name, value in settings.items() if value != wanted[name]}
         if settings != wanted:
             continue
-        found = checkpoint.newest(folder / "checkpoints", warn)
-        if found:
-            return ResumePoint.of(*found, folder)
+        newest = checkpoint.newest(folder / "checkpoints", warn)
+        if newest:
+            return ResumePoint.of(*newest, folder)
         if any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
         else:
             empty.append(folder)
     if lost:
-        warn(f"--resume auto: begins a new run; move {lost[0]} away or mend it to be rid of these lines")
+        warn(f"--resume auto: begins a new run; repair {lost[0]} or move it away to silence these lines")
     elif empty:
         warn(f"--resume auto: begins a new run; {empty[0]} {_WITHOUT_CHECKPOINT}")
     elif others:
-        nearest = min(others, key=lambda folder: len(others[folder]))  # of equals the first, which is the newest
+        nearest = min(others, key=lambda folder: len(others[folder]))  # of several the first, which is the newest
         warn(f"--resume auto: begins a new run; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
     return None
 
@@ -198,7 +198,7 @@ _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved i
 
 
 def _why_nothing(folder: Path) -> str:
-    """Why there is nothing to go on from in a folder that was named."""
+    """Why there is nothing to continue from in a folder that the user named."""
     checkpoints = folder / "checkpoints"
     if checkpoints.is_dir() and not checkpoints.is_symlink() and not any(checkpoints.glob("*.pt")):
         return f"{_WITHOUT_CHECKPOINT}; begin it anew"
@@ -206,7 +206,7 @@ def _why_nothing(folder: Path) -> str:
 
 
 def _run_of(folder: Path) -> Path:
-    """The run's folder where ``folder`` is that of its checkpoints, else ``folder``."""
+    """The run's folder if ``folder`` is that of its checkpoints, otherwise ``folder``."""
     whole = folder.absolute()
     if whole.name != "checkpoints" or not (whole.parent / "config.yaml").is_file():
         return folder
@@ -214,14 +214,14 @@ def _run_of(folder: Path) -> Path:
 
 
 def _differences(other: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The settings of another run that are not the wanted ones, each with both values; the first few of many."""
+    """The first few settings of another run that are not the wanted ones, each with both values."""
     shown = [f"{as_flag(name, value)} where this has {as_text(wanted[name])}" for name, value in other.items()]
     more = f" and {len(shown) - SHOWN_SETTINGS} more" if len(shown) > SHOWN_SETTINGS else ""
     return ", ".join(shown[:SHOWN_SETTINGS]) + more
 
 
 def _plain_parts(value: Any) -> Any:
-    """``value`` without the tensors of its dicts, and with None for those of its lists."""
+    """``value`` without the tensors in its dicts, and with None for those in its lists."""
     if isinstance(value, dict):
         return {key: _plain_parts(item) for key, item in value.items() if not isinstance(item, torch.Tensor)}
     if isinstance(value, list | tuple):
@@ -230,7 +230,7 @@ def _plain_parts(value: Any) -> Any:
 
 
 def _completed(plain: Any, whole: Any) -> Any:
-    """``plain``, made by ``_plain_parts`` and perhaps changed since, with the tensors of ``whole`` again."""
+    """``plain``, made by ``_plain_parts`` and perhaps changed since, with the tensors of ``whole``."""
     if isinstance(plain, dict) and isinstance(whole, dict):
         return plain | {key: _completed(plain.get(key, item), item) for key, item in whole.items()}
     if isinstance(plain, list) and isinstance(whole, list) and len(plain) == len(whole):
@@ -239,7 +239,7 @@ def _completed(plain: Any, whole: Any) -> Any:
 
 
 def _run_folders(parent: Path) -> list[Path]:
-    """The folders in ``parent`` that runs can have made: no links, and names that can be printed."""
+    """The folders in ``parent`` that may be runs: not links, with printable names."""
     try:
         return [Path(entry) for entry in os.scandir(parent) if _is_run_folder(entry)]
     except OSError as error:
@@ -251,7 +251,7 @@ def _is_run_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
-    """What ``folder``'s config.yaml says of ``names``; None when it is not of a run of ours."""
+    """The values of ``names`` in ``folder``'s config.yaml; None if it is not a run of ours."""
     import yaml
 
     path = folder / "config.yaml"
@@ -266,21 +266,21 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _plain(loader: Any, node: Any) -> Any:
-    """A setting's value: a scalar or a list of scalars, which no line of a few bytes can blow up."""
+    """A setting's value: a scalar or a list of scalars, which cannot expand like nested aliases."""
     if isinstance(node.value, list) and any(not isinstance(item.value, str) for item in node.value):
-        raise ValueError("no setting's value")
+        raise ValueError("not a setting's value")
     return loader.construct_object(node, deep=True)
 
 
 def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
-    """Which classes the data set lacks and has beyond those of the checkpoint."""
+    """Which classes of the checkpoint the data set lacks, and which it adds."""
     begun = [str(name) for name in begun] if isinstance(begun, list | tuple) else []
-    parts = [f"has {len(classes)} classes"]
+    phrases = [f"has {len(classes)} classes"]
     for word, names in (("lacks", set(begun) - set(classes)), ("adds", set(classes) - set(begun))):
         if names:
             shown = sorted(names)[:SHOWN_CLASSES]
             more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-            parts.append(f"{word} {', '.join(shown)}{more}")
-    if len(parts) == 1:
-        parts.append("in another order")
-    return f"{', '.join(parts)}, where there are {len(begun)}"
+            phrases.append(f"{word} {', '.join(shown)}{more}")
+    if len(phrases) == 1:
+        phrases.append("in another order")
+    return f"{', '.join(phrases)}, where there are {len(begun)}"

@@ -1,6 +1,6 @@
-"""The person at the terminal: Ctrl-C before anything has begun, output that nobody reads any more, a closed terminal.
+"""The terminal: Ctrl-C before anything has begun, output that nobody reads any more, a closed terminal.
 
-To be imported before all else: what is imported later, and takes its time, is then covered too.
+Import it before all else, so that it covers slow imports too.
 """
 
 import errno
@@ -13,22 +13,20 @@ from types import FrameType
 from typing import TextIO
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
-GONE = (
-    errno.EPIPE,
-    errno.EIO,
-    errno.ECONNRESET,
-)  # a pipe's, terminal's and socket's answer when its other end is closed
+GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # from a pipe, terminal and socket whose other end is closed
 
 
 def begin(program: str) -> None:
-    """Prepare this process; ``program`` begins its lines.
+    """Prepare this process; its lines begin with ``program``.
 
-    Ctrl-C ends it without a traceback until other handlers take over. A closed terminal does not end it: SIGHUP is
-    ignored, and what is printed is thrown away from then on; a run has its log file.
+    Until other handlers take over, Ctrl-C ends it without a traceback. A closed terminal does not end it: SIGHUP is
+    ignored and later output discarded; a run has its log file.
     """
     outlive_readers()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's & has a process ignore it
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # not after a shell's &, which makes a process ignore it
         signal.signal(signal.SIGINT, lambda number, frame: _end(program, frame))
 
 
@@ -39,26 +37,26 @@ def _end(program: str, _: FrameType | None) -> None:
 
 
 def log_at_once(line: str) -> None:
-    """A line on stderr from a signal's handler, which may have broken off another one."""
+    """Write a line to stderr from a signal handler, which may have interrupted another write."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())
 
 
 def outlive_readers() -> None:
-    """Make stdout and stderr take what is written whether anybody reads it or not, for Python and all it calls.
+    """Let stdout and stderr accept output even if nobody reads it, for Python and all it calls.
 
-    Without this a training would end at its next line when ``head`` has read enough, and a tool's exit code would be
-    lost when Python flushes at its end.
+    Otherwise a training would end at its next line once ``head`` has read enough, and a tool would lose its exit code
+    when Python flushes at the end.
     """
     _open_missing()
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None or stream is getattr(sys, f"__{name}__"):  # else somebody has put something in its place
+        if stream is None or stream is getattr(sys, f"__{name}__"):  # otherwise it has been replaced on purpose
             setattr(sys, name, _outliving(stream, number))
 
 
 def _open_missing() -> None:
-    """Open stdin, stdout and stderr where they are closed: the next file would get their number, and their output."""
+    """Open stdin, stdout and stderr if closed: otherwise the next file gets their number, and their output."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -80,7 +78,7 @@ class _Outliving(io.FileIO):
 
 
 def _outliving(stream: TextIO | None, number: int) -> TextIO:
-    """A text stream on the file descriptor ``number``, made as Python made ``stream``, if it did."""
+    """A text stream on the file descriptor ``number``, configured like ``stream``, if there is one."""
     raw = _Outliving(number, "w", closefd=False)
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)

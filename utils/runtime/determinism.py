@@ -1,4 +1,4 @@
-"""Whether a network can be trained with ``--deterministic``: found out before a run begins, not in its first step."""
+"""Whether a network can be trained with ``--deterministic``: checked before a run begins, not in its first step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 def refuse_without_determinism(
     model: nn.Module, images: torch.Tensor, autocast: AbstractContextManager, training: bool
 ) -> None:
-    """Raise ``UserError`` when ``model`` computes something of ``images`` that has no deterministic algorithm here.
+    """Raise ``UserError`` if ``model`` computes something from ``images`` that has no deterministic algorithm here.
 
-    Tried on a copy: the forward pass of validation and, with ``training``, a training step's forward and backward pass.
+    Tries on a copy: the forward pass of validation and, with ``training``, a training step's forward and backward pass.
     ``torch.use_deterministic_algorithms`` must be on; its errors depend on the device, the type of numbers and their
-    layout. On a GPU it is mostly adaptive pooling to several places that has none; to one place it is a mean.
+    layout. On a GPU it is mostly adaptive pooling to several cells that has none; pooling to one cell is a mean.
     """
     model = copy.deepcopy(model)
     try:

@@ -1,14 +1,14 @@
 """Process group, device and rank: the only file that asks "which rank am I".
 
-``torchrun`` tells a process its place through environment variables; plain ``python`` is rank 0 of
-1. With one process no group is made and every collective here is the identity, so there is no
-second code path for callers.
+``torchrun`` sets a process's rank in environment variables; plain ``python`` is rank 0 of 1. With one
+process there is no group and every collective here is the identity: callers need no second code path.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -41,7 +41,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls) -> RankInfo:
-        """What torchrun says, or a single process. Raises ``UserError`` on half an environment."""
+        """What torchrun has set, or a single process. Raises ``UserError`` if the variables contradict each other."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()
@@ -65,10 +65,10 @@ class RankInfo:
 
 
 class Distributed:
-    """The process group as a context manager: entered once, torn down whatever happens inside."""
+    """The process group as a context manager: entered once, torn down in any case."""
 
     def __init__(self, ranks: RankInfo, settings: RunSettings, tf32: bool | None = None) -> None:
-        """Choose the device; raises ``UserError`` when it is not there. ``tf32`` as in ``PrecisionSettings``."""
+        """Choose the device; raises ``UserError`` if there is none. ``tf32`` as in ``PrecisionSettings``."""
         import torch
 
         self.rank, self.world_size = ranks.rank, ranks.world_size
@@ -79,7 +79,7 @@ class Distributed:
         try:
             self.device = _choose_device(settings, ranks)
         except UserError as error:
-            error.on_all_ranks = ranks.local_rank > 0  # one process of each machine is enough to say it
+            error.on_all_ranks = ranks.local_rank > 0  # one process of each machine reports it
             raise
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -91,13 +91,13 @@ class Distributed:
         if self.tf32 is not None:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
         if self.device.type == "cpu":
-            # torchrun sets one thread a process, which leaves cores idle; share them out instead.
+            # torchrun sets one thread per process, which leaves cores idle.
             torch.set_num_threads(threads_per_process(self.local_world_size))
             keep_freed_memory()
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            _hear_of_launchers_death()
+            _end_with_launcher()
         if self.world_size > 1:
-            with _meeting():
+            with _first_contact():
                 torch.distributed.init_process_group(
                     backend="nccl" if self.device.type == "cuda" else "gloo",
                     timeout=self.timeout,
@@ -141,7 +141,7 @@ class Distributed:
         return gathered
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """The largest of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
+        """The maximum of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
         import torch
 
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
@@ -150,10 +150,10 @@ class Distributed:
         return tensor.tolist()
 
     def run_on_rank0(self, function: Callable[[], T], long_work: str = "") -> T:
-        """Run ``function`` on rank 0 and hand its (picklable) result to every rank.
+        """Run ``function`` on rank 0 and give its (picklable) result to every rank.
 
-        A ``UserError`` or ``OSError`` is raised on every rank, so that none waits for one that has failed.
-        ``long_work`` names what may take longer than ``--timeout``, see ``patiently``.
+        Every rank raises its ``UserError`` or ``OSError``: none waits for one that has failed.
+        ``long_work`` names work that may take longer than ``--timeout``, see ``patiently``.
         """
         import torch
 
@@ -168,12 +168,12 @@ class Distributed:
     def patiently(self, what: str) -> AbstractContextManager[None]:
         """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
 
-        ``--timeout`` then limits a rank's silence, not its work. To be entered by all ranks; ``what`` is said when it
+        ``--timeout`` then limits a rank's silence, not its work. All ranks must enter it; ``what`` is logged if it
         takes long.
         """
         if self.world_size == 1:
             return nullcontext()
-        return LongWork(self._beside, what, _tell if self.is_main else lambda line: None).waited_for()
+        return LongWork(self._beside, what, _log if self.is_main else lambda line: None).waited_for()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
@@ -186,7 +186,7 @@ class Distributed:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """What raises ``UserError`` on any rank inside is raised on every rank, with all ranks' mistakes."""
+        """If any rank raises ``UserError`` or ``OSError`` inside, every rank raises ``UserError`` with all mistakes."""
         mistakes: list[str] = []
         try:
             yield
@@ -194,7 +194,7 @@ class Distributed:
             mistakes = error.mistakes
         except OSError as error:
             mistakes = [str(error)]
-        mistakes = list(dict.fromkeys(line for lines in self.gather(mistakes) for line in lines))
+        mistakes = list(dict.fromkeys(itertools.chain.from_iterable(self.gather(mistakes))))
         if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)
 
@@ -203,8 +203,8 @@ class Distributed:
     def wrap(self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool) -> torch.nn.Module:
         """The model with gradients averaged over ranks, and rank 0's weights on all of them.
 
-        ``static_graph``: every backward pass is alike, none without an exchange among them; DDP can then settle on an
-        order after the first.
+        ``static_graph``: all backward passes are alike and exchange gradients; DDP can then fix their order after the
+        first.
         """
         import torch
 
@@ -219,10 +219,10 @@ class Distributed:
         return wrapped
 
     def _settle(self, wrapped: torch.nn.parallel.DistributedDataParallel, image_shape: tuple[int, ...]) -> None:
-        """Two backward passes that leave nothing behind but DDP's final order of gradients.
+        """Two backward passes whose only effect is DDP's final order of gradients.
 
-        DDP lays its buckets out anew after the first backward pass. Without this, the first step after a
-        resume would add up the ranks' gradients in another order than the same step of a whole run.
+        DDP rebuilds its buckets after the first backward pass. Without this, the first step after a resume would add up
+        the ranks' gradients in another order than the same step of an uninterrupted run.
         """
         import torch
 
@@ -236,11 +236,11 @@ class Distributed:
                 buffer.copy_(before)
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
-        """Around forward and backward: ranks exchange gradients only in the last pass of a step."""
+        """Around forward and backward: ranks exchange gradients only in a step's last pass."""
         return model.no_sync() if self.world_size > 1 and more_to_come else nullcontext()
 
     def seed(self, seed: int) -> None:
-        """Seed this process's device generators (what torch.manual_seed does, without its bookkeeping)."""
+        """Seed this process's device generators: torch.manual_seed without its bookkeeping."""
         import torch
 
         torch.default_generator.manual_seed(seed)
@@ -248,7 +248,7 @@ class Distributed:
             torch.cuda.manual_seed(seed)
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
-        """Give every rank rank 0's buffers (batch-norm statistics), which differ after a training step."""
+        """Copy rank 0's buffers (batch-norm statistics) to all ranks; they differ after a training step."""
         import torch
 
         if self.world_size > 1:
@@ -256,28 +256,28 @@ class Distributed:
                 torch.distributed.broadcast(buffer, src=0)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that nothing waits for the copy."""
+    """A small CPU tensor on ``device``; to a GPU through pinned memory, so that the host does not wait."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def lost_contact(error: RuntimeError) -> str | None:
-    """What a collective says when another process has ended or keeps silent, in a line; None for all other errors."""
+    """In one line, a collective's error when another process has ended or is silent; None for all other errors."""
     import torch
 
     text = " ".join(str(error).split())
     if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
         return None
-    return re.sub(r"^\[[^\]]*\] *", "", text).partition(". ")[0][:200]  # without the place in gloo's source
+    return re.sub(r"^\[[^\]]*\] *", "", text).partition(". ")[0][:200]  # without the position in gloo's source
 
 
 @contextmanager
-def _meeting() -> Iterator[None]:
-    """Around the processes' first contact: what the environment lacks, or the port another program has, is told."""
+def _first_contact() -> Iterator[None]:
+    """Around the processes' first contact: a missing variable or a used port becomes a ``UserError``."""
     import torch
 
     try:
@@ -295,25 +295,25 @@ def _meeting() -> Iterator[None]:
 
 
 def port_in_use(port: str) -> str:
-    """What to tell of a ``port`` on which these processes were to meet."""
+    """The message about a ``port`` at which these processes should have met."""
     return f"port {port} is in use on this machine, by another training perhaps"
 
 
-def _hear_of_launchers_death() -> None:
-    """Have the system send SIGTERM when torchrun dies, also by kill -9: nobody else would end this process then."""
+def _end_with_launcher() -> None:
+    """Have the system send SIGTERM when torchrun dies, even by kill -9: nothing else would end this process."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_process(code: int) -> NoReturn:
-    """End with exit code ``code``: one of several processes without the interpreter's own teardown.
+    """End with exit code ``code``; with several processes, without the interpreter's teardown.
 
-    DDP leaves gloo's process group alive after it is destroyed, and a thread of it that lets go of a tensor
-    during the teardown aborts the process (exit code 134 after a finished run, once in some twenty on busy cores).
+    DDP keeps gloo's process group alive after it is destroyed, and if one of its threads releases a tensor during the
+    teardown, the process aborts (exit code 134 after a finished run, about one in twenty on busy cores).
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         sys.exit(code)
-    atexit._run_exitfuncs()  # data workers and logging end as they would
+    atexit._run_exitfuncs()  # data workers and logging end as usual
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -327,7 +327,7 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
         return torch.device("cpu")
     if not available:
         asked = "--gpu-ids" if settings.gpu_ids else "--device cuda"
-        raise UserError(f"{asked}: torch {torch.__version__} sees no GPU here; use --device cpu or mend the driver")
+        raise UserError(f"{asked}: torch {torch.__version__} sees no GPU here; use --device cpu or repair the driver")
     ids = settings.gpu_ids or tuple(range(available))
     if settings.gpu_ids and len(ids) != ranks.local_world_size:
         raise UserError(

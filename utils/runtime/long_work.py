@@ -1,8 +1,8 @@
-"""Work that takes some processes much longer than others: it is waited for, and a lost process is noticed all the same.
+"""Work that takes some processes much longer than others: the others wait, and still notice a lost process.
 
-A collective waits for ``--timeout`` seconds, so that a process that is frozen or gone is noticed; unpacking a data set
-may take hours. Around such work a thread of each process meets the others' threads in short rounds, with a time-out
-each. A process that is at work has a thread that comes; a frozen or dead one has none.
+A collective waits for ``--timeout`` seconds, which is how a frozen or dead process is noticed; unpacking a data set
+may take hours. Around such work, a thread of each process meets the others' threads in short rounds, each with a
+time-out. The thread of a working process arrives; that of a frozen or dead one does not.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from utils.config.settings import UserError
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-LONGEST_SECONDS = 24 * 3600  # of any work: what is not done by then waits for something that does not come
-TELL_SECONDS = 60  # between two lines about who is waited for
+LONGEST_SECONDS = 24 * 3600  # for any work: after that it waits for something that will not happen
+LOG_SECONDS = 60  # between two lines about the ranks that the others wait for
 FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.2  # between two rounds; each pause is twice the one before
-WAKE = signal.SIGALRM  # ends a system call of the main thread, the wait for a file's lock for example
+WAKE = signal.SIGALRM  # interrupts a system call of the main thread, such as the wait for a file lock
 NAMED_RANKS = 3  # in a line
 
 
 class _Interrupt(BaseException):
-    """Raised in the main thread, wherever it stands, when its process shall not go on."""
+    """Raised at an arbitrary point of the main thread when its process must not go on."""
 
 
 class LongWork:
-    """One piece of work on all processes of ``group``, a gloo group of its own. To be made by the main thread.
+    """One piece of work on all processes of ``group``, a separate gloo group. Only for the main thread.
 
-    ``what`` it is, for ``tell``, which takes a line about who is waited for.
+    ``what`` names the work in the lines that ``log`` gets about the ranks that the others wait for.
     """
 
-    def __init__(self, group: ProcessGroup, what: str, tell: Callable[[str], None]) -> None:
-        self.group, self.what, self.tell = group, what, tell
+    def __init__(self, group: ProcessGroup, what: str, log: Callable[[str], None]) -> None:
+        self.group, self.what, self.log = group, what, log
         self._ended, self._all_ended = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._over = False
@@ -45,10 +45,10 @@ class LongWork:
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
-        """Around the work: ends when it has ended on all processes.
+        """Around the work: ends when it has ended on all processes, and only then raises the work's own error.
 
-        What the work raises is raised then, too. ``RuntimeError`` of torch.distributed as soon as another process is
-        lost, ``UserError`` on all processes after ``LONGEST_SECONDS``. A stop signal ends it at once.
+        Raises ``RuntimeError`` of torch.distributed as soon as another process is lost, ``UserError`` on all processes
+        after ``LONGEST_SECONDS``. A stop signal ends it at once.
         """
         before = signal.signal(WAKE, self._interrupt)
         threading.Thread(target=self._meet, args=(threading.get_ident(),), name="long work", daemon=True).start()
@@ -74,7 +74,7 @@ class LongWork:
             raise _Interrupt
 
     def _meet(self, main_thread: int) -> None:
-        """The thread: round after round until the work has ended everywhere, or will not."""
+        """The thread: rounds until the work has ended everywhere or cannot end."""
         try:
             self._rounds()
             self._all_ended.set()
@@ -85,12 +85,12 @@ class LongWork:
                     signal.pthread_kill(main_thread, WAKE)
 
     def _rounds(self) -> None:
-        began = told = monotonic()
+        began = logged = monotonic()
         pause = FIRST_ROUND_SECONDS
         while at_work := self._round(monotonic() - began > LONGEST_SECONDS):
-            if monotonic() - told >= TELL_SECONDS:
-                told = monotonic()
-                self.tell(f"{self.what}: {(told - began) / 60:.0f} min so far, waiting for {_named(at_work)}")
+            if monotonic() - logged >= LOG_SECONDS:
+                logged = monotonic()
+                self.log(f"{self.what}: {(logged - began) / 60:.0f} min so far, waiting for {_named(at_work)}")
             if self._ended.is_set():
                 sleep(pause)
             else:
@@ -98,7 +98,7 @@ class LongWork:
             pause = min(2 * pause, ROUND_SECONDS)
 
     def _round(self, overdue: bool) -> list[int]:
-        """The ranks that are still at work."""
+        """The ranks that are still working."""
         import torch
 
         ranks = torch.distributed.get_world_size(self.group)
@@ -109,8 +109,8 @@ class LongWork:
         at_work = state[:ranks].nonzero().flatten().tolist()
         if at_work and state[ranks]:
             raise UserError(
-                f"{self.what}: {_named(at_work)} is not done after {LONGEST_SECONDS / 3600:g} hours; see what it waits "
-                "for, and start again",
+                f"{self.what}: {_named(at_work)} is not done after {LONGEST_SECONDS / 3600:g} hours; find out what it "
+                "waits for, and start again",
                 on_all_ranks=True,
             )
         return at_work

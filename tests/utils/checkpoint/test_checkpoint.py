@@ -264,7 +264,7 @@ def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_l
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("initial", ""), ("last", "; the checkpoints before it are whole, and --resume goes on")],
+    [("initial", ""), ("last", "; the checkpoints before it are whole, and --resume continues")],
 )
 def test_what_went_wrong_in_a_save_is_said_by_the_next_with_the_systems_reason(tmp_path, monkeypatch, name, advice):
     saver = Checkpointer(tmp_path, is_main=True)
@@ -402,7 +402,7 @@ def flip(path, place):
 def test_without_a_manifest_damage_is_found_by_the_files_own_crc(tmp_path):
     torch.save(state(), tmp_path / "some.pt")
     flip(tmp_path / "some.pt", (tmp_path / "some.pt").read_bytes().index(b"\0\0\x80?\0\0\x80?"))  # of the weights
-    with pytest.raises(UserError, match=r"some\.pt: is damaged \(not the bytes of its own CRC-32\); use another$"):
+    with pytest.raises(UserError, match=r"some\.pt: is damaged \(its own CRC-32 does not match\); use another$"):
         checkpoint.load(tmp_path / "some.pt")
 
 
@@ -414,11 +414,11 @@ def test_the_manifests_digest_and_one_that_is_asked_for_decide(tmp_path):
     assert checkpoint.load(path, own)["arch"] == "linear"
     (tmp_path / "manifest.json").write_text(json.dumps({"sha256": {"last.pt": [other, own]}}))
     assert checkpoint.load(path)["arch"] == "linear"
-    with pytest.raises(UserError, match=r"last\.pt: is not the file any more"):
+    with pytest.raises(UserError, match=r"last\.pt: is no longer the file"):
         checkpoint.load(path, other)
     (tmp_path / "manifest.json").write_text(json.dumps({"sha256": {"last.pt": [other]}}))
     assert checkpoint.load(path, own)["arch"] == "linear"
-    with pytest.raises(UserError, match=r"last\.pt: is damaged \(not the bytes of manifest\.json's SHA-256\)"):
+    with pytest.raises(UserError, match=r"last\.pt: is damaged \(its SHA-256 is not that in manifest\.json\)"):
         checkpoint.load(path)
 
 
@@ -428,7 +428,7 @@ def test_what_a_hostile_file_wanted_to_run_is_named_and_other_trash_is_not_ours(
         checkpoint.load(tmp_path / "evil.pt")
     for trash in (b"", b"PK", b"PK\x03\x04 and more", b"nothing that torch knows"):
         (tmp_path / "trash.pt").write_bytes(trash)
-        with pytest.raises(UserError, match=r"safely: it is damaged, or no file of torch\.save's; give another$"):
+        with pytest.raises(UserError, match=r"safely: it is damaged, or not a file of torch\.save; give another$"):
             checkpoint.load(tmp_path / "trash.pt")
 
 
@@ -468,8 +468,8 @@ def test_what_a_run_cannot_continue_from_is_told_part_by_part(tmp_path):
             checkpoint.load_run(written(path, content))
         told.append(str(caught.value).removeprefix(f"{path}: "))
     older, many, five, kinds, progress = told
-    assert older == f"has checkpoint format 3, this version continues {checkpoint.FORMAT}; it can give --weights"
-    more = "it can give --weights but a run cannot continue from it"
+    assert older == f"has checkpoint format 3, this version continues {checkpoint.FORMAT}; use it with --weights"
+    more = "use it with --weights; a run cannot continue from it"
     assert many == f"lacks ema, optimizer, progress, classes, preprocessing and 3 more; {more}"
     assert five == f"lacks format, arch, model, ema, scaler; {more}"
     assert kinds.startswith("a run cannot continue from it: model is list of 0, not what a run saves there; ema is int")

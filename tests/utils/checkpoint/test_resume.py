@@ -99,7 +99,7 @@ def test_a_file_that_is_not_the_one_that_was_found_is_refused(run):
     with pytest.raises(UserError, match=r"last\.pt: no such checkpoint; .*each machine must see its folder"):
         found.read()
     shutil.copyfile(run / "checkpoints/initial.pt", found.path)
-    with pytest.raises(UserError, match=r"last\.pt: is not the file any more that was found"):
+    with pytest.raises(UserError, match=r"last\.pt: is no longer the file that was found"):
         found.read()
 
 
@@ -184,7 +184,7 @@ def test_runs_whose_checkpoints_cannot_be_loaded_are_told_and_the_one_before_is_
     found, told = newest(runs)
     assert found is None and [line.split(":")[0] for line in told[1::2]] == [*map(str, lost)]
     assert told[1] == f"{lost[0]}: none of its checkpoints can be loaded; it is left as it is"
-    assert told[4:] == [f"--resume auto: begins a new run; move {lost[0]} away or mend it to be rid of these lines"]
+    assert told[4:] == [f"--resume auto: begins a new run; repair {lost[0]} or move it away to silence these lines"]
     runs("2024-01-05", checkpoint=None)
     older = runs("2024-01-02")
     assert newest(runs) == (older, told[:4])
