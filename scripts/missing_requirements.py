@@ -1,14 +1,14 @@
-"""Print what a requirement file asks for and this python lacks, a line each: ``missing_requirements.py FILE``.
+"""Print the requirements in a file that this Python does not meet, one per line: ``missing_requirements.py FILE``.
 
-Reads the packages' metadata only, so that it answers at once: importing torch alone takes seconds.
-Runs before anything is installed. What is marked as optional in the file, or is for other systems, is not missed.
+Reads only the packages' metadata, because importing torch alone takes seconds. Runs before anything is installed.
+Requirements that the file marks as optional or that are for other systems are not reported.
 """
 
 import sys
 from importlib import metadata, util
 from pathlib import Path
 
-# Where the name to import is another.
+# Packages that are imported by another name.
 MODULES = {"scikit-learn": "sklearn", "PyYAML": "yaml", "pillow": "PIL", "pytest-xdist": "xdist"}
 
 
@@ -20,12 +20,12 @@ def missing(path):
         try:
             from pip._vendor.packaging.requirements import Requirement
         except ImportError:
-            return ["packaging"]  # which what we need brings along
-    found = []
+            return ["packaging"]  # our requirements install it
+    lacking = []
     for line in path.read_text(encoding="utf-8").splitlines():
         line, _, comment = (part.strip() for part in line.partition("#"))
         if line.startswith("-r "):
-            found += missing(path.parent / line[3:].strip())
+            lacking += missing(path.parent / line[3:].strip())
         elif line and not comment.startswith("optional"):
             wanted = Requirement(line)
             if wanted.marker is not None and not wanted.marker.evaluate():
@@ -35,10 +35,10 @@ def missing(path):
             except metadata.PackageNotFoundError:
                 version = None
             if version is None or util.find_spec(MODULES.get(wanted.name, wanted.name)) is None:
-                found.append(wanted.name)
+                lacking.append(wanted.name)
             elif not wanted.specifier.contains(version, prereleases=True):
-                found.append(f"{wanted} ({version} is installed)")
-    return found
+                lacking.append(f"{wanted} ({version} is installed)")
+    return lacking
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Breaks the code on purpose, a line at a time, and tells which breaks no test notices: ``mutation.py [MUTANT ...]``
+"""Break the code on purpose, line by line, and list the breaks that no test notices: ``mutation.py [MUTANT ...]``
 
-mutmut does the work; ``[tool.mutmut]`` in pyproject.toml says which modules it breaks and which tests are to notice. To
-its mutants this adds those that remove a statement, that leave out a condition or a part of one, and those within
-decorated functions. A run takes hours; ``mutants/`` keeps what was killed, so that the next one tries only what was not
-and what has changed. MUTANT is a name as printed, or a pattern such as '*metrics*'.
+mutmut does the work; ``[tool.mutmut]`` in pyproject.toml lists the modules that it breaks and the tests that must
+notice. This adds mutants that remove a statement, a condition or a part of one, and mutants within decorated functions.
+A run takes hours. ``mutants/`` keeps the results: the next run tries only mutants that survived or whose code changed.
+MUTANT is a name as printed, or a pattern such as '*metrics*'.
 
-``tests/equivalent_mutants.yaml`` lists the mutants that do what the code does, and why. All others that survive are
-printed as what the line became; then the exit code is 1.
+``tests/equivalent_mutants.yaml`` lists the mutants that behave as the original, and why. For every other mutant that
+survives, the changed line is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def code_of(node: cst.CSTNode) -> str:
 
 
 def without_statement(node: cst.Expr | cst.Raise | cst.Assign) -> Iterator[cst.CSTNode]:
-    """A text in the statement's place tells what stood there; texts alone (docstrings) and yields stay."""
+    """A text that quotes the statement replaces it; docstrings and yields stay."""
     if isinstance(node, cst.Expr) and isinstance(node.value, cst.BaseString | cst.Yield):
         return
     if isinstance(node, cst.Assign) and all(isinstance(target.target, cst.Name) for target in node.targets):
-        return  # without it most names are not there at all, and to None mutmut sets them itself
+        return  # without it most names are undefined, and mutmut itself sets them to None
     yield cst.Expr(cst.SimpleString(repr(f"without: {code_of(node)}")))
 
 
 def without_condition(node: cst.If | cst.CompIf) -> Iterator[cst.CSTNode]:
-    """The condition is still worked out, but always, or never, holds."""
+    """The condition is still evaluated, but always or never holds."""
     held = node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     for operator, constant in ((cst.Or(), "True"), (cst.And(), "False")):
         yield node.with_changes(test=cst.BooleanOperation(held, operator, cst.Name(constant)))
@@ -71,12 +71,12 @@ def without_part(node: cst.BooleanOperation) -> Iterator[cst.CSTNode]:
 
 
 def text_once(node: cst.BaseString) -> Iterator[cst.BaseString]:
-    """Of mutmut's three other texts the first; what notices one notices all."""
+    """The first of mutmut's three other texts: a test that notices one notices all."""
     yield from list(mutators.operator_string(node))[:1]
 
 
 def add_kinds() -> None:
-    """Teach mutmut the mutants above, and to look into decorated functions."""
+    """Add the mutants above to mutmut, and let it mutate decorated functions."""
     operators = mutators.mutation_operators
     operators[:] = [(kind, text_once if made is mutators.operator_string else made) for kind, made in operators]
     operators += [(kind, without_statement) for kind in (cst.Expr, cst.Raise, cst.Assign)]
@@ -92,7 +92,7 @@ def add_kinds() -> None:
         return skips(self, node)
 
     def arrange(function: cst.FunctionDef, *arguments: object, **named: object) -> tuple:
-        """The function keeps its decorators around mutmut's choice of a copy; the copies are chosen undecorated."""
+        """The function keeps its decorators around mutmut's choice of a copy; the copies have none."""
         declared, (chooser, *copies), assigned, names = arranged(function, *arguments, **named)
         kept = [one for one in function.decorators if code_of(one) in ("@classmethod", "@staticmethod")]
         return declared, [chooser, *(copy.with_changes(decorators=kept) for copy in copies)], assigned, names
@@ -101,23 +101,23 @@ def add_kinds() -> None:
     file_mutation.function_trampoline_arrangement = arrange
 
 
-# ------------------------------------------------------------------------------------ what came of it
+# ------------------------------------------------------------------------------------ results
 
 
 def became(name: str, path: Path) -> str:
-    """The lines that make mutant ``name`` another than the code, joined into one."""
+    """The lines that mutant ``name`` changes, joined into one."""
     lines = get_diff_for_mutant(name, path=path).splitlines()[2:]
     return " ".join(" ".join(line[1:] for line in lines if line.startswith("+")).split())
 
 
 def reviewed() -> set[tuple[str, str]]:
-    """(file, what the line became) of each mutant that was found to do what the code does."""
+    """(file, changed line) of each mutant that is known to behave as the original."""
     groups = yaml.safe_load(REVIEWED.read_text(encoding="utf-8")) if REVIEWED.exists() else []
     return {(group["file"], line) for group in groups for line in group["lines"]}
 
 
 def report() -> int:
-    """Print a row a file and what survived; gives the number of survivors that nobody has reviewed."""
+    """Print a row per file and the survivors. Returns the number of survivors that nobody has reviewed."""
     equivalent, columns = reviewed(), (*CAUGHT, "survived", "no tests", "other", "equivalent")
     left, total = [], Counter()
     print(f"{'':36}{'mutants':>9}" + "".join(f"{column:>11}" for column in columns))

@@ -1,17 +1,16 @@
 """torchrun whose exit code says what to do next: ``python scripts/torchrun.py [flag of torchrun ...] main.py ...``
 
-torchrun itself ends with 1 whatever its processes ended with. Here a scheduler can tell:
+torchrun itself ends with 1 whenever a process fails. This launcher's exit code is one that a scheduler can act on:
 
     0   done
-    2   a mistake of the user's: the same command fails again
-    75  stopped by a signal with the state saved: run the same command with --resume auto again
+    2   an error the user can fix: the same command fails again
+    75  stopped by a signal with the state saved: run the same command with --resume auto
     130 the same after Ctrl-C
     1   anything else, such as a process that was killed or another machine that is silent
 
 SIGTERM, SIGUSR1 and SIGQUIT reach the processes as SIGTERM, SIGINT as itself; they then have ``--shutdown-timeout``
-seconds to save and end (180 unless given), not torchrun's 30. A second Ctrl-C is passed on too, any other further
-signal is not. A closed terminal (SIGHUP) ends nothing. With several machines each launcher tells this of its own
-processes.
+seconds to save and end (180 by default, not torchrun's 30). A second Ctrl-C is passed on too, any other further signal
+is not. A closed terminal (SIGHUP) ends nothing. With several machines, each launcher reports on its own processes.
 """
 
 from __future__ import annotations
@@ -56,60 +55,60 @@ IGNORABLE = (signal.SIGINT, signal.SIGQUIT)  # a shell's & has its processes ign
 
 
 class Launcher:
-    """The signals that this process has heard, and the agent: torch's object that owns the training processes."""
+    """The signals that this process has received, and the agent: torch's object that owns the training processes."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.received = 0
         self.agent: LocalElasticAgent | None = None
         self._ignored = [number for number in IGNORABLE if signal.getsignal(number) == signal.SIG_IGN]
 
     def listen(self) -> None:
         """Handle all stop signals from here on."""
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._hear)
+            signal.signal(number, signal.SIG_IGN if number in self._ignored else self._receive)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.agent is None:  # nothing has begun
             os._exit(INTERRUPTED if number == signal.SIGINT else TRY_AGAIN)
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        first, self.heard = not self.heard, self.heard or number
+        first, self.received = not self.received, self.received or number
         if first:  # torch passes the exception's signal on
             name = signal.Signals(number).name
             raise SignalException(name, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-        if number == self.heard == signal.SIGINT:
+        if number == self.received == signal.SIGINT:
             for process in self.processes():
                 if process.proc.poll() is None:
                     process.close(signal.SIGINT)
 
     def processes(self) -> list[Any]:
-        """torch's handles of the training processes that were started last, in the order of their local ranks."""
+        """torch's handles of the latest training processes, in the order of their local ranks."""
         context = getattr(self.agent, "_pcontext", None)
         return [] if context is None else [handle for _, handle in sorted(context.subprocess_handlers.items())]
 
     def exit_codes(self) -> list[int]:
-        """Those of ``processes``; minus the signal's number for one that was killed."""
+        """The exit codes of ``processes``; minus the signal's number for a process that was killed."""
         codes = [process.proc.poll() for process in self.processes()]
         return [code for code in codes if code is not None]
 
     def exit_code(self, succeeded: bool) -> int:
-        """What this process ends with."""
+        """The exit code of this process."""
         codes = self.exit_codes()
         if MISTAKE in codes:
             return MISTAKE
         if any(code > 0 and code not in (TRY_AGAIN, INTERRUPTED) for code in codes):
             return 1
-        if codes and not any(codes) and (succeeded or self.heard):
+        if codes and not any(codes) and (succeeded or self.received):
             return 0
-        if self.heard:
-            return INTERRUPTED if self.heard == signal.SIGINT else TRY_AGAIN
-        # A process that saved has agreed on it with all the others, however those have ended.
+        if self.received:
+            return INTERRUPTED if self.received == signal.SIGINT else TRY_AGAIN
+        # A process saves only in agreement with all the others, however those have ended.
         return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in codes), 1)
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun in this process; gives the exit code."""
+    """Run torchrun in this process. Returns the exit code."""
     launcher = Launcher()
     launcher.listen()
 
@@ -119,20 +118,20 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher import api
 
-    for name in QUIET:  # what they would say is said in one line below
+    for name in QUIET:  # one line below reports what they would log
         logging.getLogger(name).setLevel(logging.CRITICAL)
     args = run.parse_args(argv)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
     if args.max_restarts:
-        # Else the training processes meet in a store of rank 0's agent, and an agent that outlives that one, and does
-        # not become rank 0 itself, sends its processes to the dead one's address for ever.
+        # Otherwise the training processes meet in a store of rank 0's agent. An agent that outlives it without becoming
+        # rank 0 itself would send its processes to the dead agent's address forever.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     silence = re.search(r"\bread_timeout=(\d+)", args.rdzv_conf or "")
     api.LocalElasticAgent = agent_class(launcher, int(silence[1]) if silence else SILENCE_SECONDS)
     problem = None
     try:
         run.run(args)
-    except (AssertionError, ValueError) as error:  # torch's answer to flags of its own that cannot be
+    except (AssertionError, ValueError) as error:  # torch's answer to invalid flags of its own
         if launcher.agent is not None:
             raise
         print(f"torchrun.py: {' '.join(str(error).split()) or 'a number of nodes or processes is 0'}", file=sys.stderr)
@@ -161,15 +160,15 @@ def endings(launcher: Launcher) -> str:
 
 
 def limit_silence(seconds: int) -> None:
-    """End this process's connections that hear nothing for ``seconds``.
+    """Let the system end this process's connections that receive nothing for ``seconds``.
 
-    A store's client waits for an answer, in a call that no signal interrupts, until the system gives the connection
-    up: after a quarter of an hour or never when the other machine has fallen silent.
+    A store's client waits for an answer in a call that no signal interrupts. If the other machine has fallen silent,
+    the system by default gives up the connection after a quarter of an hour, or never.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):  # not Linux
         return
     for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:  # no socket, or none of TCP's
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:  # not a socket, or not TCP
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, seconds // 2))
@@ -177,19 +176,19 @@ def limit_silence(seconds: int) -> None:
 
 
 def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAgent]:
-    """torch's agent, with this launcher's signals, patience and second thoughts about restarts."""
+    """torch's agent with this launcher's signals and time limits; it does not restart after an error of the user."""
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             launcher.agent = self
-            limit_silence(silence_seconds)  # the connection to the meeting point is there by now
+            limit_silence(silence_seconds)  # the connection to the meeting point exists by now
             self._seconds = getattr(self, "_shutdown_timeout", int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]))
 
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
             started = super()._start_workers(worker_group)
-            launcher.listen()  # in place of the handlers that torch has just set
+            launcher.listen()  # replaces the handlers that torch has just set
             return started
 
         def _monitor_workers(self, worker_group: Any) -> Any:
@@ -211,4 +210,4 @@ if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # Python's teardown would take a second in which a stop signal kills
+    os._exit(exit_code)  # during Python's teardown, about a second, a stop signal would kill

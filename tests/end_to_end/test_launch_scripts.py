@@ -94,12 +94,12 @@ def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_
 
 
 @pytest.mark.parametrize(
-    ("codes", "heard", "expected"),
+    ("codes", "received", "expected"),
     [
         ([0, 0], 0, 0),
         ([0, 0], signal.SIGTERM, 0),  # it came when all was done
         ([75, 75], signal.SIGUSR1, 75),
-        ([75, 75], 0, 75),  # another machine's launcher has heard the signal
+        ([75, 75], 0, 75),  # another machine's launcher has received the signal
         ([-signal.SIGTERM, -signal.SIGTERM], signal.SIGTERM, 75),  # before training began
         ([75, -signal.SIGKILL], signal.SIGTERM, 75),
         ([], signal.SIGTERM, 75),
@@ -113,11 +113,11 @@ def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_
         ([], 0, 1),
     ],
 )
-def test_the_launchers_exit_code_says_what_to_do_next(codes, heard, expected, monkeypatch):
+def test_the_launchers_exit_code_says_what_to_do_next(codes, received, expected, monkeypatch):
     launcher = Launcher()
-    launcher.heard = heard
+    launcher.received = received
     monkeypatch.setattr(launcher, "exit_codes", lambda: codes)
-    assert launcher.exit_code(succeeded=not heard and not any(codes) and bool(codes)) == expected
+    assert launcher.exit_code(succeeded=not received and not any(codes) and bool(codes)) == expected
 
 
 def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(environment, tmp_path):
