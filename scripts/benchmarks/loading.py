@@ -67,12 +67,12 @@ def resident(setup: Setup) -> Match:
         transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(),
         transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std),
     ])  # fmt: skip
-    samples = Samples(pixels.transpose(0, 2, 3, 1), per_sample)
+    samples = PillowSamples(pixels.transpose(0, 2, 3, 1), per_sample)
     torchvision_ways = {
         f"{workers} workers": loading(setup, endlessly(torch_loader(samples, BATCH_SIZE, workers)), workers)
         for workers in (0, 1, 2)
     }
-    for_timm = Samples(samples.pixels, None)
+    for_timm = PillowSamples(samples.pixels, None)
     timm_ways = {
         f"{workers} workers": timm_loading(setup, for_timm, 32, BATCH_SIZE, workers, spec) for workers in (1, 2)
     }
@@ -80,7 +80,7 @@ def resident(setup: Setup) -> Match:
     return Match("resident loader, 32 pixels, batch 128", RATE, loading(setup, ours.batches), rivals)
 
 
-class Samples(Dataset):
+class PillowSamples(Dataset):
     """Images as torchvision's CIFAR10 gives them: from one uint8 array (n, height, width, 3), through Pillow."""
 
     def __init__(self, pixels: np.ndarray, transform: Callable | None) -> None:

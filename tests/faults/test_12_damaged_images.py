@@ -187,7 +187,7 @@ def test_whatever_a_reader_of_pillows_raises_is_one_line_with_the_path(clean, mo
 
     monkeypatch.setattr(ImageOps, "exif_transpose", fail)
     with pytest.raises(
-        UnreadableImage, match=r"0\.png: cannot be read as an image \((two lines|cut|\w+)\); mend"
+        UnreadableImage, match=r"0\.png: cannot be read as an image \((two lines|cut|\w+)\); repair"
     ) as caught:
         open_image(str(path_of(clean, "train", 0)), "L")
     assert len(str(caught.value).splitlines()) == 1

@@ -222,6 +222,11 @@ def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tr
     assert len(set(found)) == len(found)
 
 
+def test_the_text_that_names_cached_files_is_that_of_caches_that_exist():
+    text = "View(size=8, crop_pct=0.875, crop_mode='center', interpolation='bilinear', border=(0,))"
+    assert repr(View(8)) == repr(View(8, whole=True)) == text
+
+
 def test_a_tree_moved_with_its_cache_is_not_decoded_again(tree, folder, tmp_path, no_decoding, monkeypatch):
     expected = decoded(files_of(tree), folder).clone()
     (tmp_path / "data").rename(tmp_path / "moved")
