@@ -196,6 +196,26 @@ def test_the_manifest_holds_the_sha256_of_each_checkpoint(tmp_path):
     assert sorted(manifest(tmp_path)["sha256"]) == ["best.pt", "final.pt", "initial.pt", "last.pt", "previous.pt"]
 
 
+def test_the_last_but_one_still_verifies_after_a_save_under_other_names(tmp_path):
+    saver = Checkpointer(tmp_path, is_main=True)
+    for step, name in enumerate(("last", "last", "best"), start=1):
+        save(saver, state(step), name)
+    assert manifest(tmp_path)["previous.pt"] == [digest(tmp_path / "previous.pt")]
+    assert checkpoint.load(tmp_path / "previous.pt")["progress"]["step"] == 1
+
+
+def test_a_temporary_file_that_cannot_be_removed_is_left(tmp_path, monkeypatch):
+    saver = Checkpointer(tmp_path, is_main=True)
+
+    def unlink(path, missing_ok=False):
+        if path.suffix == ".tmp":
+            raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    save(saver, state(), "last")
+    assert steps(tmp_path)["last.pt"] == 1
+
+
 def test_the_digest_of_a_large_file_is_that_of_all_its_bytes(tmp_path):
     content = bytes(range(256)) * 4096 * 3 + b"end"  # three blocks and a bit
     (tmp_path / "large").write_bytes(content)
@@ -542,3 +562,32 @@ def test_weights_that_the_network_itself_refuses_are_one_line():
     model.register_load_state_dict_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("not\n  these")))
     with pytest.raises(UserError, match="^x: does not fit the network: not these$"):
         checkpoint.load_weights(model, model.state_dict(), "x")
+
+
+@pytest.mark.parametrize(
+    ("validated", "step", "batches", "ema", "moved"),
+    [
+        (6, 6, 16, {}, False),
+        (6, 7, 16, {}, True),
+        (None, 7, 16, {}, True),
+        (6, 7, 0, {}, False),  # its statistics are averages at any time
+        (6, 7, None, {}, False),
+        (6, 7, 16, None, False),
+    ],
+)
+def test_an_average_that_moved_after_its_validation_is_recognised(validated, step, batches, ema, moved):
+    state = {"progress": {"step": step}, "settings": {}, "ema": ema}
+    if validated is not None:
+        state["progress"]["validated_step"] = validated
+    if batches is not None:
+        state["settings"]["ema_bn_batches"] = batches
+    assert checkpoint.average_moved_since_validation(state) is moved
+
+
+@pytest.mark.parametrize("name", ["progress", "settings", "ema"])
+def test_of_a_state_that_lacks_a_part_nothing_is_claimed(name):
+    state = {"progress": {"step": 7, "validated_step": 6}, "settings": {"ema_bn_batches": 16}, "ema": {}}
+    for other in (None, []):
+        assert checkpoint.average_moved_since_validation(state | {name: other}) is False
+    del state[name]
+    assert checkpoint.average_moved_since_validation(state) is False

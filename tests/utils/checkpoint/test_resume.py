@@ -92,11 +92,31 @@ def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_sta
     assert same(dataclasses.replace(found, state=ResumePoint.of(found.path, whole).state).read(), whole)
 
 
+@pytest.mark.parametrize(
+    ("kept", "in_file", "given"),
+    [
+        ({"a": 1}, {"a": 2, "b": 3}, {"a": 1, "b": 3}),  # what was taken out comes from the file again
+        ({"a": 1}, {"a": {"b": 2}}, {"a": 1}),
+        ({"a": {"b": 1}}, {"a": 2}, {"a": {"b": 1}}),
+        ({"a": [1]}, {"a": [1, 2]}, {"a": [1]}),
+        ({"a": [1, 2]}, {"a": 3}, {"a": [1, 2]}),
+        ({"a": 3}, {"a": [1, 2]}, {"a": 3}),
+    ],
+)
+def test_read_prefers_what_is_kept_where_it_differs_from_the_file(kept, in_file, given, tmp_path):
+    torch.save(in_file, tmp_path / "file.pt")
+    found = ResumePoint.of(tmp_path / "file.pt", in_file)
+    assert dataclasses.replace(found, state=kept).read() == given
+
+
 def test_a_file_that_is_not_the_one_that_was_found_is_refused(run):
     found = from_path(run, pytest.fail)
     assert found.path.name == "last.pt"
     found.path.unlink()
-    with pytest.raises(UserError, match=r"last\.pt: no such checkpoint; .*each machine must see its folder"):
+    with pytest.raises(
+        UserError,
+        match=r"last\.pt: no such checkpoint; .*no other process may write the run, and each machine must see its folder$",
+    ):
         found.read()
     shutil.copyfile(run / "checkpoints/initial.pt", found.path)
     with pytest.raises(UserError, match=r"last\.pt: is no longer the file that was found"):
@@ -219,6 +239,7 @@ def test_what_was_named_may_be_a_file_its_run_or_the_folder_between(run, tmp_pat
     for path in (file, run, run / "checkpoints"):
         found = from_path(path, pytest.fail)
         assert (found.path, found.folder, found.digest) == (file, run, checkpoint.sha256(file))
+        assert found.state["progress"]["step"] == 3
     monkeypatch.chdir(run / "checkpoints")
     assert from_path(Path("last.pt"), pytest.fail).folder == run
     assert from_path(Path("."), pytest.fail).folder == run
@@ -246,6 +267,35 @@ def test_a_folder_that_holds_nothing_to_go_on_from_says_why(run, tmp_path):
     empty = "is a run without a checkpoint: it ended before it saved its first; begin it anew"
     with pytest.raises(UserError, match=f"^--resume {run}: {empty}$"):
         from_path(run, pytest.fail)
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"^--resume {run}: {nothing}$"):  # a run makes no link
+        from_path(run, pytest.fail)
+
+
+def test_a_folder_beside_a_recipe_is_not_taken_for_a_runs_checkpoints(run):
+    (run / "others").mkdir()
+    with pytest.raises(UserError, match=f"^--resume {run / 'others'}: holds no checkpoint"):
+        from_path(run / "others", pytest.fail)
+
+
+def test_damage_to_the_newest_checkpoint_is_reported_and_the_one_before_taken(run, tmp_path):
+    (run / "checkpoints/last.pt").unlink()
+    (run / "checkpoints/last.pt").write_bytes(b"damaged")
+    told = []
+    found = find(parse(["--resume", str(run)]), tmp_path, told.append)
+    assert found.path != run / "checkpoints/last.pt" and "last.pt" in told[0]
+
+
+def test_a_run_folder_is_evaluated_with_weights_alone_and_not_continued(run, tmp_path):
+    state = checkpoint.load(run / "checkpoints/last.pt")
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    del state["scaler"]
+    torch.save(state, run / "checkpoints/last.pt")
+    assert find(parse(["--resume", str(run), "--evaluate"]), tmp_path, pytest.fail).folder == run
+    with pytest.raises(UserError):
+        find(parse(["--resume", str(run)]), tmp_path, lambda line: None)
 
 
 def test_to_evaluate_weights_are_enough_and_to_go_on_nothing_may_be_missing(run, tmp_path):
@@ -256,7 +306,7 @@ def test_to_evaluate_weights_are_enough_and_to_go_on_nothing_may_be_missing(run,
         find(parse([*weights]), tmp_path, pytest.fail)
     found = find(parse(["--evaluate", "--weights", str(tmp_path / "weights.pt")]), tmp_path, pytest.fail)
     assert (found.path, found.folder, found.state) == (tmp_path / "weights.pt", None, {"model": {}})
-    for begun_anew in (["--weights", str(tmp_path / "weights.pt")], []):
+    for begun_anew in (["--weights", str(tmp_path / "weights.pt")], ["--evaluate", "--pretrained"], []):
         assert find(parse(begun_anew), tmp_path, pytest.fail) is None
 
 

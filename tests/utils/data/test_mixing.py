@@ -78,6 +78,27 @@ def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, me
     assert torch.equal(pasted[0], pasted[1]) and (count < 6 or not torch.equal(pasted[0], pasted[2]))
 
 
+def test_a_box_on_images_that_are_no_square_is_where_it_was_drawn():
+    mixing, images = Mixing(0.0, 1.0, 7, seed=3), torch.randn(6, 3, 8, 20)
+    result, _ = mixed(mixing, images, torch.arange(6))
+    blend = mixing.draw([share_of()], 8, 20)
+    for own, other, shown, (top, bottom, left, right) in zip(
+        images, images[PARTNERS[6]], result, blend.box, strict=True
+    ):
+        own = own.clone()
+        own[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+        assert torch.equal(shown, own)
+
+
+def test_targets_are_computed_in_float32_and_exactly():
+    mixing, count = Mixing(0.4, 0.0, 7, seed=0), 6
+    _, targets = mixed(mixing, *batch(count))
+    kept = torch.from_numpy(mixing.draw([share_of()], 16, 16).kept.astype(np.float32))
+    assert targets.dtype == torch.float32
+    assert torch.equal(kept_of(targets, torch.arange(count)), kept)
+    assert torch.equal(targets[torch.arange(count), PARTNERS[count]], 1 - kept)
+
+
 def test_with_both_a_pair_is_blended_or_exchanges_a_box():
     images, labels = batch(2000, size=8)
     mixing = Mixing(0.4, 1.0, CLASSES, seed=0)

@@ -401,3 +401,95 @@ def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
     )  # fmt: skip
     assert traval.validation(0, report=False) == trained.validation(0, report=False)
     assert traval.run_name == "a name" and traval.optimizers == ()
+
+
+# --------------------------------------------------------------------------------------- what a person sees
+
+
+@pytest.fixture
+def bars(monkeypatch):
+    """The bars that writers make, each with how often it was updated."""
+    made, real = [], NullWriter.bar
+
+    def bar(*arguments):
+        made.append(real(*arguments))
+        made[-1].updates = 0
+        made[-1].update = lambda: setattr(made[-1], "updates", made[-1].updates + 1)
+        return made[-1]
+
+    monkeypatch.setattr(NullWriter, "bar", bar)
+    return made
+
+
+def test_the_bar_counts_every_step_and_shows_each_window(bars, monkeypatch):
+    traval, _, _ = watched(*THREE_STEPS, "--print-freq", "2")
+    windows = []
+    monkeypatch.setattr(traval.reporter, "window", lambda progress, bar: windows.append((progress.step, bar)))
+    traval.train(0)
+    assert [bar.updates for bar in bars] == [3] and windows == [(2, bars[0]), (3, None)]  # the rest has no bar left
+
+
+@pytest.mark.parametrize("verb", ["train", "validation"])
+def test_training_and_validation_each_find_their_own_pace_of_polling(verb, monkeypatch):
+    """What was learned of one's pace must not make a rank wait for long in the other."""
+    began = []
+    traval, _, _ = watched(*THREE_STEPS)
+    if verb == "validation":
+        traval.train(0)
+    monkeypatch.setattr(traval.consensus, "begin", lambda: began.append(verb))
+    getattr(traval, verb)(0)
+    assert began == [verb]
+
+
+def test_validation_enters_the_epochs_row_unless_asked_not_to():
+    traval, recorder, _ = watched(*THREE_STEPS)
+    traval.train(0)
+    traval.validation(0, report=False)
+    assert recorder.of("epoch") == []
+    traval.validation(0)
+    assert len(recorder.of("epoch")) == 1
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_raw_results_are_reported_only_beside_an_averages(average):
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "1", *(("--ema-decay", "0.9") if average else ()))
+    traval.fit()
+    ((row,),) = recorder.of("epoch")
+    (line,) = [line for line, *_ in recorder.of("log") if "validation" in line]
+    assert any(name.startswith("raw_") and value is not None for name, value in row.items()) == average
+    assert ("raw weights" in line) == average
+
+
+def test_the_line_of_an_epoch_says_whether_it_is_the_best_so_far(results):
+    results += [(50, 1.0), (40, 1.0)]
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "2")
+    traval.fit()
+    lines = [line for line, *_ in recorder.of("log") if "validation" in line]
+    assert [line.endswith("  best so far") for line in lines] == [True, False]
+
+
+def test_sums_are_read_before_their_room_is_used_up_also_between_two_log_lines():
+    """After a resume within a window of the log the room for steps fills before the next line is due."""
+    traval, recorder, _ = watched(*THREE_STEPS, "--print-freq", "3")
+    traval.progress.step = 1  # lines are due after steps 3 and 6; there is room for three steps
+    traval.sums.steps = 1
+    traval.train(0)
+    assert [len(records) for (records,) in recorder.of("curves")] == [1, 1, 1]
+
+
+def test_the_end_after_skipped_steps_names_step_and_epoch():
+    class Never(Overflow):
+        def forward(self, output, targets):
+            self.at = self.calls + 1
+            return super().forward(output, targets)
+
+    flags = ("--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--max-skipped-steps", "1")
+    traval, *_ = watched(*flags, criterion=Never(1))
+    with pytest.raises(TrainingFailure, match=r"^2 steps in a row .* step 2 \(epoch 1\)"):
+        traval.train(0)
+
+
+def test_the_state_of_another_number_of_optimizers_is_refused():
+    one, two = make(*THREE_STEPS), make(*THREE_STEPS, "--optimizer", "muon")
+    with pytest.raises(ValueError):
+        two.load_state(one.state())

@@ -201,3 +201,9 @@ def test_report_takes_the_first_four_of_more_sums():
 def test_report_of_nothing_is_not_a_number_nor_an_error():
     report = Report.from_sums([0.0, 0.0, 0.0, 0.0])
     assert report.count == 0 and all(math.isnan(value) for value in (report.loss, report.top1, report.top5))
+
+
+def test_a_report_reads_with_and_without_its_second_accuracy():
+    report = Report(loss=0.25, top1=75.0, top5=97.5, count=40)
+    assert report.text() == "top1 75.00  top5 97.50  loss 0.2500"
+    assert report.text(with_top5=False) == "top1 75.00  loss 0.2500"
