@@ -200,7 +200,7 @@ def test_the_last_but_one_still_verifies_after_a_save_under_other_names(tmp_path
     saver = Checkpointer(tmp_path, is_main=True)
     for step, name in enumerate(("last", "last", "best"), start=1):
         save(saver, state(step), name)
-    assert manifest(tmp_path)["previous.pt"] == [digest(tmp_path / "previous.pt")]
+    assert manifest(tmp_path)["sha256"]["previous.pt"] == [digest(tmp_path / "previous.pt")]
     assert checkpoint.load(tmp_path / "previous.pt")["progress"]["step"] == 1
 
 
