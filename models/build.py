@@ -1,7 +1,7 @@
 """``build_model``: a network by name, from our own, then timm's, then torchvision's.
 
-timm and torchvision take longer to import than a small network takes to train its first epoch, so they are
-imported where a name asks for them.
+Importing timm and torchvision takes longer than a small network's first epoch, so they are imported only for their own
+networks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
             model = _torchvision(name, settings.pretrained, classes, channels, image_size)
     except UserError:
         raise
-    except Exception as error:  # the libraries raise whatever comes to hand; a network we cannot build is bad input
+    except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
         reason = " ".join(str(error).split())[:300]
         if settings.pretrained and isinstance(error, OSError):  # also what the hub's and urllib's errors are
             raise UserError(f"--pretrained: the weights of {settings.arch} could not be fetched ({reason})") from error
@@ -54,7 +54,7 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
 
 
 def unknown_arch(arch: str) -> str | None:
-    """What to tell the user when there is no network ``arch``: a line with the nearest names; else None."""
+    """The message for the user if there is no network ``arch``, with the nearest names; otherwise None."""
     if locate(arch) is not None:
         return None
     library, _, bare = arch.rpartition("/")
@@ -98,7 +98,7 @@ def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: 
     with without_lines_of_retries() if pretrained else nullcontext():
         try:
             model = create(**size)
-        except TypeError:  # a network whose configuration names a fixed size but whose class takes none
+        except TypeError:  # the configuration has a fixed size but the class takes none
             model = create()
     if _takes_small_stem(model, image_size):
         _small_stem(model)
@@ -112,12 +112,12 @@ def _takes_small_stem(model: nn.Module, image_size: int) -> bool:
 
 
 def small_stem_replaces_convolution(model: nn.Module, image_size: int) -> bool:
-    """Whether ``build_model`` gave ``model`` a first convolution that its library's weights do not fit."""
+    """Whether ``build_model`` gave ``model`` a first convolution that pretrained weights do not fit."""
     return _takes_small_stem(model, image_size) and isinstance(model.conv1, nn.Conv2d)
 
 
 def _has_fixed_size(name: str, image_size: int) -> bool:
-    """Whether timm's network is built for one image size (vision transformers) that is not ours."""
+    """Whether timm's network (a vision transformer) is built for one image size, other than ours."""
     import timm
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
@@ -147,7 +147,7 @@ def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image
         model = torchvision.models.get_model(name, weights="DEFAULT", **extra)
         if name in ("googlenet", "inception_v3"):
             model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
-            # So that a checkpoint's network is the same without --pretrained; models/pretrained.py makes up for it.
+            # The network of a checkpoint is then the same without --pretrained; models/pretrained.py compensates.
             model.transform_input = False
         _fit_last_layer(model, classes)
     else:
@@ -158,7 +158,7 @@ def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image
 
 
 def _fit_last_layer(model: nn.Module, classes: int) -> None:
-    """A new last layer (linear, or SqueezeNet's 1x1 convolution) where it is for another number of classes."""
+    """Replace the last layer (linear, or SqueezeNet's 1x1 convolution) if it has another number of classes."""
     name, last = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
     if classes == (last.out_features if isinstance(last, nn.Linear) else last.out_channels):
         return
@@ -170,7 +170,7 @@ def _fit_last_layer(model: nn.Module, classes: int) -> None:
 
 
 def _replace_first_convolution(model: nn.Module, channels: int, pretrained: bool) -> None:
-    """A first convolution for another number of channels; pretrained weights are summed over the old ones."""
+    """Replace the first convolution for another number of channels; sums pretrained weights over the old ones."""
     name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
     new = nn.Conv2d(
         channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
@@ -187,9 +187,9 @@ def _replace_first_convolution(model: nn.Module, channels: int, pretrained: bool
 def check_forward(
     arch: str, model: nn.Module, *, classes: int, channels: int, image_size: int, flag: str = "--image-size"
 ) -> None:
-    """One image through the network in evaluation mode: a misfit shows before anything is created.
+    """Raise ``UserError`` if one image does not pass through the network in evaluation mode.
 
-    ``flag`` is what has set ``image_size``.
+    ``flag`` is the one that sets ``image_size``.
     """
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Pretrained weights come from hubs, whose libraries have lines of their own for each attempt that fails."""
+"""Pretrained weights come from hubs, whose libraries warn of each failed attempt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_lines_of_retries() -> Iterator[None]:
-    """Within it, huggingface_hub does not warn of each attempt: ``build_model`` says once what came of them.
+    """Inside, huggingface_hub does not warn of each attempt: ``build_model`` reports the outcome once.
 
-    Who has asked it for more by ``HF_HUB_VERBOSITY`` or ``HF_DEBUG`` gets that.
+    ``HF_HUB_VERBOSITY`` and ``HF_DEBUG`` keep their effect.
     """
     from huggingface_hub.utils import logging
 

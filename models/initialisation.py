@@ -17,7 +17,7 @@ SCHEMES = {
 def initialise(model: nn.Module, scheme: str) -> None:
     """Set the weights of all convolutions and linear layers by ``scheme`` and their biases to zero.
 
-    ``default`` leaves the model as its library made it; so do norms and embeddings with any scheme.
+    ``default`` leaves the model as its library made it; no scheme changes norms and embeddings.
     """
     if scheme == "default":
         return

@@ -21,8 +21,8 @@ class Loaded(NamedTuple):
     """What ``load_model`` gives.
 
     ``network`` is in evaluation mode, on the CPU: float32 images (n, channels, h, w) into logits (n, classes).
-    ``classes``: their names, in the order of the logits. ``preprocessing`` makes of a Pillow image the tensor
-    (channels, h, w) that validation shows the network.
+    ``classes``: their names, in the order of the logits. ``preprocessing`` turns a Pillow image into the tensor
+    (channels, h, w) that the network gets in validation.
     """
 
     network: nn.Module
@@ -33,19 +33,19 @@ class Loaded(NamedTuple):
 def load_model(path: str | os.PathLike[str]) -> Loaded:
     """The network of a checkpoint file, or of a run folder's newest checkpoint, with its classes and preprocessing.
 
-    The weights are the moving average's where the run kept one, as in its reported results. torch's random numbers stay
-    as they were. Raises ``UserError`` (a ``ValueError``) with the path and what is wrong with it.
+    The weights are the moving average's if the run kept one, as in its reported results. torch's random state does not
+    change. Raises ``UserError`` (a ``ValueError``) with the path and what is wrong with it.
     """
     path, state = _read(Path(path))
     arch, classes = state.get("arch"), state.get("classes")
     if not isinstance(arch, str) or not _are_names(classes):
-        raise UserError(f"{path}: says nothing of its network and classes; give a checkpoint that main.py has saved")
+        raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(
             f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
         )
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
-    with torch.random.fork_rng(devices=[]):  # of the weights that the checkpoint's replace
+    with torch.random.fork_rng(devices=[]):  # the checkpoint's weights replace the random ones
         network = build_model(
             ModelSettings(arch=arch), classes=len(classes), channels=preprocessing.channels,
             image_size=preprocessing.image_size,
@@ -64,10 +64,10 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     if not path.is_dir():
         return path, checkpoint.load(path)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = checkpoint.newest(folder, warnings.warn, checkpoint.load)
-    if found is None:
+    newest = checkpoint.newest(folder, warnings.warn, checkpoint.load)
+    if newest is None:
         raise UserError(f"{path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
-    return found
+    return newest
 
 
 def _are_names(classes: Any) -> bool:

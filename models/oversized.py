@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import nn
 
-MOST_WEIGHTS, MOST_SHARE = 20_000_000, 0.9  # of a linear layer, and of the network's parameters that it may hold
+MOST_WEIGHTS, MOST_SHARE = 20_000_000, 0.9  # weights of a linear layer, and its share of the network's parameters
 
 
 def oversized_layer(arch: str, model: nn.Module, image_size: int) -> str | None:
-    """A line about a linear layer on flattened pixels that holds nearly all of a large network; else None.
+    """A line about a linear layer on flattened pixels that is nearly all of a large network; otherwise None.
 
     Such a layer grows with the square of the image's side: conv2, published for 32 pixels, has 4 million weights there
-    and 205 million for photographs of 224. A large last layer, for many classes, is none. VGG's first linear layer has
-    74 % of 138 million parameters, as published, and passes.
+    and 205 million for photographs of 224. A large last layer, for many classes, does not count. VGG's first linear
+    layer has 74 % of 138 million parameters, as published, and passes.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""What the libraries say of their pretrained weights: the images they were trained on, and their classes."""
+"""What the libraries say about their pretrained weights: the images they were trained on, and their classes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from utils.config.settings import ModelSettings, UserError
 
 
 def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
-    """How images were shown to the weights that ``--pretrained`` begins with, and whose weights they are.
+    """The preprocessing that the weights of ``--pretrained`` were trained with, and their name.
 
-    In the form of a checkpoint's ``preprocessing``: from timm's data config, or torchvision's transforms. timm's
-    weights may name a larger image and another crop for ``testing`` than for training. Nothing is fetched. Raises
-    ``UserError`` for a network without weights.
+    In the form of a checkpoint's ``preprocessing``, from timm's data config or torchvision's transforms. timm's weights
+    may have a larger image and another crop for ``testing`` than for training. Downloads nothing. Raises ``UserError``
+    for a network without weights.
     """
     library, name = locate(arch)
     if library == "own":
@@ -25,17 +25,17 @@ def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
 
 
 def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_size: int) -> str:
-    """Which parts of a pretrained ``model`` do not have the library's weights, in words; '' for none."""
+    """Which layers of a pretrained ``model`` do not have the library's weights, in words; '' for none."""
     if not settings.pretrained:
         return ""
-    parts, trained = [], _classes(settings.arch)
+    layers, trained = [], _classes(settings.arch)
     if trained != classes:
-        parts.append(f"the last layer ({classes} classes, where the weights have {trained or 'none'})")
+        layers.append(f"the last layer ({classes} classes, where the weights have {trained or 'none'})")
     if small_stem_replaces_convolution(model, image_size):
-        parts.append(
+        layers.append(
             f"the 3x3 first convolution for images of {image_size} pixels (--image-size 65 or more keeps theirs)"
         )
-    return " and ".join(parts)
+    return " and ".join(layers)
 
 
 def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
@@ -43,7 +43,9 @@ def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
     if config is None or not config.has_weights:
-        raise UserError(f"--pretrained: timm has no pretrained weights of {name}; leave it out, or take another --arch")
+        raise UserError(
+            f"--pretrained: timm has no pretrained weights of {name}; leave it out, or choose another --arch"
+        )
     source = f"timm's {name.partition('.')[0]}{config.tag and f'.{config.tag}'}"
 
     def resolved(use_test_size: bool) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
     if height != width:
         raise UserError(
             f"--pretrained: {source} sees images of {height} x {width} pixels, and here all are square; "
-            "take another --arch"
+            "choose another --arch"
         )
     return {
         "image_size": height,
@@ -69,7 +71,7 @@ def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
     (size,), (resized,) = shown.crop_size, shown.resize_size
     mean, std = list(shown.mean), list(shown.std)
     if name in ("googlenet", "inception_v3"):
-        # Theirs normalise once more, from ImageNet's mean and std to these; ours leave that layer out.
+        # Theirs normalise a second time, from ImageNet's mean and std to these; ours do not.
         mean, std = [0.5] * 3, [0.5] * 3
     values = {
         "image_size": size, "val_image_size": size, "mean": mean, "std": std, "crop_pct": _share(size, resized),
@@ -79,7 +81,7 @@ def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
 
 
 def _share(size: int, resized: int) -> float:
-    """The share ``size`` of ``resized``, such that floor(size / share) is ``resized`` and no pixel less."""
+    """``size`` / ``resized``, rounded so that floor(size / share) is ``resized`` and not a pixel less."""
     share = size / resized
     while math.floor(size / share) < resized:
         share = math.nextafter(share, 0)
@@ -87,7 +89,7 @@ def _share(size: int, resized: int) -> float:
 
 
 def _classes(arch: str) -> int:
-    """For how many classes the weights' last layer is; 0 where they have none."""
+    """The number of classes of the weights' last layer; 0 if they have none."""
     library, name = locate(arch)
     if library == "torchvision":
         return len(_torchvision_weights(name).meta["categories"])

@@ -167,10 +167,10 @@ def changed(run, path, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"arch": None}, "says nothing of its network and classes"),
-        ({"arch": 3}, "says nothing of its network and classes"),
-        ({"classes": None}, "says nothing of its network and classes"),
-        ({"classes": ["0", 1]}, "says nothing of its network and classes"),
+        ({"arch": None}, "does not name its network and classes"),
+        ({"arch": 3}, "does not name its network and classes"),
+        ({"classes": None}, "does not name its network and classes"),
+        ({"classes": ["0", 1]}, "does not name its network and classes"),
         ({"format": FORMAT - 1}, f"has checkpoint format {FORMAT - 1}, this version loads {FORMAT}"),
         ({"preprocessing": None}, "says no usable image size of its preprocessing"),
         ({"preprocessing": {"image_size": 8}}, "says no usable"),

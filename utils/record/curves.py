@@ -31,53 +31,53 @@ SEALED_BYTES = NUMBER.itemsize * len(CURVES) + 4
 
 
 class Curves:
-    """A row of ``CURVES`` a step, float64 (steps, len(CURVES)). ``write`` brings all of them into ``metrics.npz``.
+    """A row of ``CURVES`` per step, float64 (steps, len(CURVES)). ``write`` saves all of them in ``metrics.npz``.
 
-    That takes the longer the longer the run. ``append``, for checkpoints between two steps, does not: it adds the rows
-    since its last call to ``.metrics.rows``, each with its CRC-32, where they are kept until the next ``write``.
+    The longer the run, the longer that takes. ``append``, for checkpoints between two steps, does not: it
+    adds the new rows to ``.metrics.rows``, each with its CRC-32, which keeps them until the next ``write``.
     """
 
     def __init__(self, folder: Path) -> None:
         self._whole, self._rest = folder / WHOLE, folder / REST
-        self._parts: list[np.ndarray] = []
-        self._appended = 0  # of the parts
+        self._blocks: list[np.ndarray] = []
+        self._appended = 0  # blocks
         self._changed = False
 
     def add(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take over the numbers of some more steps."""
-        self._parts.append(np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES)))
+        """Add the numbers of some more steps."""
+        self._blocks.append(np.array(rows, dtype=NUMBER).reshape(-1, len(CURVES)))
         self._changed = True
 
     def append(self) -> None:
-        """Keep what was added on the disk."""
-        parts = self._parts[self._appended :]
-        if parts:
+        """Put what was added on the disk."""
+        blocks = self._blocks[self._appended :]
+        if blocks:
             with open(self._rest, "ab") as file:
-                file.write(b"".join(_sealed(row) for part in parts for row in part))
-            self._appended = len(self._parts)
+                file.write(b"".join(_sealed(row) for block in blocks for row in block))
+            self._appended = len(self._blocks)
 
     def write(self) -> None:
         """Bring ``metrics.npz`` up to date."""
         if not self._changed:
             return
-        self._parts = [np.concatenate(self._parts)]
+        self._blocks = [np.concatenate(self._blocks)]
         temporary = self._whole.with_name(f".{WHOLE}.tmp")
         with open(temporary, "wb") as file:
-            np.savez(file, **dict(zip(CURVES, self._parts[0].T, strict=True)))
+            np.savez(file, **dict(zip(CURVES, self._blocks[0].T, strict=True)))
         os.replace(temporary, self._whole)
-        self._rest.unlink(missing_ok=True)  # a kill before leaves rows that are there twice: ``restore`` sees to it
+        self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
         self._appended, self._changed = 1, False
 
     def restore(self, whole: np.ndarray | None, steps: int) -> int:
-        """Go on from ``whole``, which ``read`` gave, and the rows after it, up to ``steps``; gives their number."""
+        """Continue from ``whole``, which ``read`` gave, and later rows up to step ``steps``; gives their number."""
         whole = np.empty((0, len(CURVES))) if whole is None else whole
         rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
-        self._parts, self._changed = [rows[rows[:, 0] <= steps]], True
-        self.write()  # what lies beyond is dropped from the disk too, for these steps will come again
-        return len(self._parts[0])
+        self._blocks, self._changed = [rows[rows[:, 0] <= steps]], True
+        self.write()  # also drops later rows from the disk, for their steps will be repeated
+        return len(self._blocks[0])
 
     def _read_rest(self, after: float) -> np.ndarray:
-        """The rows of the steps that follow step ``after`` without a gap, up to one that a kill has cut."""
+        """The rows that follow step ``after`` without a gap, up to one that a kill has cut."""
         content = self._rest.read_bytes() if self._rest.is_file() else b""
         rows = []
         for start in range(0, len(content), SEALED_BYTES):
@@ -96,6 +96,6 @@ def _sealed(row: np.ndarray) -> bytes:
 
 
 def read(path: Path) -> np.ndarray:
-    """The rows in a ``metrics.npz``. A damaged one raises whatever zipfile and NumPy do."""
+    """The rows in a ``metrics.npz``. Raises whatever zipfile and NumPy do if it is damaged."""
     with np.load(path, allow_pickle=False) as content:
         return np.stack([content[name].astype(NUMBER) for name in CURVES], axis=1)

@@ -33,17 +33,16 @@ class Report:
         return self.text()
 
     def text(self, with_top5: bool = True) -> str:
-        """For a person."""
+        """For the log."""
         top5 = f"top5 {self.top5:.2f}  " if with_top5 else ""
         return f"top1 {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
 def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """How many classes stand before the target: int64 (n,), 0 when the prediction is right.
+    """How many classes rank before the target: int64 (n,), 0 if the prediction is right.
 
-    ``logits`` (n, classes), ``targets`` int64 (n,). Of equal logits the lower class stands first, as
-    with argmax, so that a network that answers the same for every class does not count as right; and a
-    NaN anywhere before or at the target counts as wrong.
+    ``logits`` (n, classes), ``targets`` int64 (n,). Among equal logits the lower class ranks first, as with argmax, so
+    a network with the same output for every class is not right; a NaN before or at the target counts as wrong.
     """
     own = logits.gather(1, targets[:, None])
     classes = torch.arange(logits.shape[1], device=logits.device)
@@ -51,16 +50,16 @@ def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return before.sum(1)
 
 
-WAITING_NUMBERS = 2**20  # logits that may wait to be looked at
+WAITING_NUMBERS = 2**20  # logits that may wait to be counted
 
 
 class ClassificationMeter:
-    """Rows of sums, one a step or a batch, float64 on the device; reading them is the only synchronisation.
+    """Rows of sums, one per step or batch, float64 on the device; reading them is the only synchronisation.
 
-    ``named`` holds further losses by name, a row a step like ``sums``. Logits wait until there are
-    ``WAITING_NUMBERS`` of them, for many small operations at every step would cost a small network more than its
-    own layers. A validation batch is computed by exactly one rank, so adding up ranks only adds zeros to its row,
-    and the rows are then summed in one order: the result has the same bits on any number of ranks.
+    ``named`` holds further losses by name, a row per step like ``sums``. Logits wait until there are
+    ``WAITING_NUMBERS`` of them: many small operations at every step would cost a small network more than its layers.
+    Exactly one rank computes a validation batch, so summing over ranks only adds zeros to its row, and the rows are
+    then summed in one order: the result has the same bits on any number of ranks.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -79,8 +78,8 @@ class ClassificationMeter:
     ) -> None:
         """Add a forward pass: mean ``loss`` over n, ``logits`` (n, classes), ``targets`` int64 (n,).
 
-        ``targets`` may also be shares (n, classes), as mixed images have: then the largest is the right answer.
-        The tensors must not be written to afterwards.
+        ``targets`` may also be the shares (n, classes) of mixed images: then the class with the largest is right.
+        Do not write to the tensors afterwards.
         """
         if targets.is_floating_point():
             targets = targets.argmax(1)
@@ -114,7 +113,7 @@ class ClassificationMeter:
         self._sums[:, COUNT].index_add_(0, passes[0], passes[1].double())
 
     def column(self, name: str) -> torch.Tensor:
-        """The sums of the loss ``name``, a row a step."""
+        """The sums of the loss ``name``, a row per step."""
         if name not in self.named:
             self.named[name] = torch.zeros_like(self._sums[:, 0])
         return self.named[name]

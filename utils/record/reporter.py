@@ -1,4 +1,4 @@
-"""What is said of training: log lines, TensorBoard points and the epoch's row, made from sums."""
+"""Reports on training, made from sums: log lines, TensorBoard points and the epoch's row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Reporter:
-    """Turns ``Progress`` and reports into text and points, and keeps the clocks that speeds need.
+    """Turns ``Progress`` and reports into text and points, and keeps the clocks for the speeds.
 
-    ``scaled``: whether the loss is scaled; without, there is nothing to chart of a scale and of steps skipped for it.
-    ``classes``: their number; with at most five, top-5 is always 100 % and lines for a person leave it out.
+    ``scaled``: whether the loss is scaled; otherwise no scale and no skipped steps are charted. ``classes``: their
+    number; with at most five, top-5 is always 100 % and log lines omit it.
     """
 
     def __init__(self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int) -> None:
@@ -32,7 +32,7 @@ class Reporter:
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
         self.steps_per_epoch = 0
-        self._trained: float | None = None  # when the training part of the epoch before ended
+        self._trained: float | None = None  # when the previous epoch's training part ended
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
         """Start the clocks of an epoch, or of the rest of one."""
@@ -46,15 +46,15 @@ class Reporter:
     def end_training(self, progress: Progress) -> None:
         """Report the steps since the last log line; stop the clock of the epoch's training part."""
         window = progress.window_sums
-        if progress.step % self.print_freq and window[COUNT]:  # else they have been reported
+        if progress.step % self.print_freq and window[COUNT]:  # otherwise they have been reported
             self.window(progress, None)
-            if progress.step_in_epoch < self.steps_per_epoch:  # cut: a run that goes on reports the whole in its turn
+            if progress.step_in_epoch < self.steps_per_epoch:  # cut: a resumed run reports the whole window later
                 progress.window_sums = window
         self._trained = time.perf_counter()
         self._train_seconds = self._trained - self._began
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches, while the time spent waiting for them adds up."""
+        """The same batches; adds up the time spent waiting for them."""
         while True:
             began = time.perf_counter()
             batch = next(batches, None)
@@ -64,11 +64,11 @@ class Reporter:
             yield batch
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
-        """A log line and TensorBoard points of the steps since the last ones."""
+        """A log line and TensorBoard points for the steps since the last ones."""
         report = Report.from_sums(progress.window_sums)
         named = progress.named_losses(progress.window_sums)
         seconds = time.perf_counter() - self._window_began
-        speed = (report.count - self._window_before) / seconds  # without what an interrupted run had done
+        speed = (report.count - self._window_before) / seconds  # without the steps before a resume
         wait = 100 * self._data_seconds / seconds
         progress.window_sums = list(NOTHING)
         self._window_began, self._data_seconds, self._window_before = time.perf_counter(), 0.0, 0.0
@@ -88,12 +88,12 @@ class Reporter:
         if progress.partly_skipped_steps:
             points["AMP/partly_skipped_steps"] = progress.partly_skipped_steps
         self.writer.scalars(points, progress.step)
-        parts = "".join(f"  {name} {loss:.4f}" for name, loss in named.items())
+        losses = "".join(f"  {name} {loss:.4f}" for name, loss in named.items())
         skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
         skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""
         self.writer.log(
             f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
-            f"{self._text(report)}{parts}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  "
+            f"{self._text(report)}{losses}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  "
             f"{speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}",
             to_console=bar is None or bar.disable,
         )
@@ -132,9 +132,9 @@ class Reporter:
         return report.text(self.with_top5)
 
     def _time_left(self, progress: Progress) -> str:
-        """What the epoch's training and the run will still take at the speed of this epoch's steps so far.
+        """How long the epoch's training and the run will still take at the average speed of this epoch's steps.
 
-        The run's with what came between the two latest epochs, validation and checkpoints, once for each that is left.
+        The run's time includes, for each epoch left, the time between the last two: validation and checkpoints.
         """
         done = progress.step - self._step_before
         if not done:

@@ -1,6 +1,6 @@
-"""Everything a run leaves to read: TensorBoard, console, log file and metrics files.
+"""All that a run writes for people to read: TensorBoard, console, log file and metrics files.
 
-All ranks call the same methods; ranks other than the main one have ``NullWriter``.
+All ranks call the same methods; all but the main one have a ``NullWriter``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HISTOGRAM_EDGES = [*-_POSITIVE_EDGES[::-1], 0, *_POSITIVE_EDGES]  # those of tor
 
 
 class NullWriter:
-    """The interface, and what all but the main process have: nothing is written."""
+    """The interface, which writes nothing: that of all processes but the main one."""
 
     def log(self, text: str, to_console: bool = True) -> None:
-        """A line on the console and in log.txt."""
+        """Write a line to log.txt and the console."""
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Preformatted text in TensorBoard."""
@@ -53,13 +53,13 @@ class NullWriter:
         """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One row of metrics.csv, and metrics.npz brought up to date."""
+        """One row of metrics.csv; brings metrics.npz up to date."""
 
     def bad_images(self, paths: Sequence[str]) -> None:
-        """bad_images.txt: the images that were passed over, a path a line."""
+        """bad_images.txt: the unreadable images that were skipped, one path per line."""
 
     def flush(self) -> None:
-        """Everything so far on the disk, before a checkpoint that relies on it."""
+        """Put everything so far on the disk, before a checkpoint that relies on it."""
 
     def bar(self, total: int, initial: int, description: str, unit: str) -> tqdm:
         """A progress bar on a terminal."""
@@ -72,8 +72,8 @@ class NullWriter:
 class RunWriter(NullWriter):
     """Writes into ``folder``, or to the console alone when it is None (``--evaluate``).
 
-    ``resumed``: (epochs, steps) completed by the checkpoint that the run continues from; what the files
-    hold beyond that is dropped, so that every epoch, step and tag stands there once.
+    ``resumed``: (epochs, steps) completed by the checkpoint that the run continues from; later records
+    are dropped from the files, so that every epoch, step and tag is there once.
     """
 
     def __init__(self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None) -> None:
@@ -92,18 +92,18 @@ class RunWriter(NullWriter):
         self._events = EventFile(folder)
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
         self._curves = curves.Curves(folder)
-        found = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
-        if len(self._rows) != epochs or found != steps:
+        restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
+        if len(self._rows) != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """What ``read`` makes of the file ``name``, None without one. A damaged one is set aside: a run goes on."""
+        """``read`` of the file ``name``, None without one. A damaged file is set aside, and the run goes on."""
         path = self.folder / name
         if not path.is_file():
             return None
         try:
             return read(path)
-        except Exception:  # files of any content make csv, zipfile and NumPy fail in many ways
+        except Exception:  # csv, zipfile and NumPy raise many kinds of errors for damaged files
             os.replace(path, self.folder / f"{name}.damaged")
             self.log(f"warning: {path} cannot be read; it is kept as {name}.damaged, and begun anew")
             return None
@@ -202,10 +202,10 @@ class RunWriter(NullWriter):
 def build_writer(
     is_main: bool, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None
 ) -> NullWriter:
-    """The writer on the main process, its no-op twin on the others."""
+    """A ``RunWriter`` on the main process, a ``NullWriter`` on the others."""
     try:
         return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
-    except OSError as error:  # a folder or a foreign file where one of the run's files should be, or a full disk
+    except OSError as error:  # a folder in place of one of the run's files, no permission, or a full disk
         raise UserError(
             f"{error.filename or folder}: cannot be read or written ({error.strerror}); move it away, give permission "
             "or free some space"
@@ -213,11 +213,11 @@ def build_writer(
 
 
 def _lock(log: TextIO, folder: Path) -> None:
-    """Keep a second process out of the run until ``log`` is closed, by whatever end, also kill -9.
+    """Keep a second process out of the run until ``log`` is closed in any way, even by kill -9.
 
-    A record lock, unlike flock's, is not inherited by data workers, which may outlive the process for seconds. Where
-    torchrun has restarted this process, the one before is given time: a network file system keeps a lost machine's
-    locks for a while.
+    Unlike flock's, a record lock (``lockf``) is not inherited by data workers, which may outlive the process for
+    seconds; that also rules out filelock. If torchrun has restarted this process, wait for the previous one: a network
+    file system keeps a lost machine's locks for a while.
     """
     import fcntl
 
@@ -228,7 +228,7 @@ def _lock(log: TextIO, folder: Path) -> None:
             return fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
-                return None  # a file system that knows no locks
+                return None  # a file system without locks
             if time.monotonic() >= deadline:
                 raise UserError(f"{folder}: another process is writing this run; wait for it or stop it") from error
         time.sleep(1)
