@@ -92,7 +92,7 @@ def add_kinds() -> None:
         return skips(self, node)
 
     def arrange(function: cst.FunctionDef, *arguments: object, **named: object) -> tuple:
-        """The function keeps its decorators around mutmut's choice of a copy; the copies have none."""
+        """Decorators stay on the chooser; its copies keep only @classmethod and @staticmethod."""
         declared, (chooser, *copies), assigned, names = arranged(function, *arguments, **named)
         kept = [one for one in function.decorators if code_of(one) in ("@classmethod", "@staticmethod")]
         return declared, [chooser, *(copy.with_changes(decorators=kept) for copy in copies)], assigned, names
@@ -119,7 +119,7 @@ def reviewed() -> set[tuple[str, str]]:
 def report() -> int:
     """Print a row per file and the survivors. Returns the number of survivors that nobody has reviewed."""
     equivalent, columns = reviewed(), (*CAUGHT, "survived", "no tests", "other", "equivalent")
-    left, total = [], Counter()
+    survivors, total = [], Counter()
     print(f"{'':36}{'mutants':>9}" + "".join(f"{column:>11}" for column in columns))
     for path in sorted(walk_mutatable_files()):
         data, counts = SourceFileMutationData(path=path), Counter()
@@ -133,13 +133,13 @@ def report() -> int:
             if (str(path), line) in equivalent:
                 counts["equivalent"] += 1
             else:
-                left.append(f"{name}: {status}\n    {line}")
+                survivors.append(f"{name}: {status}\n    {line}")
         mutants = len(data.exit_code_by_key)
         print(f"{path!s:36}{mutants:9}" + "".join(f"{counts[column]:11}" for column in columns))
         total += counts + Counter(mutants=mutants)
     print(f"{'together':36}{total['mutants']:9}" + "".join(f"{total[column]:11}" for column in columns))
-    print("\n".join(left))
-    return len(left)
+    print("\n".join(survivors))
+    return len(survivors)
 
 
 def main(names: list[str]) -> int:

@@ -197,7 +197,7 @@ def test_files_that_are_no_checkpoints_are_one_line_each(run, tmp_path):
     data[len(data) // 2] ^= 1
     (tmp_path / "flipped.pt").write_bytes(data)
     for name, words in (
-        ("bare.pt", "says nothing of its network"), ("garbage.pt", "is not a checkpoint"), ("missing.pt", "no such"),
+        ("bare.pt", "does not name its network"), ("garbage.pt", "is not a checkpoint"), ("missing.pt", "no such"),
         ("empty", "holds no checkpoint"), ("flipped.pt", "is damaged"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words) as caught:
