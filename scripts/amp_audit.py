@@ -4,8 +4,8 @@
     python scripts/amp_audit.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
     python scripts/amp_audit.py --batch RUN/bad_batches/step00000012_rank0.pt   # saved by main.py --dump-bad-batch
 
-Prints the worst layers, findings and a recommendation that it has tried; leaves amp_audit.json and amp_audit.png in
---output. Heavy imports stand inside the functions.
+Prints the worst layers, findings and a recommendation that it has tried; writes amp_audit.json and amp_audit.png to
+--output. Heavy imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BATCHES, TOP = 3, 10
 
 @dataclass
 class AuditSubject:
-    """What is audited. ``scale``: the loss scale in use. ``lines``: what was found before the audit."""
+    """What is audited. ``scale``: the loss scale in use. ``lines``: what repeating a saved step showed."""
 
     model: torch.nn.Module
     criterion: torch.nn.Module
@@ -52,7 +52,7 @@ class AuditSubject:
 
 
 def main(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
+    """The tool; returns its exit code."""
     own, args, source = read_flags(argv)
     with Distributed(RankInfo(), args.run) as distributed:
         import torch
@@ -87,13 +87,13 @@ def build_parser() -> ToolParser:
     parser.add_argument("--output", metavar="DIR", help="folder of the files [audits/DATANAME_ARCH]")
     parser.add_argument(
         "--fail-on-findings", action="store_true",
-        help="exit code 1 when there is a finding that ordinary loss scaling does not mend",
+        help="exit code 1 if there is a finding that ordinary loss scaling does not fix",
     )  # fmt: skip
     return parser
 
 
 def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, ResumePoint | dict[str, Any] | None]:
-    """The tool's flags, the training settings, and the checkpoint or saved batch that they rest on."""
+    """The tool's flags, the training settings, and the checkpoint or saved batch they come from."""
     parser = build_parser()
     own, others = parser.parse_known_args(argv)
     if own.batch is not None:
@@ -117,12 +117,12 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Resum
 
 
 def is_explicit(args: Settings, name: str) -> bool:
-    """Whether a flag or a recipe says what the setting ``name`` is."""
+    """Whether a flag or a recipe gives the setting ``name``."""
     return args.origins[name] in (FLAG, RECIPE)
 
 
 def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint | dict[str, Any] | None) -> str:
-    """A folder of its own for fresh weights, for each run and for each saved batch."""
+    """A separate folder for fresh weights, for each run and for each saved batch."""
     parts = [args.data.dataname, args.model.arch.replace("/", "_")]
     if own.batch is not None:
         parts.append(Path(own.batch).stem)
@@ -137,7 +137,7 @@ def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint 
 def from_training(
     own: argparse.Namespace, args: Settings, found: ResumePoint | None, distributed: Distributed
 ) -> AuditSubject:
-    """The network and the first batches of the training that the settings mean."""
+    """The network and the first training batches for these settings."""
     import itertools
 
     from main import build
@@ -158,7 +158,7 @@ def from_training(
 
 
 def without_decoding_all(args: Settings) -> Settings:
-    """The same settings with files read as they are needed: for a few batches, decoding all of them would take long."""
+    """The same settings with files read on demand: decoding all of them for a few batches would take long."""
     if args.data.dataname in ("digits", "synthetic") or is_explicit(args, "loader"):
         return args
     return dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
@@ -185,14 +185,14 @@ def load_dump(path: Path) -> dict[str, Any]:
 
 
 def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the run that saved the batch, without those that are a machine's affair."""
+    """The settings of the run that saved the batch, without those that belong to a machine."""
     from utils.checkpoint.resume import ResumePoint
 
     return ResumePoint(Path(), dump, digest="").settings
 
 
 def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> AuditSubject:
-    """The network and batches of the saved step; first the step is repeated as it was."""
+    """The network and batches of the saved step, after repeating the step as it was."""
     from models import build_model
     from scripts.audit.measure import AuditBatch
     from utils.checkpoint import checkpoint
@@ -216,7 +216,7 @@ def reproduce(
     dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[AuditBatch], penalty: float,
     device: torch.device,
 ) -> list[str]:  # fmt: skip
-    """Repeat the step in its own format and scale, and say where it is not finite."""
+    """Repeat the step in its own format and scale; returns lines about where it is not finite."""
     from types import SimpleNamespace
 
     import torch

@@ -5,8 +5,8 @@
     python scripts/amp_walkthrough.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
     python scripts/amp_walkthrough.py --resume runs/digits/conv2/TIME_SETTINGS
 
-Ends with 0 when the updates agree, 1 when one does not, 2 after a mistake on the command line. Heavy imports
-stand inside the functions: --help and mistakes answer at once.
+Exit code 0 if the updates agree, 1 if one does not, 2 after a mistake on the command line. Heavy imports are inside
+the functions: --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ LAYER_LEGEND = """
 6  the scaler leaves the step out when a gradient value is infinite or nan"""
 NETWORK_LEGEND = """
 Nudged fp32: every weight and pixel is off by up to twice the format's roundoff, all else is exact.
-It tells how much rounding moves this network on this batch, and so how far off sound half precision
+It shows how much rounding moves this network on this batch, and so how far off sound half precision
 may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), at most 50 %."""
 
 
 def walk_through(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
+    """The tool; returns its exit code."""
     parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
     _, args = parser.split(argv)
     found = None
@@ -70,10 +70,10 @@ def walk_through(argv: list[str]) -> int:
 
 
 def is_about_network(args: Settings) -> bool:
-    """Whether a flag or recipe says something that the single layer does not have."""
-    told = {name for name, origin in args.origins.items() if origin in (FLAG, RECIPE)}
-    groups = {group for group, option in all_settings() if option.name in told}
-    return bool(groups & {"data", "model", "optimisation"}) or "fp32_layers" in told
+    """Whether a flag or recipe gives a setting that the single layer does not have."""
+    explicit = {name for name, origin in args.origins.items() if origin in (FLAG, RECIPE)}
+    groups = {group for group, option in all_settings() if option.name in explicit}
+    return bool(groups & {"data", "model", "optimisation"}) or "fp32_layers" in explicit
 
 
 # --------------------------------------------------------------------------------- the single layer
@@ -167,7 +167,7 @@ def of_network(args: Settings, distributed: Distributed, found: ResumePoint | No
 
 
 def without_dropout(model: torch.nn.Module) -> int:
-    """Switch off torch's, timm's and torchvision's dropout and stochastic depth; gives how many were on."""
+    """Switch off torch's, timm's and torchvision's dropout and stochastic depth; returns how many were on."""
     on = [
         (module, name)
         for module in model.modules()
@@ -230,7 +230,7 @@ def dtypes(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def judge(agreements: Sequence[Agreement], distributed: Distributed) -> int:
-    """Print a line for each precision and the verdict; gives the exit code."""
+    """Print a line for each precision and the verdict; returns the exit code."""
     from scripts.audit.walkthrough import formats
 
     print("", *(a.line() for a in agreements), *formats(distributed.device)[1], sep="\n")

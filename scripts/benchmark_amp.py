@@ -5,7 +5,7 @@
     python scripts/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
     python scripts/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
-Prints a table and leaves it as amp.csv and amp.png (accounting.csv) in --output. Heavy imports stand inside
+Prints a table and writes it as amp.csv and amp.png (accounting.csv) to --output. Heavy imports are inside
 the functions: --help and mistakes answer at once.
 """
 
@@ -54,7 +54,7 @@ COSTS = {
 
 
 def main(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
+    """The tool; returns its exit code."""
     own = read_flags(argv)
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed:
         return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)
@@ -92,7 +92,7 @@ def build_parser() -> ToolParser:
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags with their kind's defaults. Raises ``UserError`` with all that does not go together."""
+    """The flags with their kind's defaults. Raises ``UserError`` with all that contradict each other."""
     own = build_parser().parse_args(argv)
     kind = "--accounting" if own.accounting else "--arch" if own.arch else "the MLP"
     mistakes = []
@@ -121,7 +121,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distributed) -> int:
-    """Measure all rows, print the table, leave it and its picture in the output folder."""
+    """Measure all rows, print the table, write it and its picture to the output folder."""
     import torch
 
     from scripts.common.figures import cells, csv_rows, device_name, draw, figures, notes, write_csv
@@ -166,7 +166,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
 
 def make_workload(own: argparse.Namespace) -> Workload:
-    """What the flags ask for. Raises ``UserError`` for an unknown network."""
+    """The workload of the flags. Raises ``UserError`` for an unknown network."""
     from scripts.common.step_timing import classification, mlp
 
     if not own.arch:
@@ -187,7 +187,7 @@ def make_workload(own: argparse.Namespace) -> Workload:
 
 
 def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: ProgressBar) -> None:
-    """The peak memory of each row on a CPU, each in a process of its own.
+    """The peak memory of each row on a CPU, each in a separate process.
 
     Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
     """
@@ -200,12 +200,12 @@ def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: Pro
             result.peak_bytes = int(done.stdout.split()[-1])
         elif done.returncode == 2:
             raise UserError(*(line.removeprefix(f"{NAME}: ") for line in done.stderr.strip().splitlines()[-1:]))
-        elif done.returncode == -9 or "can't allocate memory" in done.stderr:  # -9: the system's own way to say it
+        elif done.returncode == -9 or "can't allocate memory" in done.stderr:  # -9: killed by the system
             result.failure = OUT_OF_MEMORY
-        elif not result.row.compiled:  # what does not compile is said in its first round
+        elif not result.row.compiled:  # what does not compile is reported in its first round
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
         progress.advance("memory")
-    progress.line("memory: each row was measured in a process of its own")
+    progress.line("memory: each row was measured in a separate process")
 
 
 def latest(result: Result) -> str:

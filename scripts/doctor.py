@@ -1,10 +1,10 @@
-"""Why is training slow here, and what should be changed? Measured with the very settings that main.py would use.
+"""Why is training slow here, and what should be changed? Measured with the settings that main.py would use.
 
     python scripts/doctor.py                                                # the digits
     python scripts/doctor.py --dataname folder --datapath my_data --arch resnet50 --amp bf16
 
 Times loader, computation and both, names the limit, tries other settings and recommends those that help; measures the
-memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports stand inside
+memory of a training step and the largest batch that fits. Writes nothing without --output. Heavy imports are inside
 the functions.
 """
 
@@ -47,7 +47,7 @@ SECONDS = 3.0
 
 
 def main(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
+    """The tool; returns its exit code."""
     own, flags = read_flags(argv)
     args = settings(flags)
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def examine(own: argparse.Namespace, args: Settings, flags: list[str], distributed: Distributed) -> int:
-    """Measure, try, tell."""
+    """Measure, try changes, print the report."""
     import torch
 
     from main import build
@@ -130,7 +130,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def settings(flags: Sequence[str]) -> Settings:
-    """Training settings for a fresh network; of a run to resume the settings count, not its weights and position."""
+    """Training settings for a fresh network; of a run to resume, only the settings are used."""
     args, found = arguments.parse(list(flags)), None
     if args.run.resume:
         from utils.checkpoint.resume import find
@@ -147,7 +147,7 @@ def settings(flags: Sequence[str]) -> Settings:
 
 
 def sizes_for_weights(args: Settings, found: ResumePoint | None) -> dict[str, int]:
-    """How large training shows images to the weights that it begins with: a fresh network shall see the same."""
+    """The image sizes that go with the initial weights, so that a fresh network gets the same."""
     if found is None and not args.model.pretrained and not args.model.weights:
         return {}
     from models.prepare import known_preprocessing, read_weights
@@ -196,7 +196,7 @@ def build_network(
 def build_variant(
     flags: list[str], data: Data, distributed: Distributed, before: TrainingSetup, changes: tuple[Change, ...]
 ) -> TrainingSetup:
-    """``before`` with the last of ``changes``, all of which come on top of ``flags``; what stays is shared."""
+    """``before`` with the last of ``changes``, all added to ``flags``; what does not change is shared."""
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
@@ -242,7 +242,7 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, parts: Components
 def memory_in_child(
     own: argparse.Namespace, args: Settings, flags: list[str], parts: Components, now: TrainingSetup
 ) -> Memory:
-    """Both in a process of its own, whose memory grows by nothing else."""
+    """Both, in a separate process whose memory nothing else makes grow."""
     from scripts.tuning.advice import Largest
     from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
     from scripts.tuning.report import Memory
@@ -256,10 +256,10 @@ def memory_in_child(
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    told = json.loads(done.stdout.splitlines()[-1])
+    figures = json.loads(done.stdout.splitlines()[-1])
     meaning = "growth of a process's largest resident size over building and training"
     place = f"{room / 1e9:,.1f} GB, {100 * CPU_MEMORY_SHARE:.0f} % of what is available"
-    return Memory(told["step_bytes"], meaning, Largest(**told["largest"]) if told["largest"] else None, place)
+    return Memory(figures["step_bytes"], meaning, Largest(**figures["largest"]) if figures["largest"] else None, place)
 
 
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
@@ -280,10 +280,10 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
 def training_on_random(
     args: Settings, classes: int, image_shape: Sequence[int], distributed: Distributed
 ) -> Callable[[int], float]:
-    """A function that trains a fresh network on that many random images; gives the seconds of a step."""
+    """A function that trains a fresh network on that many random images; returns the seconds of a step."""
     from scripts.tuning.memory import no_loader, train_on_random
 
-    # Each batch size would be compiled anew, which takes longer than the whole search.
+    # Each batch size would be compiled again, which takes longer than the whole search.
     args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
 
     def train(size: int) -> float:
@@ -294,11 +294,11 @@ def training_on_random(
     return train
 
 
-# ------------------------------------------------------------------------------------------ telling
+# ------------------------------------------------------------------------------------------- output
 
 
 def describe(args: Settings, parts: Components, distributed: Distributed) -> str:
-    """What is measured where."""
+    """What is measured, and on which device."""
     import torch
 
     from scripts.common.figures import device_name

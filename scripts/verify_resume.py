@@ -1,13 +1,13 @@
-"""Does a training that is killed and continued end with the bits of one that is not? Tried out, here, with your flags.
+"""Does a training that is killed and continued end with the same bits as one that is not? Tried with your flags.
 
     python scripts/verify_resume.py                                  # the digits, 20 kills
     python scripts/verify_resume.py --kills 50 --ranks 2 --arch conv2 --amp fp16 --ema-decay 0.99
     python scripts/verify_resume.py --workers-cycle 0 2 1 --dataname folder --datapath my_data --epochs 2
 
-Runs the training once straight and once killed (SIGKILL to all its processes) at random moments, continued each time
+Runs the training once straight and once killed (SIGKILL to all its processes) at random moments and continued each time
 with --resume auto; compares weights, moving average, optimizer, scaler, metrics, TensorBoard points, and the samples
-and images of every step. Exit code 0: equal, 1: different, 2: a mistake, or fewer kills than asked for. Heavy imports
-stand inside the functions.
+and images of every step. Exit code 0: equal, 1: different, 2: a mistake, or fewer kills than requested. Heavy imports
+are inside the functions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SHOWN = 5  # differences of each file
 
 
 def main(argv: list[str]) -> int:
-    """The tool; gives its exit code."""
+    """The tool; returns its exit code."""
     own, flags = read_flags(argv)
     with ended_by_signals(), folder_of(own.keep) as folder:
         try:
@@ -91,7 +91,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     unfit = {"--resume": args.run.resume, "--evaluate": args.run.evaluate, "--dry-run": args.run.dry_run}
     mistakes = [f"{flag}: the tool starts and continues the runs itself; remove it" for flag in unfit if unfit[flag]]
     if "output" in args.origins and args.origins["output"] != "default":
-        mistakes.append("--output: both runs go to a folder of their own; remove it, or give --keep DIR")
+        mistakes.append("--output: both runs go to separate folders; remove it, or give --keep DIR")
     if mistakes:
         raise UserError(*mistakes)
     added = [] if args.run.deterministic else ["--deterministic"]
@@ -107,7 +107,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 @contextmanager
 def folder_of(keep: str | None) -> Iterator[Path]:
-    """Where both runs go: the folder to keep, which must be new or empty, or one that is removed again."""
+    """The folder of both runs: the one to keep, which must be new or empty, or a temporary one."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
@@ -123,7 +123,7 @@ def folder_of(keep: str | None) -> Iterator[Path]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise ``KeyboardInterrupt``, once: what was started is then killed in peace."""
+    """Ctrl-C, SIGTERM and SIGHUP raise ``KeyboardInterrupt``, once: nothing then interrupts the clean-up."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -202,7 +202,7 @@ def more_flags(own: argparse.Namespace, killed: WatchedRun) -> list[str]:
 
 
 def report(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[RunComparison], steps: int) -> int:
-    """Table and verdict; gives the exit code."""
+    """Print table and verdict; returns the exit code."""
     kills = sum(landed.values())
     log(f"landed: {', '.join(f'{count} {kind}' for kind, count in sorted(landed.items())) or 'none'}\n")
     merged: dict[str, tuple[int, list[str]]] = {}
@@ -222,7 +222,7 @@ def report(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[
         log(f"verdict: DIFFERENT: {first} ({after})")
         return 1
     if kills < own.kills:
-        log(f"verdict: EQUAL {after}, fewer than the {own.kills} asked for: {steps} steps end too soon; train longer")
+        log(f"verdict: EQUAL {after}, fewer than the {own.kills} requested: {steps} steps end too soon; train longer")
         return 2
     log(f"verdict: EQUAL {after}")
     return 0

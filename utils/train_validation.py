@@ -36,20 +36,20 @@ from utils.runtime.distributed import Distributed
 
 
 class TrainingFailure(RuntimeError):
-    """Training cannot go on; the message says at which step, why, and what to do."""
+    """Training cannot continue; the message names the step, the reason and what to do."""
 
 
 class TraVal:
     """Trains and validates ``model``.
 
     ``train_loader`` and ``validation_loader`` yield ``Batch``es (see ``utils/data/loaders.py``).
-    ``optimizer`` may be several, each for its own parameters: under one ``scaler`` each skips on its own.
-    ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives their mean loss, or a dict of
-    named ones, whose sum is minimised and which are logged each. ``scaler`` is a ``torch.amp.GradScaler``,
-    disabled where the precision needs none. ``description`` holds the parts of a checkpoint that do not
+    ``optimizer`` may be several, each for its own parameters: under one ``scaler`` each skips steps independently.
+    ``criterion`` takes logits (n, classes) and int64 targets (n,) and returns their mean loss, or a dict of
+    named losses, whose sum is minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``,
+    disabled if the precision needs none. ``description`` holds the parts of a checkpoint that do not
     change. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer`` or ``checkpointer`` nothing
-    is written. ``stop_signals`` are obeyed between two
-    steps and within validation: the state is saved and ``Stopped`` raised, on all ranks.
+    is written. After one of ``stop_signals``, all ranks save the state and raise ``Stopped``, between two steps or
+    within validation.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TraVal:
         self.watch = NonFiniteStepHandler(
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
         )
-        # The scaler leaves an optimizer out when its gradient is not finite; the hook tells, without synchronising.
+        # The scaler leaves an optimizer out when its gradient is not finite; the hook reports it without synchronising.
         self._moved: set[torch.optim.Optimizer] = set()
         for optimizer in self.optimizers:
             optimizer.register_step_post_hook(lambda moved, *_: self._moved.add(moved))
@@ -110,7 +110,7 @@ class TraVal:
     # ---------------------------------------------------------------------------------- verbs
 
     def fit(self) -> Report:
-        """Train from where ``progress`` stands to the end; gives the last validation's report."""
+        """Train from ``progress`` to the end; returns the last validation's report."""
         while not self.progress.is_finished(self.args):
             epoch = self.progress.epoch
             self.train(epoch)
@@ -119,7 +119,7 @@ class TraVal:
         return Report(*self.progress.last_validation)
 
     def train(self, epoch: int) -> Report:
-        """Train the (rest of the) epoch; gives its report over all ranks."""
+        """Train the rest of the epoch; returns its report over all ranks."""
         steps, title = self.train_loader.steps_per_epoch, f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         self.network.train()
         self.consensus.begin()
@@ -155,7 +155,7 @@ class TraVal:
         call(self.hooks.before_update, self, norm)
         self._refuse_non_finite(norm)
         self._moved.clear()
-        # The scaler reads each one's flag on the host, behind what was launched before: the shortest step goes first.
+        # The scaler reads each one's flag on the host, after all work launched before: the shortest step goes first.
         for optimizer in reversed(self.optimizers):
             self.scaler.step(optimizer)
         if len(self._moved) < len(self.optimizers):
@@ -185,9 +185,9 @@ class TraVal:
         self.bad_images.collect(self.progress)
 
     def validation(self, epoch: int, report: bool = True) -> Report:
-        """Validate, exactly, on all ranks; with ``report`` also log, enter the epoch's row and save.
+        """Validate, exactly, on all ranks; with ``report`` also log, write the epoch's row and save.
 
-        With a moving average of the weights its result is the one that counts; the raw weights' stands
+        With a moving average of the weights, its result is the one that counts and the raw weights' is logged
         beside it. The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
         common = (
@@ -216,7 +216,7 @@ class TraVal:
     # ---------------------------------------------------------------------------- parts of a step
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        """What is left of the epoch; nothing where the last step was taken and only its validation is missing."""
+        """The rest of the epoch; nothing if the last step is done and only its validation is missing."""
         if self.progress.is_trained(self.args):
             return
         for batch in self.reporter.timed(self.train_loader.batches(epoch, self.progress.step_in_epoch)):
@@ -226,7 +226,7 @@ class TraVal:
             yield batch
 
     def _begin_step(self) -> float:
-        """Set learning rate and random seed, both functions of the position alone; gives the rate."""
+        """Set learning rate and random seed, both functions of the position alone; returns the rate."""
         self.watch.begin_step(self.progress)
         lr = self.lr_policy(self.progress.updates)
         for optimizer in self.optimizers:
@@ -235,7 +235,7 @@ class TraVal:
         return lr
 
     def _after_step(self, epoch: int, bar: tqdm) -> None:
-        """What is due between two steps: a log line, a checkpoint, the end after too many skipped steps."""
+        """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
         logging, progress = self.args.logging, self.progress
         if progress.step % logging.print_freq == 0 or self.sums.full:
             self.collect()
@@ -250,9 +250,9 @@ class TraVal:
         self.stop_if_requested()
 
     def _refuse_non_finite(self, norm: torch.Tensor) -> None:
-        """Without a scaler, which would skip it, a step without a finite gradient ends the run before the update.
+        """Without a scaler, which would skip the step, a non-finite gradient ends the run before the update.
 
-        All ranks have the same gradient, so all of them end. A synchronisation point, as the scaler's own flag is.
+        All ranks have the same gradient, so all end. A synchronisation point, as reading the scaler's flag is.
         """
         if self.scaler.is_enabled() or math.isfinite(norm.item()):
             return
@@ -263,7 +263,7 @@ class TraVal:
         )
 
     def _explain_skip(self, scale: torch.Tensor) -> None:
-        """Say what was not finite in a step that the scaler kept from all or some of the optimizers."""
+        """Log what was not finite in a step that the scaler skipped for some or all optimizers."""
         if not self._moved:
             bad, by = self.watch.undo_and_explain(self.progress, scale, self.forward), ""
         else:
@@ -272,22 +272,22 @@ class TraVal:
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
     def _stop(self, message: str) -> None:
-        """End the run with its state, which is sound, saved."""
+        """Save the state, which is sound, and end the run."""
         self.save_now("last")
         raise TrainingFailure(message)
 
     def stop_if_requested(self) -> None:
-        """End the run with its state saved when a process was told to stop, or when a checkpoint cannot be written.
+        """Save the state and end the run if any rank received a stop signal; end it if a checkpoint cannot be written.
 
         All ranks call it between two steps or rounds of validation; it synchronises now and then (``StopConsensus``).
         """
-        told, failed = self.consensus.poll(self.checkpointer is not None and self.checkpointer.failed)
+        signal, failed = self.consensus.poll(self.checkpointer is not None and self.checkpointer.failed)
         if failed:
             self._wait_for_checkpoint()  # raises
-        if told:
-            self.writer.log(f"{told.name}: saving")
+        if signal:
+            self.writer.log(f"{signal.name}: saving")
             self.save_now("last")
-            raise Stopped(told, f"after step {self.progress.step} (epoch {self.progress.epoch + 1})")
+            raise Stopped(signal, f"after step {self.progress.step} (epoch {self.progress.epoch + 1})")
 
     # ------------------------------------------------------------------------------- end of an epoch
 
@@ -307,7 +307,7 @@ class TraVal:
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
         due = finished or progress.epoch % self.args.logging.save_every_epochs == 0
-        # 'last' comes last: when it says that the run is finished, the others are there.
+        # 'last' comes last: once it says that the run is finished, the others exist.
         names = {"best": best, "final": finished, "last": due}
         self.save(*(name for name, wanted in names.items() if wanted))
 
@@ -325,7 +325,7 @@ class TraVal:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``, as ``state()`` gave it."""
+        """Continue from ``state``, as ``state()`` returned it."""
         self.model.load_state_dict(state["model"])
         if self.ema is not None:
             self.ema.load_state(state["ema"])
@@ -340,9 +340,9 @@ class TraVal:
         self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:
-        """Save under ``names``: the state is copied here and written beside the training.
+        """Save under ``names``: the state is copied here and written in the background.
 
-        When the write before this one has failed, all ranks end.
+        If the previous write failed, all ranks end.
         """
         if not names or self.checkpointer is None:
             return
@@ -357,7 +357,7 @@ class TraVal:
         self.distributed.run_on_rank0(save)
 
     def save_now(self, name: str) -> None:
-        """Save under ``name`` and return when it is on the disk."""
+        """Save under ``name``; returns once it is on the disk."""
         self.collect()
         self.save(name)
         self._wait_for_checkpoint()

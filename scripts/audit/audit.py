@@ -1,8 +1,8 @@
 """Is a network safe in fp16 and bf16? Measured layer by layer over a few training batches.
 
 Every batch runs in the reference format (float32 or float64), in fp16 without and with loss scaling, and in bf16, from
-the same weights with the same random draws. Out of what the runs show come findings (``audit_findings.py``, with the
-thresholds) and a recommendation, which is tried before it is given.
+the same weights with the same random draws. From what the runs show follow findings (``findings.py``, with the
+thresholds) and a recommendation, which is tried before it is made.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def audit(
     float64: bool = False,
     seed: int = 0,
 ) -> Audit:
-    """Audit ``model`` over ``passes``; it is left as it was.
+    """Audit ``model`` over ``passes``; it is restored afterwards.
 
-    ``criterion`` takes logits (n, classes) and int64 targets (n,) and gives the loss (), or a dict of named ones.
+    ``criterion`` takes logits (n, classes) and int64 targets (n,) and returns the loss (), or a dict of named ones.
     ``scale``: the loss scale in use. ``float64``: compare with float64 instead of float32.
     """
     runner = Runner(model, passes, criterion, device, "fp64" if float64 else "fp32", seed)
@@ -104,7 +104,7 @@ def _judge(runner: Runner, measured: AuditRuns) -> tuple[list[LayerFinding], Att
 
 
 def _unscaled(runner: Runner, measured: AuditRuns, recommendation: Recommendation) -> dict[str, Compared]:
-    """Gradients of fp16 at scale 1, with what overflows kept in float32; none where fp16 does not get that far."""
+    """Gradients of fp16 at scale 1, with what overflows kept in float32; none if fp16 does not get that far."""
     if recommendation.format == "fp16":
         keep = [name for name, why in recommendation.keep.items() if why != UNDERFLOWS]
         if keep:
@@ -173,7 +173,7 @@ def _try_fp16(runner: Runner, measured: AuditRuns, keep: dict[str, str]) -> Atte
 
 
 def refusal(trial: Verification, measured: AuditRuns, losing: Sequence[str] | dict[str, Compared] = ()) -> str:
-    """Why a trial does not bear its recommendation out; '' when it does."""
+    """Why a trial refutes its recommendation; '' if it confirms it."""
     if trial.failure:
         return f"it does not run ({trial.failure})"
     if trial.origin is not None:
@@ -196,12 +196,12 @@ def _reference_finding(measured: AuditRuns) -> LayerFinding:
     where = f"the output of {shown(origin)}" if origin is not None else "the loss or a gradient"
     return LayerFinding(
         "reference", origin or "", f"{where} is not finite in {measured.reference_format} either",
-        "there is nothing to compare with: mend the weights or the data first",
+        "there is nothing to compare with: fix the weights or the data first",
     )  # fmt: skip
 
 
 def _notes(measured: AuditRuns, model: nn.Module, recommendation: Recommendation) -> list[str]:
-    """What is worth knowing and no finding."""
+    """What is worth knowing but is not a finding."""
     notes = []
     computed, runs = measured.operations(UNSCALED), measured.seen(UNSCALED)
     tight = [

@@ -23,7 +23,7 @@ LOST_NORM = 0.3
 # below 0.000005 in nine of twelve networks, at most 0.013 (MobileNetV3-Small at the start).
 NOISE = 0.1
 # The whole network's relative gradient error that a recommendation may have: the rounded gradient still points the
-# true way (its cosine is at least 0.87). Measured: fp16 0.0004 to 0.03 (ViT-Tiny, ConvNeXt, ResNet-18 and -50), 0.14
+# right way (its cosine is at least 0.87). Measured: fp16 0.0004 to 0.03 (ViT-Tiny, ConvNeXt, ResNet-18 and -50), 0.14
 # and 0.17 where batch norm sees few values (VGG-16, EfficientNet-B0 at batch 8); bf16 0.004 to 0.06, 0.43 and 1.2.
 TOLERATED_ERROR = 0.5
 DEFAULT_SCALE = 65536.0  # GradScaler's own
@@ -37,8 +37,8 @@ ITS_INPUT_EXCEEDS = "its input exceeds"
 
 @dataclass
 class LayerFinding:
-    """One layer's trouble. ``kind``: 'overflow', 'not finite', 'underflow', 'normalisation', 'gradient overflow' or
-    'reference'. ``severity``: 'fault', or 'information' where ordinary loss scaling mends it or it costs nothing.
+    """A problem of one layer. ``kind``: 'overflow', 'not finite', 'underflow', 'normalisation', 'gradient overflow' or
+    'reference'. ``severity``: 'fault', or 'information' if ordinary loss scaling fixes it or it costs nothing.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class LayerFinding:
 
 
 def shown(name: str) -> str:
-    """A module's name for people."""
+    """A module's name for display."""
     return name or "the network itself"
 
 
@@ -106,10 +106,10 @@ def not_finite_finding(name: str, measured: AuditRuns) -> LayerFinding:
     )  # fmt: skip
 
 
-def gradient_overflow_findings(measured: AuditRuns, mending_scale: float | None) -> list[LayerFinding]:
+def gradient_overflow_findings(measured: AuditRuns, fitting_scale: float | None) -> list[LayerFinding]:
     """The layer at which gradients exceed fp16 even without scaling, though all activations fit.
 
-    ``mending_scale``: of an fp16 recommendation that was borne out.
+    ``fitting_scale``: that of an fp16 recommendation which its trial confirmed.
     """
     found = []
     if measured.origins.get(UNSCALED) is None:
@@ -118,8 +118,8 @@ def gradient_overflow_findings(measured: AuditRuns, mending_scale: float | None)
             if "float16" in seen.gradient_dtypes and largest > FP16_LIMIT:
                 what = f"largest gradient of its output {largest:.3g}, unscaled; fp16 ends at {FP16_LIMIT:g}"
                 advice, severity = "make the loss smaller, or use bf16", "fault"
-                if mending_scale:
-                    advice, severity = f"needs a loss scale below 1; {mending_scale:g} mends it", "information"
+                if fitting_scale:
+                    advice, severity = f"needs a loss scale below 1; {fitting_scale:g} fixes it", "information"
                 found.append(LayerFinding("gradient overflow", name, what, advice, severity, {"largest": largest}))
                 break  # those before it in the network receive what it passes on
     return found
@@ -158,9 +158,9 @@ def lost_share(name: str, run: str, measured: AuditRuns) -> float:
 def underflow_findings(
     measured: AuditRuns, unscaled: dict[str, Compared], tried: Iterable[Verification]
 ) -> list[LayerFinding]:
-    """A finding a layer that loses its gradient in fp16 without scaling: does a loss scale mend it?
+    """A finding for each layer that loses its gradient in fp16 without scaling: does a loss scale fix it?
 
-    ``unscaled``: gradients of a run at scale 1 whose forward pass is sound. After an activation that overflowed, zeros
+    ``unscaled``: gradients of a run at scale 1 whose forward pass is sound. After an overflowed activation, zeros
     would mean nothing. ``tried``: the trials of the recommendation.
     """
     found = []
@@ -177,10 +177,10 @@ def underflow_findings(
         )
         numbers = {"lost_norm": lost.lost_norm_share, "lost": lost.lost_share}
         if scales:
-            advice = f"needs loss scaling; a scale of {min(scales):g} mends it"
+            advice = f"needs loss scaling; a scale of {min(scales):g} fixes it"
             found.append(LayerFinding("underflow", name, what, advice, "information", numbers | {"scale": min(scales)}))
         else:
-            advice = "no loss scale that fits mends it: keep it in float32, or use bf16"
+            advice = "no loss scale that fits fixes it: keep it in float32, or use bf16"
             found.append(LayerFinding("underflow", name, what, advice, numbers=numbers))
     return found
 

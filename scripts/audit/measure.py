@@ -1,6 +1,6 @@
 """One forward and backward pass of the audit in one number format, and what is measured in it.
 
-Statistics are reduced on the device to a few numbers a layer at once; no activation is kept. A ``Meter`` adds them up
+Statistics are reduced on the device to a few numbers a layer right away; no activation is kept. A ``Meter`` sums them
 over all calls of a module and over all passes, and reads them once.
 """
 
@@ -23,7 +23,7 @@ from utils.precision.amp import DTYPES
 
 FP16_LIMIT = 65504.0  # the largest float16
 FP16_NORMAL = 2.0**-14  # the smallest normal float16; below it precision is lost bit by bit
-LOWEST, HIGHEST = -80, 47  # exponents that the histogram of gradients tells apart
+LOWEST, HIGHEST = -80, 47  # exponents in the histogram of gradients
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | dict[str, torch.Tensor]"]
 
@@ -32,7 +32,7 @@ Criterion = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | dict[str, tor
 class AuditBatch:
     """One forward pass of training.
 
-    ``images``: float32 (m, c, h, w), normalised. ``targets``: int64 (n,), n <= m; images beyond n only fill up.
+    ``images``: float32 (m, c, h, w), normalised. ``targets``: int64 (n,), n <= m; images beyond n are padding.
     ``weight``: what the loss is multiplied by, as with gradient accumulation.
     """
 
@@ -56,7 +56,7 @@ class Format:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Within it ``model`` is in training mode without gradients; buffers, gradients and modes are put back after."""
+    """In this context ``model`` is in training mode without gradients; buffers, gradients and modes are restored."""
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     modes = {name: module.training for name, module in model.named_modules()}
@@ -77,7 +77,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Floating-point tensors that the network's code makes are of ``dtype``."""
+    """In this context the network's code makes floating-point tensors of ``dtype``."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -95,10 +95,10 @@ def run_pass(
     seed: int,
     around_forward: Sequence[Any] = (),
 ) -> torch.Tensor:
-    """Forward and backward pass as training does it; gradients are left in ``model``; gives the loss ().
+    """Forward and backward pass as training does it; gradients are left in ``model``; returns the loss ().
 
-    With ``form`` fp32 or fp64 nothing is computed in less, whatever the network's code says. ``around_forward``:
-    context managers for the network's forward pass alone.
+    With ``form`` fp32 or fp64 nothing is computed in a narrower format, whatever the network's code says.
+    ``around_forward``: context managers for the network's forward pass alone.
     """
     wide = {"fp32": torch.float32, "fp64": torch.float64}.get(form.name)
 
@@ -160,7 +160,7 @@ class Event:
 def first_non_finite(trail: Sequence[Event], reference: Sequence[Event] = ()) -> str | None:
     """The module in which values that are not finite begin, in the order of computation; None without any.
 
-    Those that the reference has in the same place do not count: a mask may hold -inf on purpose.
+    Those that the reference has in the same place do not count: a mask may contain -inf on purpose.
     """
     true_counts = [event.non_finite for event in reference] if len(reference) == len(trail) else [0.0] * len(trail)
     for event, true_count in zip(trail, true_counts, strict=True):

@@ -49,7 +49,7 @@ class LayerReport:
     ``dtype`` of its output, ``computes_in`` (modules with weights) as autocast chose. ``largest``: magnitude of its
     true output; ``headroom``: powers of two from there to fp16's limit. ``gradient_low`` and ``gradient_high``: log2 of
     the 1st and 99th percentile of its true output gradient, unscaled. Shares (``lost`` to zero, ``subnormal``, as parts
-    of the values that are not zero in truth) and ``error`` (relative norm) are None where there is nothing to compare.
+    of the values that are not zero in truth) and ``error`` (relative norm) are None if there is nothing to compare.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Recommendation:
     steps: list[str] = field(default_factory=list)  # what was tried before and why it was given up
 
     def flags(self, already_kept: Sequence[str] = ()) -> str:
-        """The training flags that say this; '' when nothing can be recommended."""
+        """The training flags for it; '' if nothing can be recommended."""
         if self.format in ("", "fp32"):
             return "--amp off" if self.format else ""
         scale = f" --init-scale {self.scale:.12g}" if self.format == "fp16" else ""
@@ -117,7 +117,7 @@ class Audit:
 
     @property
     def faults(self) -> list[LayerFinding]:
-        """The findings that ordinary loss scaling does not mend."""
+        """The findings that ordinary loss scaling does not fix."""
         return [finding for finding in self.findings if finding.severity == "fault"]
 
 
@@ -175,7 +175,7 @@ def _tensor(name: str, measured: AuditRuns, fp16: Sequence[str]) -> TensorReport
 
 
 def severity(layer: LayerReport, findings: Sequence[LayerFinding]) -> tuple[float, ...]:
-    """What sorts layers, worst last: faults, other findings, overflow, gradient error, headroom."""
+    """The sort key of layers, worst last: faults, other findings, overflow, gradient error, headroom."""
     own = [finding.severity for finding in findings if finding.layer == layer.name]
     error = fp16_error(layer)
     error = 0.0 if error is None else error if math.isfinite(error) else math.inf
@@ -229,7 +229,7 @@ def percent(share: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """An error, '-' where there is nothing to compare."""
+    """An error, '-' if there is nothing to compare."""
     return "-" if value is None else f"{value:.1e}"
 
 
@@ -267,7 +267,7 @@ def finding_lines(audit: Audit) -> Iterator[str]:
 
 
 def recommendation_lines(audit: Audit, already_kept: Sequence[str]) -> Iterator[str]:
-    """What to do, as flags, why, and what trying it gave."""
+    """What to do, as flags, why, and the result of trying it."""
     choice = audit.recommendation
     yield from choice.steps
     if not choice.format:

@@ -40,7 +40,7 @@ ULP = {"fp32": 2.0**-23, "fp64": 2.0**-52}
 
 @dataclass
 class AuditRuns:
-    """All that the runs showed, before it is judged. ``scale`` is the loss scale of the run SCALED.
+    """Everything the runs showed, before it is judged. ``scale`` is the loss scale of the run SCALED.
 
     ``reference`` and ``runs[run]``: ``Seen`` by module, in the order of computation. ``gradients[run]``: ``Compared``
     by parameter. ``noise``: by parameter, how much the reference's gradient changes, as a share of its norm, when
@@ -130,7 +130,7 @@ class Runner:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
         """Pass ``number`` in one format; gives loss and gradients, and leaves the network as it was.
 
-        ``trace``: ``Magnitudes`` or ``HalfOperations`` of the model. ``batch`` may stand in for the pass's own.
+        ``trace``: ``Magnitudes`` or ``HalfOperations`` of the model. ``batch`` replaces the pass's own.
         """
         is_reference = form.name == self.reference_format and model is None
         model = self.reference if is_reference else model or self.model
@@ -194,7 +194,7 @@ def measure(runner: Runner, scale: float) -> AuditRuns:
 
 
 def reason_of(error: RuntimeError) -> str:
-    """What torch says of an operation that a number format does not have. Raises when memory is what lacks."""
+    """Torch's reason why an operation lacks a number format. Raises ``error`` again if memory ran out."""
     if isinstance(error, torch.OutOfMemoryError):
         raise error
     return " ".join(str(error).split())[:160]

@@ -1,6 +1,6 @@
 """Operations of a forward pass as they are computed, with the module each belongs to.
 
-``TorchDispatchMode``s stand below autocast and autograd, so they see the casts that autocast inserts and the dtypes
+``TorchDispatchMode``s run below autocast and autograd, so they see the casts that autocast inserts and the dtypes
 that an operation really got. Two of the four here act: one makes random numbers equal in all number formats, one keeps
 the reference in its wide format. Two watch: magnitudes in the reference, dtypes and statistics under autocast.
 """
@@ -56,7 +56,7 @@ def operation_name(func: Any) -> str:
 class SameDraws(TorchDispatchMode):
     """Random numbers that do not depend on the number format: drawn in float32 and then rounded.
 
-    So that dropout drops the same values in every run. Dropout inside fused attention is out of reach.
+    This way dropout drops the same values in every run. Dropout inside fused attention is out of reach.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +78,7 @@ class SameDraws(TorchDispatchMode):
 
 
 class WideOnly(TorchDispatchMode):
-    """No operation goes to a floating-point dtype narrower than ``dtype``, whatever the network's code asks for."""
+    """No operation goes to a floating-point dtype narrower than ``dtype``, whatever the network's code requests."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class WideOnly(TorchDispatchMode):
 
 
 class _Tracing(TorchDispatchMode):
-    """Knows, while it is entered, which module of ``model`` is running: ``stack``, innermost last, '' the network."""
+    """Knows, while it is active, which module of ``model`` is running: ``stack``, innermost last, '' the network."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class LargeInput:
 class Magnitudes(_Tracing):
     """The largest finite magnitude of each operation's inputs and result, in the reference's forward pass.
 
-    Weights are left out of the inputs: that a weight exceeds the format is told by looking at it. Everything
+    Weights are left out of the inputs: whether a weight exceeds the format shows directly. Everything
     stays on the device until ``read``.
     """
 

@@ -25,7 +25,7 @@ off by 100 %, hence the 50 %. Measured on a CPU, first batch, weights as initial
 
 Of 222 comparisons (most of fc, conv2 and vgg11; batches of 4 to 64) none went beyond its tolerance, the nearest used
 77 % of it; with other seeds none of 210, the nearest 63 %. resnet18 on 8 images of 8 pixels is off by up to 97 %,
-and nudged float32 by 103 %: there batch norm averages over 8 numbers, and only a larger batch tells anything. The
+and nudged float32 by 103 %: there batch norm averages over 8 numbers, and only a larger batch is conclusive. The
 verdict then says so.
 """
 
@@ -153,7 +153,7 @@ def _gradients(parameters: Mapping[str, nn.Parameter]) -> Tensors:
 
 @contextmanager
 def true_float32() -> Iterator[None]:
-    """Within it a GPU's float32 convolutions are float32: by default they round to TF32, as coarse as fp16."""
+    """In this context a GPU's float32 convolutions are float32: by default they round to TF32, as coarse as fp16."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 
@@ -315,7 +315,7 @@ def worst_parameters(
 
 
 def number(value: float | torch.Tensor) -> str:
-    """Four decimals, or as many digits as tell it where those would not; no zeros at the end."""
+    """Four decimals, or significant digits if the value is too small or too large; no trailing zeros."""
     value = float(value)
     if value == 0 or 1e-3 <= abs(value) < 100:
         return f"{value:.4f}".rstrip("0").rstrip(".")

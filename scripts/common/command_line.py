@@ -73,9 +73,9 @@ def as_training(args: Settings) -> Settings:
 
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
-    """Run ``tool`` on the command line; gives its exit code, 2 and a line each for the user's mistakes."""
+    """Run ``tool`` on the command line; returns its exit code: 2, with a line each, for mistakes the user can fix."""
     outlive_readers()
-    let_threads_wait_briefly()  # as main.py's do: what is measured is what training gets
+    let_threads_wait_briefly()  # as in main.py: what is measured is what training gets
     try:
         return tool(sys.argv[1:])
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What may be said of measured rounds: figures, the table's cells, a CSV file and a picture."""
+"""What measured rounds show: figures, the table's cells, a CSV file and a picture."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Figures(NamedTuple):
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """The rounds' own ratios: what slows a whole round down falls out of them."""
+    """The rounds' own ratios: what slows a whole round down cancels out."""
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
@@ -81,7 +81,7 @@ def notes(
         yield "Peak memory: the most that all tensors together took during the timed steps (max_memory_allocated)."
     elif memory:
         yield (
-            "Peak memory: by how much the largest resident size (ru_maxrss) of a process of its own grew over building "
+            "Peak memory: by how much the largest resident size (ru_maxrss) of a separate process grew over building "
             f"and {WARM_UP_STEPS} + {CPU_MEMORY_STEPS} steps."
         )
     for name, reason in left_out.items():
@@ -113,7 +113,7 @@ def published(results: Sequence[Result], shown: Sequence[Figures]) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as its maker calls it; a CPU with the number of threads in use."""
+    """The device's product name; a CPU with the number of threads in use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
@@ -166,7 +166,7 @@ def csv_rows(header: dict[str, Any], results: Sequence[Result], shown: Sequence[
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write ``rows``, whose keys are the columns, in place of what is there; nobody ever sees half a file."""
+    """Write ``rows``, whose keys are the columns, replacing the file atomically: no reader sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "w", newline="", encoding="utf-8") as file:
         out = csv.DictWriter(file, fieldnames=list(rows[0]))

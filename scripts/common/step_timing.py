@@ -1,8 +1,8 @@
 """Time and memory of a training step in one number format after the other.
 
 The default workload is that of PyTorch's recipe "Automatic Mixed Precision": an MLP of linear layers with
-ReLU between, mean squared error, plain SGD. The rows' rounds are interleaved, so that a busy machine touches
-all rows alike; ``benchmark_report.py`` says what follows from them.
+ReLU between, mean squared error, plain SGD. The rows' rounds are interleaved, so that a busy machine affects
+all rows alike; ``figures.py`` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, made anew for each measurement.
+    """What is trained, built again for each measurement.
 
     ``build`` makes the network (its weights depend on torch's seed), ``make_batches`` float32 inputs and
     their targets on the device. ``is_default``: the published workload.
@@ -129,7 +129,7 @@ class Workload:
 
 
 def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
-    """``layers`` linear layers ``width``-``width`` with ReLU between; a batch of its own for each step.
+    """``layers`` linear layers ``width``-``width`` with ReLU between; with a separate batch for each step.
 
     Inputs and targets: float32 (batch_size, width), standard normal.
     """
@@ -189,7 +189,7 @@ def synchronise(device: torch.device) -> None:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Within it, float32 multiplications may (or may not) be rounded to TF32; then as before."""
+    """In this context, float32 multiplications may (or may not) be rounded to TF32; then as before."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = allowed
@@ -246,7 +246,7 @@ def run_rounds(
 
 
 def failure_of(error: RuntimeError, row: StepVariant) -> str:
-    """What to say of a row that raised ``error``; '' for what is no row's own affair."""
+    """Why a row failed with ``error``, in words; '' if the row is not the cause."""
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
         return OUT_OF_MEMORY

@@ -1,6 +1,6 @@
 """What follows from measured speeds: which part limits training, which changes to try, which of them help.
 
-Plain functions of numbers; ``doctor_measure.py`` and ``doctor_memory.py`` measure, ``doctor_report.py`` says it.
+Plain functions of numbers: ``measure.py`` and ``memory.py`` measure, ``report.py`` writes the report.
 All speeds are in images a second.
 """
 
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from scripts.common.figures import Spread
 
 GAIN = 1.05  # a change that gives less is not recommended
-EQUAL = 1.2  # parts whose speeds are closer than this limit training alike
-SHARED = 0.8  # of the slower part's speed: what loader and network that take from each other stay below together
+EQUAL = 1.2  # parts whose speeds differ by less limit training equally
+SHARED = 0.8  # of the slower part's speed: slower together than this, loader and network compete for something
 BUSY = 0.7  # a GPU that computes for less of a step's time waits for the processor that launches its work
 
-# What can limit training, as the verdict names it.
+# What can limit training, in the words of the verdict.
 LIMITS = {
     "decode": "reading and decoding images",
     "read": "taking images from memory",
@@ -39,7 +39,7 @@ class PartSpeeds:
     waiting for data. ``split``: seconds an image takes in 'decode' (or 'read', where images are resident),
     'augmentation' and 'copy', each in one process. ``shares``: of a step's time, by 'forward', 'backward' and
     'optimizer'. ``workers``: processes that read, None where images are resident. ``gpu``: whether one computes;
-    ``busy``: the share of a step's time in which it does, None where that is not known.
+    ``busy``: the share of a step's time in which it does, None if unknown.
     """
 
     loader: Spread
@@ -68,8 +68,8 @@ class PartSpeeds:
 def limit(measured: PartSpeeds) -> str:
     """A key of ``LIMITS``, from the parts alone and the loop.
 
-    Where the loop comes near its slower part, that one, and in the loader the part of it that takes longest. Where it
-    does not, one part has to wait for the other, and it matters little which of them is slower alone.
+    If the loop is nearly as fast as its slower part, that part limits; within the loader, the part that takes longest.
+    Otherwise one has to wait for the other, and it matters little which is slower alone.
     """
     loader, compute = measured.loader.median, measured.compute.median
     overlap = measured.gpu and measured.workers
@@ -98,10 +98,10 @@ def _in_each_others_way(measured: PartSpeeds) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """Something to try. ``part`` is what it is about, 'loader' or 'compute'; of a ``group`` one is taken at most.
+    """Something to try. ``part`` is what it is about, 'loader' or 'compute'; of a ``group`` at most one is taken.
 
     ``flags`` go onto the command line; ``threads`` is OMP_NUM_THREADS instead. ``caution``: what else it changes.
-    ``not_tried``: why it is not.
+    ``not_tried``: why it is not tried, or ''.
     """
 
     part: str
@@ -113,15 +113,15 @@ class Change:
 
     @property
     def label(self) -> str:
-        """As a person gives it."""
+        """As the user would write it."""
         return " ".join(self.flags) or f"OMP_NUM_THREADS={self.threads}"
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What decides which changes make sense here.
+    """What decides which changes make sense.
 
-    ``cores``: those lent to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
+    ``cores``: those available to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
     resident. ``resident_bytes``: what the data set takes in memory, ``resident_room`` what it may take; ``same_crops``:
     whether resident images train on the same pixels. ``formats``: the other ``--amp`` formats, each with the reason
     why it is not worth a trial, or ''.
@@ -144,7 +144,7 @@ class Hardware:
 
 
 def changes(place: Hardware) -> list[Change]:
-    """What is worth a trial, and what is not with the reason, in the order of the report."""
+    """What is worth a trial, and what is not, with the reason; in the order of the report."""
     return [*_loader_changes(place), *_compute_changes(place)]
 
 
@@ -210,9 +210,9 @@ class Trial:
     """A change and what it gave.
 
     ``alone``: the speed of its part alone, in turns with that part now. ``loops``: the real loop's, in turns with the
-    settings before the change; none where its part alone gave no reason to. ``doubts``: how much the loop's speed had
+    settings before the change; none if its part alone did not become faster. ``doubts``: how much the loop's speed had
     varied before, which a gain must exceed too. ``twice``: a gain would contradict what the parts alone say, so that
-    the loop must have shown it twice. ``failure``: why there is nothing.
+    the loop must have shown it twice. ``failure``: why there is no measurement.
     """
 
     change: Change
@@ -249,7 +249,7 @@ class Trial:
 
 
 def to_measure_again(trials: Sequence[Trial], limited_by: str) -> list[Trial]:
-    """The best of each group that promises something, those about the limiting part first."""
+    """The best promising trial of each group, those about the limiting part first."""
     best: dict[str, Trial] = {}
     for trial in trials:
         if trial.promises and (
@@ -275,8 +275,8 @@ class Advice:
 def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Turns | None = None) -> Advice:
     """The advice after those that ``helped``, in the order in which they came on top of each other.
 
-    ``together``: the loop's speed without and with all of them. Where that is no gain, or none to be sure of, the first
-    alone is advised, which was measured against the present settings.
+    ``together``: the loop's speed without and with all of them. If that is no certain gain, only the first is advised,
+    which was measured against the present settings.
     """
     if not helped:
         return Advice(trials)
@@ -287,7 +287,7 @@ def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Turns | No
 
 
 def final_limit(measured: PartSpeeds, advice: Advice) -> str:
-    """A key of ``LIMITS`` that agrees with the advice: what the loop has shown counts for more than the parts alone."""
+    """A key of ``LIMITS`` that agrees with the advice: measurements of the loop outweigh those of the parts."""
     what = limit(measured)
     part = part_of(what)
     if advice.taken and part is not None and advice.taken[0].part != part:
@@ -304,7 +304,7 @@ class StopSearch(Exception):
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest batch that fits, 0 if none; ``reason``: why nothing larger was tried, '' where that does not fit."""
+    """The largest batch that fits, 0 if none; ``reason``: why nothing larger was tried, '' if that does not fit."""
 
     size: int
     reason: str = ""

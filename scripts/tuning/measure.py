@@ -1,7 +1,7 @@
 """How fast the parts of training are: loader, computation, both; in windows of steps, so that there is a spread.
 
 Everything runs through the real loader and ``TraVal.training_step``. The learning rate is tiny: speed does not
-depend on it, and a batch that is trained on over and over must not make the weights diverge.
+depend on it, and training on one batch again and again must not make the weights diverge.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Measure = Callable[[int, int], list[Window]]  # steps a window, windows
 class TrainingSetup:
     """One way to train, ready to be measured.
 
-    ``epochs`` hands out the number of the next epoch to read: shared by all subjects, so that none finds in the
-    file cache what another has just read. ``threads`` of the network on a CPU.
+    ``epochs`` yields the number of the next epoch to read. All set-ups share it, so none finds in the file cache what
+    another has just read. ``threads`` of the network on a CPU.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TrainingSetup:
             self.traval.collect()
 
     def _stand_at(self, epoch: int, step: int) -> None:
-        """Where a step that the scaler skips is read again."""
+        """Set the position from which a skipped step is read again."""
         self.traval.progress.epoch, self.traval.progress.step_in_epoch = epoch, step
 
     def _go_through(self, steps: int, windows: int, work: Callable[[Iterable[Batch]], Any]) -> list[Window]:
@@ -175,7 +175,7 @@ def windows_of(measure: Measure, seconds: float) -> list[Window]:
 
 
 def steps_for(measure: Measure, seconds: float) -> tuple[int, float]:
-    """How many steps take about ``seconds``, found out while warming up, and their seconds."""
+    """How many steps take about ``seconds``, measured while warming up, and their seconds."""
     measure(1, 1)  # compiles, chooses convolution algorithms, starts worker processes
     steps = 1
     while (warm := measure(steps, 1)[0].seconds) < seconds / 4:
@@ -192,7 +192,7 @@ def spread(windows: Iterable[Window]) -> Spread:
 def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
     """Both speeds over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' own ratios.
 
-    In the order before after, after before ...: what changes on the machine meanwhile touches both sides alike.
+    In the order before after, after before ...: changes on the machine meanwhile affect both sides alike.
     """
     speeds: tuple[list[float], list[float]] = ([], [])
     steps = [steps_for(measure, seconds / (2 * pairs))[0] for measure in (before, after)]
@@ -277,7 +277,7 @@ def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:
 
 
 def busy_share(subject: TrainingSetup, step_seconds: float) -> float | None:
-    """The share of a step's ``step_seconds`` in which the GPU computes; None where its profiler does not tell."""
+    """The share of a step's ``step_seconds`` in which the GPU computes; None if its profiler does not show it."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 

@@ -25,7 +25,7 @@ CPU_MEMORY_SHARE = 0.5  # of what is available now that the search may use on a 
 
 
 def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool) -> float:
-    """Train for ``STEPS`` steps on ``size`` random images; gives the seconds of the last step.
+    """Train for ``STEPS`` steps on ``size`` random images; returns the seconds of the last step.
 
     ``traval`` has what ``no_loader`` gives in place of a training loader.
     """
@@ -71,9 +71,9 @@ class GpuRoom:
 
 
 class CpuRoom:
-    """Whether a batch fits into ``room`` bytes of memory. For a fresh process, whose largest size tells what it took.
+    """Whether a batch fits into ``room`` bytes of memory. For a fresh process, whose peak size shows what a step took.
 
-    A batch is tried only when the smaller ones before it let expect that it fits: the machine must not begin to swap.
+    A batch is tried only if the smaller ones before it suggest that it fits: the machine must not start to swap.
     """
 
     def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
@@ -115,7 +115,7 @@ def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
 
 
 def peak_resident_bytes() -> int:
-    """The most physical memory that this process has had since its begin or, on Linux, since ``_forget_peak``."""
+    """The most physical memory that this process has had since its start or, on Linux, since ``_forget_peak``."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
@@ -124,14 +124,14 @@ def peak_resident_bytes() -> int:
 
 
 def _forget_peak() -> None:
-    """Begin anew to look for the largest size, where the system can."""
+    """Reset the peak, if the system can."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping: of the machine, or of the control group that this process runs in."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]  # where the system does not tell
+    """Memory available without swapping: of the machine, or of the control group that this process runs in."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]  # if the system does not report it
     with contextlib.suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         found = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")] or found

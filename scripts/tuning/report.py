@@ -1,4 +1,4 @@
-"""What the doctor says: verdict, tables and CSV rows."""
+"""The doctor's report: verdict, tables and CSV rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Memory:
 
 
 def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, batch_size: int, step_images: int) -> str:
-    """All of it, the verdict first."""
+    """The whole report, the verdict first."""
     blocks = [
         [*verdict(measured, advice), *gain(advice, measured.together)],
         [header, parts(measured, batch_size, step_images)],
@@ -137,7 +137,7 @@ def _cells(trial: Trial) -> list[str]:
 
 
 def _outcome(trial: Trial) -> str:
-    """What came of the measurement in the loop."""
+    """The result of the measurement in the loop."""
     if trial.helps:
         return "yes"
     return f"uncertain: speeds varied by {trial.varied:.2f}x" if trial.gains else "no gain in the loop"
@@ -158,7 +158,7 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
 
 
 def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[dict[str, Any]]:
-    """All figures as rows of ``doctor.csv``; speeds in images a second, what is not known left empty."""
+    """All figures as rows of ``doctor.csv``; speeds in images a second, unknown values are empty."""
 
     def row(kind: str, name: str, speed: Spread | None = None, **more: Any) -> dict[str, Any]:
         low_high = {"median": speed.median, "low": speed.low, "high": speed.high} if speed else {}

@@ -36,12 +36,12 @@ from utils.train_validation import TrainingFailure
 
 SHARES_STEPS = 10
 FIRST_PAIRS, PAIRS = 2, 4  # of windows, at first and in the loop
-STAND_IN_IMAGES = 512  # random ones that stand for a resident data set which nobody has decoded yet
+STAND_IN_IMAGES = 512  # random ones, in place of a resident data set that is not decoded yet
 
-Begin = Callable[[str], None]  # told what comes next
+Begin = Callable[[str], None]  # called with what comes next
 Variant = Callable[
     [TrainingSetup, tuple[Change, ...]], TrainingSetup
-]  # a subject with the last of the changes besides the others
+]  # a set-up with the last of the changes added to the others
 
 
 def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartSpeeds, tuple[int, int] | None]:
@@ -84,7 +84,7 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
 
 
 def stand_in(data: Data) -> Data:
-    """As many samples in memory, of random pixels: how fast they are taken does not depend on what they show."""
+    """As many samples in memory, of random pixels: the speed of taking them does not depend on their content."""
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     pixels = torch.randint(0, 256, (STAND_IN_IMAGES, data.spec.channels, size, size), dtype=torch.uint8)
     train, validation = (MemoryImages(pixels, images.labels) for images in (data.train, data.validation))
@@ -102,10 +102,10 @@ class Trials:
     begin: Begin
 
     def advise(self, place: Hardware) -> Advice:
-        """Try all changes, measure those that promise something again in the real loop, then all that help together.
+        """Try all changes, measure the promising ones again in the real loop, then all that help together.
 
-        The second measurement is on top of the changes that have been found to help before it: faster computation
-        shows only once the loader keeps up.
+        The second measurement includes the changes already found to help: faster computation shows only once the
+        loader keeps up.
         """
         trials = [self._first(change) for change in changes(place)]
         best, helped = self.now, []
@@ -157,9 +157,9 @@ class Trials:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a change cannot be had, in a few words; raises ``error`` when that is no affair of the change's."""
+    """Why a change is impossible, in a few words; raises ``error`` if the change is not the cause."""
     if isinstance(error, UserError):
-        return f"cannot be: {error.mistakes[0]}"
+        return f"impossible: {error.mistakes[0]}"
     reason = (
         "the gradient is not finite"
         if isinstance(error, TrainingFailure)
@@ -171,7 +171,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _forget_others(device: torch.device) -> None:
-    """Give back memory and worker processes of the subjects that have been measured."""
+    """Free memory and worker processes of the set-ups already measured."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

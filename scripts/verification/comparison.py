@@ -15,7 +15,7 @@ from scripts.verification import records
 from scripts.verification.runs import WatchedRun
 from utils.checkpoint.inventory import CONTENTS
 
-OF_THE_CALL = ("output", "resume")  # settings that say what to do now and where
+OF_THE_CALL = ("output", "resume")  # settings of this call only: what to do and where
 CLOCKS = ("seconds", "images_per_second")
 
 
@@ -39,7 +39,7 @@ class RunComparison:
 
 
 def compare_runs(straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()) -> list[RunComparison]:
-    """Everything that two finished runs leave and that no clock decides. ``free_settings`` may differ."""
+    """Compare everything that two finished runs leave, except clock readings. ``free_settings`` may differ."""
     left, right = straight.run_folder(), killed.run_folder()
     free = {*OF_THE_CALL, *free_settings}
     return [
@@ -155,7 +155,7 @@ def _size(value: Any) -> int:
 
 
 def _exact(value: Any) -> str:
-    return repr(value)  # tells 0.0 from -0.0 and 1 from 1.0, and a NaN equals a NaN
+    return repr(value)  # distinguishes 0.0 from -0.0 and 1 from 1.0, and a NaN equals a NaN
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Faults to be planted into a training process, and the points where they can strike.
+"""Faults to plant into a training process, and the points where they can strike.
 
     ACTION POINT [step=N] [epoch=N] [pass=N] [batch=N] [nth=N] [when=WHEN] [name=NAME] [rank=N] [times=N]
 
@@ -45,7 +45,7 @@ ACTIONS = (*SIGNALS, "killall", "exit", "nan", "enospc")
 
 @dataclass
 class Fault:
-    """What is to happen where. ``details``: what else must hold at the point; ``rank`` None: on every rank."""
+    """What happens where. ``details``: what else must hold at the point; ``rank`` None: on every rank."""
 
     action: str
     point: str
@@ -70,9 +70,7 @@ class Fault:
         for word in words[2:]:
             name, _, value = word.partition("=")
             if name in given or name not in ("step", "rank", "times", *POINTS[point]):
-                raise _mistake(
-                    text, f"{word!r} cannot stand there; {point} knows {', '.join(('step', *POINTS[point]))}"
-                )
+                raise _mistake(text, f"{word!r} cannot stand here; {point} takes {', '.join(('step', *POINTS[point]))}")
             given[name] = _value(text, name, value)
         if point in IN_A_SAVE:
             given.setdefault("rank", 0)  # the one that saves
@@ -84,9 +82,9 @@ class Fault:
         return self.rank is None or self.rank == rank
 
     def reached(self, point: str, step: int, details: dict[str, int | str]) -> bool:
-        """To be called at every point of a rank that it concerns. Strikes if it is its turn.
+        """Called at every point of a rank that it concerns. Strikes if its conditions hold.
 
-        Gives True where the caller has to do it: make the loss NaN.
+        Returns True if the caller has to make the loss NaN.
         """
         if point != self.point or any(details[name] != value for name, value in self.details.items()):
             return False

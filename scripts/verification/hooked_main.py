@@ -1,4 +1,4 @@
-"""main.py with hooks around it, for tests and verify_resume.py: faults strike at chosen points, steps are recorded.
+"""main.py with hooks, for tests and verify_resume.py: faults strike at chosen points, steps are recorded.
 
     HOOK_FAULT="kill forward step=7 rank=1" python -m torch.distributed.run scripts/verification/hooked_main.py FLAGS
     HOOK_RECORD=DIR python scripts/verification/hooked_main.py FLAGS
@@ -22,7 +22,7 @@ from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import RankInfo, end_process
 
 NAME = "hooked_main.py"
-NOT_STRUCK = 70  # exit code of a training that ended well without meeting its fault
+NOT_STRUCK = 70  # exit code of a training that ended well without reaching its fault
 
 
 def main(argv: list[str]) -> int:

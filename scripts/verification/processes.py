@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to come to its end first
+SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to finish first
 
 
 class Process(NamedTuple):
@@ -56,7 +56,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def stop_tree(pid: int, sparing: Iterable[int] = ()) -> set[int]:
-    """Stop ``pid`` and its descendants, so that none starts another any more; gives the ids of all of them."""
+    """Stop ``pid`` and its descendants, until none can start another; returns all their ids."""
     stopped: set[int] = set()
     spared = set(sparing)
     while new := {pid, *descendants(pid)} - stopped - spared:
@@ -66,12 +66,12 @@ def stop_tree(pid: int, sparing: Iterable[int] = ()) -> set[int]:
 
 
 def kill_tree(pid: int, sparing: Iterable[int] = ()) -> None:
-    """Kill ``pid`` and its descendants at one moment; returns when they have ended."""
+    """Kill ``pid`` and its descendants at once; returns when they have ended."""
     kill_stopped(stop_tree(pid, sparing))
 
 
 def kill_stopped(pids: set[int]) -> None:
-    """Kill what ``stop_tree`` gave; returns when all have ended."""
+    """Kill what ``stop_tree`` returned; returns when all have ended."""
     _send(pids, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS_TO_END
     while time.monotonic() < deadline:

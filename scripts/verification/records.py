@@ -1,8 +1,8 @@
-"""What a hooked training process leaves for the one that watches it: a line a step, and where it is now.
+"""What a hooked training process leaves for the one that watches it: a line per step, and its current position.
 
 ``rankR.txt`` holds a line for every training step whose samples have all been handed out: step, clock (seconds),
 CRC-32 of images and targets, sample numbers; forward passes are divided by ``;``. Each is one unbuffered write, so a
-kill loses at most the line under way. ``rankR.now`` holds two places of fixed size, overwritten at every point: that of
+kill loses at most the current line. ``rankR.now`` holds two fields of fixed size, overwritten at every point: that of
 the loop and that of a save, which may go on in a thread beside it.
 """
 
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from scripts.verification.faults import IN_A_SAVE
 
-BYTES = 48  # of a place
+BYTES = 48  # of a field
 IDLE, DONE = "idle", "done"
 LOOP = {
     "start": "before the first step",
-    "step": "at the begin of step {}",
+    "step": "at the beginning of step {}",
     "forward": "in step {}, after a forward pass",
     "update": "in step {}, before the update",
     "after_step": "after step {}",
@@ -41,7 +41,7 @@ class StepLine(NamedTuple):
 
 
 class Marks:
-    """Where a process is: written by it, read by another."""
+    """The position of a process: written by it, read by another."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

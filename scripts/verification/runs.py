@@ -24,7 +24,7 @@ from utils.config.settings import UserError
 PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
 RUN_LINE = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)
 POLL_SECONDS = 0.002
-STALL_SECONDS = 3600  # with nothing new for so long, a training is taken to hang
+STALL_SECONDS = 3600  # without progress for so long, a training counts as hanging
 START_SHARE, GAP_SHARE = 0.15, 0.25  # of the kills: before the first step, in a long gap between two
 LAST_LINES = 15
 
@@ -55,7 +55,7 @@ class Timeline:
 
     @property
     def stall_seconds(self) -> float:
-        """With nothing new for so long, a training that should go as the straight one did is taken to hang."""
+        """Without progress for so long, a training like the straight one counts as hanging."""
         return 300 + 10 * (self.start_up + self.end)
 
 
@@ -80,7 +80,7 @@ class WatchedRun:
 
     @contextmanager
     def started(self, *more_flags: str) -> Iterator[subprocess.Popen]:
-        """The training, begun or continued. Nothing of it is left afterwards, whatever happens inside."""
+        """The training, begun or continued. None of its processes outlives the context."""
         self.starts += 1
         self.records.mkdir(parents=True, exist_ok=True)
         for mark in self.records.glob("*.now"):
@@ -92,10 +92,10 @@ class WatchedRun:
         ]  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if name != "HOOK_FAULT"}
         environment["HOOK_RECORD"] = str(self.records)
-        # What a killed launcher leaves among the temporary files goes with this folder.
+        # A killed launcher's temporary files are removed with this folder.
         with TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as environment["TMPDIR"]:
             with open(self.output, "w", encoding="utf-8") as file:
-                # A session of its own: Ctrl-C shall reach this tool, which then kills the training itself.
+                # In a new session: Ctrl-C must reach this tool only, which then kills the training.
                 process = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
                 )

@@ -487,7 +487,7 @@ def test_a_change_that_cannot_be_is_told_and_the_others_are_tried(quick):
 
     advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
     outcome = {trial.change.label: trial.failure for trial in advice.trials}
-    assert outcome["--amp bf16"] == "cannot be: --amp bf16: no" and outcome["--batch-size 128"] == "out of memory"
+    assert outcome["--amp bf16"] == "impossible: --amp bf16: no" and outcome["--batch-size 128"] == "out of memory"
     assert outcome["--loader resident"] == "" and outcome["--amp fp16"] == "not tried: emulated"
     assert advice.taken == [] and advice.gain is None
 

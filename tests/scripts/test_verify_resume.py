@@ -32,8 +32,8 @@ from utils.config.settings import UserError
         ("kill backward", "ACTION POINT"),
         ("kill forward step", "step=: must be a whole number"),
         ("kill forward step=-1", "must be a whole number"),
-        ("kill forward step=1 step=2", "'step=2' cannot stand there"),
-        ("kill forward batch=2", "'batch=2' cannot stand there"),
+        ("kill forward step=1 step=2", "'step=2' cannot stand here"),
+        ("kill forward batch=2", "'batch=2' cannot stand here"),
         ("kill rename when=while", "before or after"),
         ("nan update", "at the point forward"),
         ("enospc forward", "error of a save"),
@@ -272,7 +272,7 @@ def test_every_execution_of_a_step_on_every_rank_must_have_the_same_samples_and_
         ("--archh fc", "'--archh' is not a flag"),
         ("--resume auto", "--resume: the tool starts and continues the runs itself"),
         ("--evaluate --pretrained --arch resnet18 --image-size 224", "--evaluate: the tool starts"),
-        ("--output x", "--output: both runs go to a folder of their own"),
+        ("--output x", "--output: both runs go to separate folders"),
     ],
 )
 def test_mistakes_in_flags_are_told_before_anything_runs(flags, said):

@@ -1,4 +1,4 @@
-"""Batches of steps without a finite gradient, saved so that ``scripts/amp_audit.py --batch`` can repeat them."""
+"""Batches of steps without a finite gradient, saved for ``scripts/amp_audit.py --batch`` to repeat."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOST = 10  # files in a run; each holds the network's weights
 
 
 def save_bad_batch(folder: Path, content: dict[str, Any]) -> Path | None:
-    """Write ``content``, all of ``KEYS`` but the format, into ``folder``, named by its step and rank; gives the path.
+    """Write ``content``, all of ``KEYS`` but the format, into ``folder``, named by its step and rank; returns the path.
 
-    None when there are ``MOST`` already, or the disk refuses: a run does not end for it.
+    None if there are ``MOST`` already or the write fails, which must not end a run.
     """
     assert {"format", *content} == set(KEYS), set(content) ^ set(KEYS)
     try:

@@ -1,4 +1,4 @@
-"""Images that cannot be read and are passed over with --skip-bad-images: counted and listed, over all ranks."""
+"""Unreadable images that --skip-bad-images passes over: counted and listed, over all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from utils.runtime.distributed import Distributed
 
 
 class BadImages:
-    """Notes what batches say of unreadable images; without ``enabled`` there are none, and nothing is exchanged."""
+    """Collects the unreadable images of batches. Unless ``enabled`` there are none, and ranks exchange nothing."""
 
     def __init__(self, enabled: bool, distributed: Distributed, writer: NullWriter) -> None:
         self.enabled, self.distributed, self.writer = enabled, distributed, writer
@@ -19,12 +19,12 @@ class BadImages:
         self._replaced = 0
 
     def note(self, batch: Batch) -> None:
-        """Remember the batch's unreadable images until the ranks next put theirs together."""
+        """Remember the batch's unreadable images until the next ``collect``."""
         self._paths.update(map(os.path.abspath, batch.unreadable))
         self._replaced += batch.replaced
 
     def collect(self, progress: Progress) -> None:
-        """Enter what all ranks have met into ``progress``; new paths are told and listed. A synchronisation point."""
+        """Add what all ranks have met to ``progress``; log and list new paths. A synchronisation point."""
         if not self.enabled:
             return
         known = set(progress.bad_images)

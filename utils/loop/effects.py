@@ -1,8 +1,7 @@
-"""Which of the given settings have no effect in this run, found once its parts are there.
+"""Which of the given settings have no effect in this run, found once its components exist.
 
-What a setting needs is declared beside its default (``effect`` and ``in_evaluation`` in ``utils/config/settings.py``).
-Much of it is only known late: which augmentation a data set has, whether its images stream, which layers a network
-calls.
+What a setting needs is declared next to its default (``effect`` and ``in_evaluation`` in ``utils/config/settings.py``).
+Much of that is known only late: a data set's augmentation, whether its images stream, which layers a network calls.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from utils.runtime.distributed import Distributed
 
 
 class Facts(NamedTuple):
-    """What the ``effect`` of a setting may ask for besides the settings.
+    """What the ``effect`` of a setting may depend on besides the settings.
 
-    ``continues``: the run goes on in a folder that is there. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
+    ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
     its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``remainder``: training images beyond the last full global batch. ``has_filters``: the
@@ -78,8 +77,8 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
 def without_effect(args: Settings, facts: Facts) -> list[str]:
     """A line for each setting that was given and changes nothing.
 
-    Given is every flag, and in a recipe what differs from the default: a run's own ``config.yaml`` holds all settings.
-    What is off by default and given as off asks for nothing. A recipe describes a training, also to ``--evaluate``.
+    Every flag counts as given; in a recipe, only what differs from the default, since a run's ``config.yaml`` holds all
+    settings. A default that is off counts as not given. A recipe describes a training, even with ``--evaluate``.
     """
     v = SimpleNamespace(**args.values(), **facts._asdict())
     lines = []

@@ -1,4 +1,4 @@
-"""Steps whose gradient is not finite: undone, explained, told and, if wanted, saved."""
+"""Steps whose gradient is not finite: undone, explained, logged and, on request, saved."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from utils.runtime.distributed import Distributed
 
 
 class NonFiniteStepHandler:
-    """Knows how to go back to the beginning of a step and to repeat it with every layer watched.
+    """Goes back to the beginning of a step and repeats it with every layer watched.
 
-    While all is well it only copies the buffers. ``folder`` is the run's, None where nothing is written.
+    As long as gradients are finite it only copies the buffers. ``folder``: the run's, None if nothing is written.
     """
 
     def __init__(
@@ -45,16 +45,16 @@ class NonFiniteStepHandler:
         self._buffers = BufferCopy(model)
 
     def begin_step(self, progress: Progress) -> None:
-        """Remember what a forward pass changes, and seed the step's randomness, a function of the position."""
+        """Copy what a forward pass changes, and seed the step's randomness by its position."""
         self._buffers.remember()
         self.distributed.seed(self._seed(progress))
 
     def undo_and_explain(
         self, progress: Progress, scale: torch.Tensor, forward: Callable[[nn.Module, Batch], Outputs]
     ) -> BadStep:
-        """Take the step's traces back, find out what was not finite, and write it down. For all ranks together.
+        """Undo the step, find out what was not finite, and log it. All ranks must call it.
 
-        ``scale`` is the loss scale, a tensor (). The samples are read again, so that no step has to keep them.
+        ``scale`` is the loss scale, a tensor (). The samples are read again, so no step has to keep them.
         """
         self._go_back()
         batches = self.train_loader.replay_step(progress.epoch, progress.step_in_epoch)
@@ -74,7 +74,7 @@ class NonFiniteStepHandler:
         return self._write_down(BadStep.from_findings(*position, findings, self._samples(progress)))
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
-        """Write down a step that some optimizers skipped, not all; ``names``: of the parameters it was skipped for."""
+        """Log a step that some optimizers skipped, but not all, because of the parameters ``names``."""
         position = progress.step + 1, progress.epoch + 1, float(scale)
         origin, samples = f"gradient of {', '.join(names)}", self._samples(progress)
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
@@ -95,7 +95,7 @@ class NonFiniteStepHandler:
         self._buffers.restore()
 
     def _dump(self, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
-        """All that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
+        """Save all that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""
         path = save_bad_batch(
             self.folder / "bad_batches",
             {

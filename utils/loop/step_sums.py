@@ -1,4 +1,4 @@
-"""The steps since the host last looked: what was computed in them, still on the device."""
+"""Sums of the steps since the host last read them, still on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from utils.runtime.distributed import Distributed
 
 
 class StepSums:
-    """Sums of at most ``steps`` optimizer steps, collected over all ranks at the points that TraVal chooses."""
+    """Sums of at most ``steps`` optimizer steps, collected over all ranks when TraVal decides."""
 
     def __init__(self, steps: int, distributed: Distributed) -> None:
         self.steps, self.distributed = steps, distributed
@@ -37,11 +37,11 @@ class StepSums:
         self.pending.append((lr, norm, scale))
 
     def collect(self, progress: Progress) -> list[StepRecord]:
-        """Bring the steps to the host, enter them into ``progress`` and begin anew. A synchronisation point."""
+        """Bring the sums to the host, add them to ``progress`` and reset. A synchronisation point."""
         steps = len(self.pending)
         if not steps:
             return []
-        if self._loss_names is None:  # a rank whose first shares are empty has not met them
+        if self._loss_names is None:  # a rank whose first micro-batches are empty does not know them
             named = self.distributed.gather(list(self.meter.named))
             self._loss_names = progress.loss_names = list(dict.fromkeys(itertools.chain(*named)))
         lrs, norms, scales = zip(*self.pending, strict=True)

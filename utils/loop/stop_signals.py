@@ -1,4 +1,4 @@
-"""Stop signals: heard by any process, obeyed by all at the same optimizer step."""
+"""Stop signals: any rank may receive one; all ranks stop at the same optimizer step."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from utils.runtime.console import INTERRUPTED
 from utils.runtime.distributed import Distributed
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: stopped with a checkpoint; the same command with --resume auto goes on
-POLL_SECONDS = 0.5  # between two questions to the other processes whether one of them was told to stop
+POLL_SECONDS = 0.5  # between two exchanges about whether any rank received a signal
 
 
 class Stopped(Exception):
-    """Training was told to stop and has saved its state; the message says where."""
+    """Training received a stop signal and has saved its state; the message says at which step."""
 
-    def __init__(self, told: signal.Signals, where: str) -> None:
-        self.exit_code = INTERRUPTED if told == signal.SIGINT else TRY_AGAIN
-        super().__init__(f"stopped by {told.name} {where}; --resume auto continues")
+    def __init__(self, received: signal.Signals, where: str) -> None:
+        self.exit_code = INTERRUPTED if received == signal.SIGINT else TRY_AGAIN
+        super().__init__(f"stopped by {received.name} {where}; --resume auto continues")
 
 
 class StoppedAtOnce(BaseException):
-    """A stop signal came where nothing is under way that would have to be saved."""
+    """A stop signal arrived while there was nothing to save."""
 
-    def __init__(self, told: int, when: str = "before or after training") -> None:
-        self.exit_code = INTERRUPTED if told == signal.SIGINT else TRY_AGAIN
-        super().__init__(f"stopped by {signal.Signals(told).name} {when}; --resume auto continues")
+    def __init__(self, received: int, when: str = "before or after training") -> None:
+        self.exit_code = INTERRUPTED if received == signal.SIGINT else TRY_AGAIN
+        super().__init__(f"stopped by {signal.Signals(received).name} {when}; --resume auto continues")
 
 
 class StopSignals:
-    """As a context manager: SIGTERM and SIGUSR1 raise ``StoppedAtOnce``, within ``held`` they and SIGINT are noted.
+    """As a context manager: SIGTERM and SIGUSR1 raise ``StoppedAtOnce``; in ``held`` they and SIGINT are only noted.
 
-    A second SIGINT raises ``KeyboardInterrupt`` there too, for a person who does not want to wait; any other signal
-    after the first one changes nothing.
+    There, a second SIGINT raises ``KeyboardInterrupt``, for a user who does not want to wait; any other signal after
+    the first changes nothing.
 
-    ``end_at_once`` is for a process that ends when this does. It is called, with the exception, for a stop before
-    ``held``: an import that an exception breaks off may pass it on as an ``ImportError``, or go on without what it
-    wanted to import. And since the end of a process takes a while, the signals are ignored from then on, for its exit
-    code is decided.
+    ``end_at_once`` is for a process that ends with this context. It is called with the exception if a signal arrives
+    before ``held``: an import that is interrupted by an exception may turn it into an ``ImportError`` or continue
+    without the module. Once the context ends, the exit code is final, so signals are ignored while the process ends.
     """
 
     HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -53,7 +52,7 @@ class StopSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Around training, which asks for ``received`` where it can stop."""
+        """Around training, which polls ``received`` where it can stop."""
         self._begun = self._holding = True
         try:
             yield
@@ -62,7 +61,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         for number in self.HANDLED:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's & has a process ignore Ctrl-C; that stays so
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's & makes a process ignore Ctrl-C; keep that
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -87,11 +86,11 @@ class StopSignals:
 
 
 class StopConsensus:
-    """What one process has met becomes known to all of them, at the same point of the program.
+    """All ranks learn at the same point of the program what one of them has met.
 
-    Every process calls ``poll`` at the same points: between two steps, between two rounds of validation batches. With
-    several processes only some of the calls exchange anything, about one in ``POLL_SECONDS``: how many are passed over
-    is worked out from what all of them know, so that all of them pass over the same ones.
+    Every rank calls ``poll`` at the same points: between two steps, and between two rounds of validation batches. With
+    several ranks only about one call in ``POLL_SECONDS`` exchanges anything. Which calls do is computed from numbers
+    that all ranks share, so all ranks skip the same ones.
     """
 
     def __init__(self, distributed: Distributed, signals: StopSignals | None = None) -> None:
@@ -99,11 +98,11 @@ class StopConsensus:
         self.begin()
 
     def begin(self) -> None:
-        """To be called where the points come at another pace than before."""
+        """Call it when polls start to come at another pace."""
         self._calls, self._interval, self._asked = 0, 1, monotonic()
 
     def poll(self, failed: bool = False) -> tuple[signal.Signals | None, bool]:
-        """A stop signal that some process has received, if any, and whether one of them has ``failed``."""
+        """The stop signal that any rank has received, if any, and whether any rank has ``failed``."""
         received = self.signals.received
         if self.distributed.world_size == 1:
             return signal.Signals(received) if received else None, failed

@@ -28,7 +28,7 @@ def validate(
     between: Callable[[], None],
     before_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Report:
-    """The bare module over this rank's batches, with rank 0's buffers; sums over all ranks.
+    """Run the bare module on this rank's batches, with rank 0's buffers; returns the sums over all ranks.
 
     ``before_batch`` is called for each of this rank's batches. ``between`` is called after each round, in which every
     rank has at most one batch, and so equally often on all of them.

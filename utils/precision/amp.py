@@ -2,7 +2,7 @@
 
 fp16 (5 exponent bits) needs the loss scaled up, or small gradients underflow to zero (Micikevicius et
 al., Mixed precision training, 2017); bf16 has float32's range and needs none. The scaler always exists,
-disabled where it is not needed, so that there is one training step and no second code path.
+disabled if it is not needed: there is one training step and no second code path.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def resolve_amp(settings: PrecisionSettings, device: torch.device) -> str:
-    """'off', 'fp16' or 'bf16': what was asked for, or the device's default. Raises ``UserError``."""
+    """'off', 'fp16' or 'bf16': the format in the settings, or the device's default. Raises ``UserError``."""
     if settings.amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; use --amp fp16")
     return settings.amp or ("fp16" if device.type == "cuda" else "off")
 
 
 def build_scaler(settings: PrecisionSettings, device: torch.device) -> torch.amp.GradScaler:
-    """The gradient scaler; only fp16 enables it, elsewhere it hands everything through unchanged."""
+    """The gradient scaler; only fp16 enables it; otherwise it passes everything through unchanged."""
     enabled = resolve_amp(settings, device) == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=settings.init_scale, enabled=enabled)
 
 
 def autocast(settings: PrecisionSettings, device: torch.device) -> torch.autocast:
-    """The context for forward pass and loss, reusable; it does nothing when mixed precision is off."""
+    """The context for forward pass and loss, reusable; it does nothing if mixed precision is off."""
     amp = resolve_amp(settings, device)
     return torch.autocast(device.type, dtype=DTYPES.get(amp), enabled=amp != "off")
 
@@ -53,7 +53,7 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
         raise UserError(f"--fp32-layers {' '.join(unknown)}: the network has no such layer{hint}")
     for name in names:
         module = modules[name]
-        # A class of its own, not a wrapped method: that would stay bound to this module in a deep copy.
+        # A subclass rather than a wrapped method, which would stay bound to this module in a deep copy.
         module.__class__ = type(type(module).__name__, (_InFloat32, type(module)), {})
         module.autocast_device = device.type
 
@@ -64,7 +64,7 @@ def never_called(
 ) -> tuple[str, ...]:
     """Those of the modules ``names`` whose ``forward`` a forward pass of ``model`` leaves out; tried on a copy.
 
-    ``keep_in_fp32`` changes nothing about these: lists of layers, and layers whose weights another one uses.
+    ``keep_in_fp32`` has no effect on these: lists of layers, and layers whose weights another layer uses.
     """
     if not names:
         return ()

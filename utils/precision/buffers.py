@@ -1,4 +1,4 @@
-"""A network's buffers as they were before a step."""
+"""A copy of a network's buffers from before a step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import nn
 class BufferCopy:
     """Remembers the buffers of ``model`` (batch-norm statistics) and puts them back.
 
-    A forward pass that overflows makes batch norm's running statistics infinite, and no later step mends
-    that: a step that is skipped must take them back. Copies go a data type at a time, in one call each.
+    A forward pass that overflows makes batch norm's running statistics infinite, and no later step
+    repairs that: skipping a step must restore them. Buffers are copied in one call per data type.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -27,6 +27,6 @@ class BufferCopy:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what was remembered."""
+        """Restore the copied buffers."""
         for copies, live in zip(self._copies, self._live, strict=True):
             torch._foreach_copy_(live, copies)

@@ -1,4 +1,4 @@
-"""What is told of a step whose gradient was not finite: where it began, and with which samples."""
+"""The report on a step whose gradient was not finite: where that began, and with which samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, o
 
 
 class IndexedBatch(Protocol):
-    """What a forward pass needs here; ``utils/data/loaders.py``'s ``Batch`` has it."""
+    """What this module needs of a batch, such as ``utils/data/loaders.py``'s ``Batch``."""
 
     targets: torch.Tensor
     indices: np.ndarray
@@ -28,7 +28,7 @@ class IndexedBatch(Protocol):
 
 @dataclass(frozen=True)
 class RankFinding:
-    """One rank's part: the non-finite layers, and the samples whose logits are not finite."""
+    """What one rank found: the non-finite layers, and the samples whose logits are not finite."""
 
     rank: int
     layers: NonFinite
@@ -39,7 +39,7 @@ class RankFinding:
 class BadStep:
     """A step without a finite gradient. ``step`` and ``epoch`` count from one; ``samples`` are data set indices.
 
-    ``rank``: the first that saw it, None when all did.
+    ``rank``: the first one affected, None if all are.
     """
 
     step: int
@@ -56,7 +56,7 @@ class BadStep:
     def from_findings(
         cls, step: int, epoch: int, scale: float, findings: list[RankFinding], all_samples: list[int]
     ) -> BadStep:
-        """From what every rank found; ``all_samples`` are those of the whole step."""
+        """Combine what all ranks found; ``all_samples`` are those of the whole step."""
         samples = [sample for finding in findings for sample in finding.samples]
         position = {"step": step, "epoch": epoch, "scale": scale}
         seen = next((finding for finding in findings if finding.layers), None)
@@ -82,7 +82,7 @@ class BadStep:
         return f"not finite: {self.origin}{where}{layers}; loss scale {self.scale:g}; {kind} {shown}{more}"
 
     def details(self) -> str:
-        """All of it, some lines, for the log file and TensorBoard."""
+        """Everything, in several lines, for the log file and TensorBoard."""
         where = f" on rank {self.rank}" if self.rank is not None else ""
         lines = [
             f"step {self.step}, epoch {self.epoch}, loss scale {self.scale:g}",
@@ -102,7 +102,7 @@ def too_many_skips(count: int, step: int, epoch: int, scale: float) -> str:
         advice = "begin with a lower --init-scale (65536 is usual), or allow more with --max-skipped-steps"
     else:
         advice = (
-            "no scale will mend that: lower --lr, add --warmup-epochs, ask scripts/amp_audit.py about the layers that "
+            "no scale helps: lower --lr, add --warmup-epochs, see what scripts/amp_audit.py says of the layers that "
             "the log names, or try --amp bf16"
         )
     return (
@@ -118,10 +118,10 @@ def examine(
     backward: Callable[[IndexedBatch, torch.Tensor], None],
     rank: int,
 ) -> RankFinding:
-    """Repeat a step's ``passes`` until one gives something that is not finite.
+    """Repeat a step's ``passes`` until one produces a non-finite value.
 
-    ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients are
-    left as they come; buffers and random state are the caller's. A compiled network runs uncompiled.
+    ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients
+    are left in place; the caller restores buffers and random state. A compiled network runs uncompiled.
     """
     found, samples = NonFinite(), []
     for part in passes:

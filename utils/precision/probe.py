@@ -1,7 +1,7 @@
-"""Where in a network numbers stop being finite: hooks for one forward and backward pass.
+"""Where in a network values stop being finite: module hooks for one forward and backward pass.
 
-Autocast rounds to half precision layer by layer, so the first layer, in the order of computation, that gives a
-non-finite value from finite ones is where the trouble begins; everything after it only passes it on.
+Autocast rounds to half precision layer by layer, so the trouble begins in the first layer, in the order of
+computation, that turns finite values into a non-finite one; all later layers only pass it on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def watching(
     model: nn.Module, *, inputs: Seen | None = None, outputs: Seen | None = None, gradients: Seen | None = None
 ) -> Iterator[None]:
-    """Within it every module of ``model`` reports, in the order of computation.
+    """In this context every module of ``model`` reports, in the order of computation.
 
     Each callback takes (name, module, tensor): ``inputs`` before the module runs, ``outputs`` after, and
     ``gradients`` the gradient of the loss (scaled, if the loss was) with respect to an output. A module
@@ -49,7 +49,7 @@ def watching(
             if outputs is not None:
                 outputs(name, module, tensor.detach())
             if gradients is not None and tensor.requires_grad:
-                # A hook on the tensor, unlike one on the module, also bears the in-place operations that may follow.
+                # A hook on the tensor, unlike one on the module, also allows the in-place operations that may follow.
                 tensor.register_hook(lambda gradient: gradients(name, module, gradient.detach()))
 
     handles = []
@@ -66,11 +66,11 @@ def watching(
 
 @dataclass
 class NonFinite:
-    """Which layers give values that are not finite, first ones first; empty lists when all is well.
+    """Which layers give values that are not finite, in order; empty lists if there are none.
 
     ``outputs``: modules whose output is not finite. ``gradients``: modules whose output's gradient is not
     finite, in the order of the backward pass, so the network's end comes first. ``parameters``: those with
-    such a gradient. ``origin``: where it began, in words.
+    such a gradient. ``origin``: where that began, in words.
     """
 
     outputs: list[str] = field(default_factory=list)
@@ -88,8 +88,8 @@ def find_non_finite(
 ) -> NonFinite:
     """Run ``backward(forward())`` and see which layers of ``model`` give non-finite values.
 
-    ``forward`` gives the loss; what it does is not undone, so the caller keeps buffers and gradients.
-    All is compared on the device and read once at the end.
+    ``forward`` gives the loss; its effects are not undone: the caller restores buffers and gradients.
+    Everything is checked on the device and read once at the end.
     """
     records: list[tuple[str, str, nn.Module, torch.Tensor]] = []
 
