@@ -123,11 +123,11 @@ NAN_ON_ONE_RANK = """
     import torch
     sys.path.insert(0, {root!r})
     import main, utils.optim.criterion
-    from utils.runtime.distributed import Ranks, end_process
+    from utils.runtime.distributed import RankInfo, end_process
 
     class Bad(torch.nn.CrossEntropyLoss):
         def forward(self, output, targets):
-            if Ranks.from_environment().rank == 1:
+            if RankInfo.from_environment().rank == 1:
                 output = output.clone()
                 output[3] = float("nan")
             return super().forward(output, targets)
