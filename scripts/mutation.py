@@ -19,6 +19,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv[1:]):  # before imports that take seconds
+    print(__doc__)
+    sys.exit(0)
+
 ROOT = Path(__file__).resolve().parents[1]
 REVIEWED = ROOT / "tests" / "equivalent_mutants.yaml"
 MUTANTS_AT_ONCE = 1

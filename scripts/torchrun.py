@@ -28,6 +28,7 @@ if __name__ == "__main__":  # before the other imports, which Ctrl-C would break
     except KeyboardInterrupt:
         os._exit(130)
 
+import itertools
 import logging
 import re
 import signal
@@ -42,6 +43,14 @@ from utils.runtime.distributed import port_in_use
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+FLAGS = """Flags that most runs need; the others are torchrun's own (python -m torch.distributed.run --help):
+
+    --nproc-per-node N     processes on this machine, one per GPU
+    --standalone           one machine, any free port
+    --nnodes N or MIN:MAX  machines; run the same command on each, with --rdzv-endpoint and --rdzv-id
+    --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id TEXT   where the machines meet
+    --max-restarts N       how often processes that failed are started again
+"""
 MISTAKE = 2
 SHUTDOWN_SECONDS = 180
 SILENCE_SECONDS = 60  # of the meeting point, unless --rdzv-conf read_timeout=N says otherwise; 60 is torch's own
@@ -107,8 +116,17 @@ class Launcher:
         return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in codes), 1)
 
 
+def asks_for_help(argv: list[str]) -> bool:
+    """Whether ``argv`` asks for the launcher's help, not for the program's: torch takes seconds to import."""
+    own = itertools.takewhile(lambda token: not token.endswith(".py"), argv)
+    return bool({"-h", "--help"} & set(own))
+
+
 def main(argv: list[str]) -> int:
     """Run torchrun in this process. Returns the exit code."""
+    if asks_for_help(argv):
+        print(f"{__doc__}\n{FLAGS}", end="")
+        return 0
     launcher = Launcher()
     launcher.listen()
 
