@@ -1,6 +1,7 @@
 """What TraVal does besides its steps: what is saved and written when, what ends a run, and what a resume takes up."""
 
 import copy
+import dataclasses
 import math
 import signal
 from pathlib import Path
@@ -493,3 +494,81 @@ def test_the_state_of_another_number_of_optimizers_is_refused():
     one, two = make(*THREE_STEPS), make(*THREE_STEPS, "--optimizer", "muon")
     with pytest.raises(ValueError):
         two.load_state(one.state())
+
+
+# ---------------------------------------------------------------------------------------- what is wired to what
+
+
+@pytest.mark.parametrize(("amp", "charts"), [("off", set()), ("fp16", {"AMP/scale", "AMP/skipped_steps"})])
+def test_the_scaler_has_charts_only_where_it_is_in_use(amp, charts):
+    traval, recorder, _ = watched(*THREE_STEPS[:-2], "--amp", amp, "--print-freq", "1")
+    traval.train(0)
+    tags = {tag for points, _ in recorder.of("scalars") for tag in points}
+    assert {tag for tag in tags if tag.startswith("AMP")} == charts and "Loss/Training" in tags
+
+
+def test_unreadable_images_of_steps_and_of_validation_are_counted_and_listed(tmp_path):
+    traval, recorder, _ = watched(*THREE_STEPS, "--skip-bad-images")
+    seen, readable = str(tmp_path / "bad.jpg"), traval.train_loader.batches
+    spoilt = (dataclasses.replace(batch, unreadable=(seen,), replaced=1) for batch in list(readable(0)))
+    traval.train_loader.batches = lambda *_: spoilt
+    traval.train(0)
+    assert traval.progress.bad_images == [seen] and traval.progress.replaced_images == 3
+    other, checked = str(tmp_path / "worse.jpg"), list(traval.validation_loader.batches())
+    traval.validation_loader.batches = lambda: iter([dataclasses.replace(one, unreadable=(other,)) for one in checked])
+    traval.validation(0, report=False)
+    assert traval.progress.bad_images == [seen, other]
+    assert [paths for (paths,) in recorder.of("bad_images")] == [[seen], [seen, other]]
+
+
+def test_a_bad_batch_goes_into_the_runs_folder_with_the_runs_description(tmp_path):
+    recorder = Recorder()
+    saver = Saver(recorder)
+    saver.folder = tmp_path / "checkpoints"
+    description = {"arch": "fc", "settings": {"lr": 0.1}, "classes": [*"0123456789"]}
+    traval = make(
+        "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--dump-bad-batch", criterion=Overflow(at=1),
+        writer=recorder, checkpointer=saver, description=description,
+    )  # fmt: skip
+    traval.train(0)
+    (saved,) = (tmp_path / "bad_batches").iterdir()
+    content = torch.load(saved, weights_only=True)
+    assert {name: content[name] for name in description} == description
+
+
+def test_gradients_are_added_up_until_the_last_pass_of_a_step(monkeypatch):
+    traval, _, _ = watched("--arch", "fc", "--batch-size", "240", "--accumulate", "2", "--amp", "off")
+    asked, real = [], traval.distributed.no_sync
+
+    def no_sync(network, *, more_to_come):
+        asked.append((network is traval.network, more_to_come))
+        return real(network, more_to_come=more_to_come)
+
+    monkeypatch.setattr(traval.distributed, "no_sync", no_sync)
+    traval.train(0)
+    assert asked == [(True, True), (True, False)] * 3
+
+
+def test_an_infinite_loss_with_finite_gradients_is_not_stepped_with():
+    def criterion(output, targets):
+        return nn.functional.cross_entropy(output, targets) + math.inf
+
+    traval, *_ = watched(*THREE_STEPS, criterion=criterion)
+    before = parameters(traval.model)
+    with pytest.raises(TrainingFailure, match="; last.pt holds the state before this step$"):
+        traval.train(0)
+    assert all(torch.equal(old, new) for old, new in zip(before, parameters(traval.model), strict=True))
+
+
+def test_a_steps_random_numbers_depend_on_its_position_and_not_on_what_was_drawn_before():
+    def trained(drawn):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+        traval = make(*THREE_STEPS, model=model)
+        torch.rand(drawn)
+        traval.train(0)
+        return parameters(traval.model)
+
+    assert all(torch.equal(one, other) for one, other in zip(trained(0), trained(7), strict=True))
