@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REVIEWED = ROOT / "tests" / "equivalent_mutants.yaml"
 MUTANTS_AT_ONCE = 1
 CAUGHT = ("killed", "timeout")
+NOT_RUN = 255  # pytest refused to begin, for example at a test's name; mutmut counts it with those that ran out of time
 MEMORY_BYTES = 16 << 30  # a mutant may ask for any amount
 SLOW_IMPORTS = (  # once, before a process is forked for each mutant
     "torch._dynamo", "torch.utils.tensorboard", "torchvision.transforms.v2", "timm", "sklearn.datasets",
@@ -114,6 +115,11 @@ def became(name: str, path: Path) -> str:
     return " ".join(" ".join(line[1:] for line in lines if line.startswith("+")).split())
 
 
+def status_of(code: int | None) -> str:
+    """mutmut's word for how the tests of a mutant ended."""
+    return "not run" if code == NOT_RUN else status_by_exit_code[code]
+
+
 def reviewed() -> set[tuple[str, str]]:
     """(file, changed line) of each mutant that is known to behave as the original."""
     groups = yaml.safe_load(REVIEWED.read_text(encoding="utf-8")) if REVIEWED.exists() else []
@@ -129,7 +135,7 @@ def report() -> int:
         data, counts = SourceFileMutationData(path=path), Counter()
         data.load()
         for name, code in data.exit_code_by_key.items():
-            status = status_by_exit_code[code]
+            status = status_of(code)
             counts[status if status in columns else "other"] += 1
             if status in CAUGHT:
                 continue
@@ -154,7 +160,7 @@ def main(names: list[str]) -> int:
     for module in SLOW_IMPORTS:
         importlib.import_module(module)
     if not names:
-        program._reset_mutant_results(lambda name, code: status_by_exit_code[code] not in CAUGHT)
+        program._reset_mutant_results(lambda name, code: status_of(code) not in CAUGHT)
     program._run(names, MUTANTS_AT_ONCE)
     print()
     return bool(report())
