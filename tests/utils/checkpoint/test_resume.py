@@ -99,6 +99,7 @@ def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_sta
         ({"a": 1}, {"a": {"b": 2}}, {"a": 1}),
         ({"a": {"b": 1}}, {"a": 2}, {"a": {"b": 1}}),
         ({"a": [1]}, {"a": [1, 2]}, {"a": [1]}),
+        ({"a": [1, 2]}, {"a": [1]}, {"a": [1, 2]}),
         ({"a": [1, 2]}, {"a": 3}, {"a": [1, 2]}),
         ({"a": 3}, {"a": [1, 2]}, {"a": 3}),
     ],
@@ -171,6 +172,13 @@ def test_a_folder_that_is_no_run_of_ours_is_passed_over_without_a_word(runs, con
     assert newest(runs) == (None, [])
     older = runs("2024-01-01")
     assert newest(runs) == (older, [])
+
+
+def test_a_pipe_in_a_recipes_place_is_not_waited_for(runs):
+    folder = runs("2024-01-07_d")
+    (folder / "config.yaml").unlink()
+    os.mkfifo(folder / "config.yaml")
+    assert newest_run(runs.parent, LR, pytest.fail) is None
 
 
 def test_files_links_and_names_that_cannot_be_shown_are_passed_over(runs, tmp_path):
