@@ -469,5 +469,5 @@ def test_odd_modes_show_the_pixels_of_pillows_conversion(tmp_path):
             return [*train.batches(0), *validation.batches()]
 
     odd, plain = batches("odd"), batches("plain")
-    assert sum(len(batch.targets) for batch in odd) == 4 * 14
+    assert sum(len(batch.targets) for batch in odd) == len([*(tmp_path / "odd").rglob("*.*")]) >= 4 * 13
     assert all(torch.equal(left.images, right.images) for left, right in zip(odd, plain, strict=True))

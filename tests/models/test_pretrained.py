@@ -188,7 +188,7 @@ def test_what_torchvision_says_of_all_its_weights_is_taken_over():
         assert list(made.std) == ([0.5] * 3 if own_normalisation else theirs.std)
 
 
-@pytest.mark.parametrize("arch", ["conv2", "test_maxvit"])
+@pytest.mark.parametrize("arch", ["conv2", "test_vit4"])
 def test_a_network_without_weights_is_one_line(arch):
     with pytest.raises(UserError, match="--pretrained: .*no pretrained weights of"):
         preprocessing_of(arch, testing=False)

@@ -25,6 +25,8 @@ HEADS = {
     "crossvit_tiny_240": ["head.0", "head.1"],
     "efficientvim_m1": ["heads.0", "heads.1", "heads.2", "heads.3"],
 }
+if not timm.is_model("efficientvim_m1"):
+    del HEADS["efficientvim_m1"]  # timm 1.0.27 has no such network
 ORDINARY = {
     "resnet18": "fc",
     "vit_tiny_patch16_224": "head",
