@@ -110,10 +110,10 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, Resum
         return own, args, None
     from utils.checkpoint.resume import find
 
-    found = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
-    if found is None:
+    resume_point = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
+    if resume_point is None:
         raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
-    return own, arguments.parse(others, checkpoint=found.settings), found
+    return own, arguments.parse(others, checkpoint=resume_point.settings), resume_point
 
 
 def is_explicit(args: Settings, name: str) -> bool:
@@ -135,7 +135,7 @@ def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint 
 
 
 def from_training(
-    own: argparse.Namespace, args: Settings, found: ResumePoint | None, distributed: Distributed
+    own: argparse.Namespace, args: Settings, resume_point: ResumePoint | None, distributed: Distributed
 ) -> AuditSubject:
     """The network and the first training batches for these settings."""
     import itertools
@@ -145,16 +145,16 @@ def from_training(
     from utils.checkpoint import checkpoint
     from utils.record.run import Run
 
-    parts = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=found))
+    components = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=resume_point))
     scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
-    if found is not None:
-        checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))
-        scale, weights = found.state["scaler"].get("scale", scale), f"weights of {found.path}"
+    if resume_point is not None:
+        checkpoint.load_weights(components.model, resume_point.read()["model"], str(resume_point.path))
+        scale, weights = resume_point.state["scaler"].get("scale", scale), f"weights of {resume_point.path}"
     elif args.model.weights or args.model.pretrained:
         weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
-    batches = itertools.islice(parts.train_loader.batches(0), own.batches or BATCHES)
+    batches = itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)
     passes = [AuditBatch(batch.images, batch.targets, batch.weight) for batch in batches]
-    return AuditSubject(parts.model, parts.criterion, passes, scale, args.run.seed, weights)
+    return AuditSubject(components.model, components.criterion, passes, scale, args.run.seed, weights)
 
 
 def without_decoding_all(args: Settings) -> Settings:

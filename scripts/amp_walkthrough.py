@@ -55,17 +55,19 @@ def walk_through(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
     _, args = parser.split(argv)
-    found = None
+    resume_point = None
     if args.run.resume:
         from utils.checkpoint.resume import find
 
-        found = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
-        if found is None:
+        resume_point = find(
+            args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr)
+        )
+        if resume_point is None:
             raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
-        _, args = parser.split(argv, found.settings)
+        _, args = parser.split(argv, resume_point.settings)
     with Distributed(RankInfo(), args.run) as distributed:
-        if found is not None or is_about_network(args):
-            return of_network(args, distributed, found)
+        if resume_point is not None or is_about_network(args):
+            return of_network(args, distributed, resume_point)
         return of_layer(args, distributed)
 
 
@@ -125,7 +127,7 @@ def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
 # ----------------------------------------------------------------------------------- a real network
 
 
-def of_network(args: Settings, distributed: Distributed, found: ResumePoint | None) -> int:
+def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoint | None) -> int:
     """A real network on the first batch of its training."""
     from main import build
     from scripts.audit import walkthrough
@@ -133,23 +135,25 @@ def of_network(args: Settings, distributed: Distributed, found: ResumePoint | No
     from utils.loop.forward import forward
     from utils.record.run import Run
 
-    parts = build(Run(as_training(args), distributed, resume_point=found))
+    components = build(Run(as_training(args), distributed, resume_point=resume_point))
     weights = f"weights from --seed {args.run.seed}"
-    if found is not None:
-        checkpoint.load_weights(parts.model, found.read()["model"], str(found.path))
-        weights = f"weights of {found.path}"
+    if resume_point is not None:
+        checkpoint.load_weights(components.model, resume_point.read()["model"], str(resume_point.path))
+        weights = f"weights of {resume_point.path}"
     elif args.model.weights or args.model.pretrained:
         weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
-    dropped = without_dropout(parts.model)
-    batch = next(parts.train_loader.batches(0))
+    dropped = without_dropout(components.model)
+    batch = next(components.train_loader.batches(0))
 
     def weighted_forward(model: torch.nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distributed.seed(args.run.seed)
         given = dataclasses.replace(batch, images=images)
-        outputs = forward(model, given, parts.criterion, nullcontext())  # Start.step is within autocast already
+        outputs = forward(model, given, components.criterion, nullcontext())  # Start.step is within autocast already
         return outputs.logits, outputs.loss * batch.weight
 
-    start = walkthrough.Start(parts.model, batch.images, weighted_forward, args.optimisation.lr, distributed.device)
+    start = walkthrough.Start(
+        components.model, batch.images, weighted_forward, args.optimisation.lr, distributed.device
+    )
     with walkthrough.true_float32():
         reference, agreements = walkthrough.network(start, args.precision, halve=args.origins["init_scale"] != FLAG)
     shape = "x".join(map(str, batch.images.shape))

@@ -81,18 +81,20 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     folder = make_folder(own.output) if own.output else None
     with StatusLine() as progress:
         progress.begin("data, network and optimizer")
-        parts = build(Run(args, distributed))
-        header = describe(args, parts, distributed)
-        traval = build_traval(args, parts.model, parts.train_loader, distributed)
-        now = TrainingSetup(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads())
+        components = build(Run(args, distributed))
+        header = describe(args, components, distributed)
+        traval = build_traval(args, components.model, components.train_loader, distributed)
+        now = TrainingSetup(args, components.train_loader, traval, itertools.count(), torch.get_num_threads())
         measured, peak = examine_parts(now, own.seconds, progress.begin)
-        variant = partial(build_variant, flags, parts.data, distributed)
+        variant = partial(build_variant, flags, components.data, distributed)
         advice = Trials(now, variant, measured, own.seconds, progress.begin).advise(
-            hardware_of(now, parts.data, own.try_compile)
+            hardware_of(now, components.data, own.try_compile)
         )
         torch.set_num_threads(now.threads)
         progress.begin("memory")
-        memory = memory_on_gpu(own, now, parts, peak) if peak else memory_in_child(own, args, flags, parts, now)
+        memory = (
+            memory_on_gpu(own, now, components, peak) if peak else memory_in_child(own, args, flags, components, now)
+        )
     text = report(header, measured, advice, memory, args.data.batch_size, now.step_images)
     print(text)
     if folder is not None:
@@ -131,29 +133,31 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; of a run to resume, only the settings are used."""
-    args, found = arguments.parse(list(flags)), None
+    args, resume_point = arguments.parse(list(flags)), None
     if args.run.resume:
         from utils.checkpoint.resume import find
 
-        found = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
-        if found is not None:
-            args = arguments.parse(list(flags), checkpoint=found.settings)
+        resume_point = find(
+            args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr)
+        )
+        if resume_point is not None:
+            args = arguments.parse(list(flags), checkpoint=resume_point.settings)
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),
-        data=dataclasses.replace(args.data, **sizes_for_weights(args, found)),
+        data=dataclasses.replace(args.data, **sizes_for_weights(args, resume_point)),
         model=dataclasses.replace(args.model, pretrained=False, weights=None),
     )
 
 
-def sizes_for_weights(args: Settings, found: ResumePoint | None) -> dict[str, int]:
+def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[str, int]:
     """The image sizes that go with the initial weights, so that a fresh network gets the same."""
-    if found is None and not args.model.pretrained and not args.model.weights:
+    if resume_point is None and not args.model.pretrained and not args.model.weights:
         return {}
     from models.prepare import known_preprocessing, read_weights
     from utils.data.preprocessing import resolve
 
-    known = known_preprocessing(args, found, read_weights(args, found))
+    known = known_preprocessing(args, resume_point, read_weights(args, resume_point))
     shown, _ = resolve(args.data, known)
     return {"image_size": shown.image_size, "val_image_size": shown.val_image_size}
 
@@ -223,7 +227,7 @@ def build_variant(
 # ------------------------------------------------------------------------------------------- memory
 
 
-def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, parts: Components, peak: tuple[int, int]) -> Memory:
+def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Components, peak: tuple[int, int]) -> Memory:
     """The peak of the steps that were timed, and the largest batch by trying."""
     import torch
 
@@ -234,13 +238,13 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, parts: Components
     free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
     if not own.largest_batch:
         return Memory(peak[0], meaning, None, free)
-    train = training_on_random(now.args, len(parts.data.classes), now.loader.image_shape, now.traval.distributed)
-    found = search(GpuRoom(train, own.seconds), now.args.data.batch_size, len(parts.data.train))
+    train = training_on_random(now.args, len(components.data.classes), now.loader.image_shape, now.traval.distributed)
+    found = search(GpuRoom(train, own.seconds), now.args.data.batch_size, len(components.data.train))
     return Memory(peak[0], meaning, found, free)
 
 
 def memory_in_child(
-    own: argparse.Namespace, args: Settings, flags: list[str], parts: Components, now: TrainingSetup
+    own: argparse.Namespace, args: Settings, flags: list[str], components: Components, now: TrainingSetup
 ) -> Memory:
     """Both, in a separate process whose memory nothing else makes grow."""
     from scripts.tuning.advice import Largest
@@ -249,7 +253,8 @@ def memory_in_child(
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
-        "classes": len(parts.data.classes), "image_shape": now.loader.image_shape, "samples": len(parts.data.train),
+        "classes": len(components.data.classes), "image_shape": now.loader.image_shape,
+        "samples": len(components.data.train),
         "room": room, "seconds": own.seconds, "largest": own.largest_batch,
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *flags, "--memory-of", json.dumps(task)]
@@ -297,7 +302,7 @@ def training_on_random(
 # ------------------------------------------------------------------------------------------- output
 
 
-def describe(args: Settings, parts: Components, distributed: Distributed) -> str:
+def describe(args: Settings, components: Components, distributed: Distributed) -> str:
     """What is measured, and on which device."""
     import torch
 
@@ -306,9 +311,9 @@ def describe(args: Settings, parts: Components, distributed: Distributed) -> str
 
     return (
         f"{device_name(distributed.device)}, torch {torch.__version__}\n"
-        f"{args.model.arch} on {args.data.dataname}, images {'x'.join(map(str, parts.train_loader.image_shape))}, "
+        f"{args.model.arch} on {args.data.dataname}, images {'x'.join(map(str, components.train_loader.image_shape))}, "
         f"batch {args.data.batch_size} x {args.optimisation.accumulate}, "
-        f"mixed precision {resolve_amp(args.precision, distributed.device)}\nloader {parts.loader_choice}"
+        f"mixed precision {resolve_amp(args.precision, distributed.device)}\nloader {components.loader_choice}"
     )
 
 

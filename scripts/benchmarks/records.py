@@ -115,9 +115,9 @@ def build(
 ) -> TraVal:
     """The training loop as main.py builds it."""
     with redirect_stdout(io.StringIO()):  # lines about the data would break the table
-        parts = main.build(Run(args, distributed))
+        components = main.build(Run(args, distributed))
     return TraVal(
-        parts.model, parts.train_loader, parts.optimizer, parts.criterion, parts.scaler, args, parts.validation_loader,
-        distributed=distributed, lr_policy=parts.lr_policy, ema=parts.ema, writer=writer, checkpointer=checkpointer,
-        description=describe(args, parts.data),
+        components.model, components.train_loader, components.optimizer, components.criterion, components.scaler, args,
+        components.validation_loader, distributed=distributed, lr_policy=components.lr_policy, ema=components.ema,
+        writer=writer, checkpointer=checkpointer, description=describe(args, components.data),
     )  # fmt: skip

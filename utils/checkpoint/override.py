@@ -17,29 +17,29 @@ SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data d
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay")  # of an optimizer's group; each step sets the learning rate
 
 
-def refuse_impossible(found: ResumePoint, args: Settings) -> None:
+def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     """Raise ``UserError`` with a line for each difference that the state does not fit."""
-    mistakes, differences = [], found.differences(args)
+    mistakes, differences = [], resume_point.differences(args)
     for name in SHAPES_STATE:
         if name in differences:
             mistakes.append(f"{differences[name]}; its state fits no other, also with --resume-override")
-    if "ema_decay" in differences and (found.state["ema"] is None) != (args.optimisation.ema_decay is None):
+    if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.optimisation.ema_decay is None):
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 
 
-def refuse_other_head(found: ResumePoint, classes: tuple[str, ...]) -> None:
+def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...]) -> None:
     """Raise ``UserError`` if the data set has another number of classes."""
-    if len(classes) != len(found.state["classes"]):
-        (difference,) = found.data_differences(classes, None)
+    if len(classes) != len(resume_point.state["classes"]):
+        (difference,) = resume_point.data_differences(classes, None)
         raise UserError(
             f"{difference}; its last layer fits no other number: begin anew with --weights", on_all_ranks=True
         )
 
 
 def carry_over(
-    found: ResumePoint, args: Settings, classes: tuple[str, ...], fingerprint: str, steps_per_epoch: int,
+    resume_point: ResumePoint, args: Settings, classes: tuple[str, ...], fingerprint: str, steps_per_epoch: int,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
     """The state to continue from with ``args`` and this data, and a line for each change.
@@ -48,11 +48,11 @@ def carry_over(
     cut epoch is skipped, and the learning rate is that of the beginning of an epoch.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    differences, data = found.differences(args), found.data_differences(classes, fingerprint)
+    differences, data = resume_point.differences(args), resume_point.data_differences(classes, fingerprint)
     values = args.result_values()
     changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
-    progress = Progress.from_state(found.state["progress"])
+    progress = Progress.from_state(resume_point.state["progress"])
     if data:
         progress.best_top1, progress.best_epoch = -1.0, 0
         changes.append("the best result so far is of other data, and is forgotten")
@@ -60,9 +60,9 @@ def carry_over(
         if progress.step_in_epoch:
             changes.append(_skip_rest(progress, args))
         progress.shifted_steps += progress.epoch * steps_per_epoch - progress.updates
-    state = found.state | {
+    state = resume_point.state | {
         "progress": progress.state(),
-        "optimizer": _with_settings_of(optimizers, found.state["optimizer"], found.path),
+        "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"], resume_point.path),
     }
     return state, changes
 
