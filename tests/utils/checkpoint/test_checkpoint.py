@@ -167,6 +167,32 @@ def test_weights_are_taken_from_our_checkpoints_and_from_bare_and_wrapped_state_
     assert torch.equal(model.weight, other.weight)
 
 
+def test_a_tensor_that_claims_more_than_its_file_holds_is_refused(tmp_path):
+    torch.save({"model": {"weight": torch.zeros(1).expand(10**6)}}, tmp_path / "some.pt")
+    with pytest.raises(UserError, match=r"some\.pt: is not a checkpoint that can be loaded safely: .*claims more than"):
+        checkpoint.load(tmp_path / "some.pt")
+
+
+def test_compressed_entries_are_refused_even_if_they_claim_no_more_than_the_file(tmp_path):
+    torch.save({"model": {}}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "some.pt", "w") as packed:
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry), zipfile.ZIP_DEFLATED)
+        packed.writestr("more", os.urandom(1000), zipfile.ZIP_DEFLATED)  # which grows when it is compressed
+    with pytest.raises(UserError, match="it holds compressed parts"):
+        checkpoint.load(tmp_path / "some.pt")
+
+
+def test_of_many_parts_that_a_checkpoint_lacks_five_are_named_and_the_others_counted(tmp_path):
+    whole = {**dict.fromkeys(checkpoint.KEYS, None)}
+    for lacking in (5, 6, 7):
+        torch.save(dict.fromkeys(list(whole)[lacking:]), tmp_path / "some.pt")
+        with pytest.raises(UserError) as caught:
+            checkpoint.load_run(tmp_path / "some.pt")
+        named = ", ".join(list(whole)[:5]) + {5: "", 6: " and 1 more", 7: " and 2 more"}[lacking]
+        assert f"some.pt: lacks {named}; use it with --weights" in str(caught.value)
+
+
 def test_the_moving_average_is_preferred_to_the_raw_weights():
     content = {"model": {"weight": torch.zeros(1)}, "ema": {"model": {"weight": torch.ones(1)}}}
     assert checkpoint.weights_of(content, Path("x"))["weight"] == 1

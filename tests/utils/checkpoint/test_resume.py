@@ -13,7 +13,7 @@ import torch
 
 import main
 from tests.faults.small_run import FLAGS, begin
-from utils.checkpoint import checkpoint
+from utils.checkpoint import checkpoint, resume
 from utils.checkpoint.inventory import parts
 from utils.checkpoint.resume import ResumePoint, find, from_path, newest_run
 from utils.config.arguments import parse
@@ -72,6 +72,11 @@ def same(left, right):
     if isinstance(left, list):
         return len(left) == len(right) and all(map(same, left, right))
     return type(left) is type(right) and (left == right or left != left)
+
+
+def test_a_list_of_tensors_is_kept_without_them():
+    whole = {"state": [torch.ones(2), 3, {"buffers": (torch.ones(1), "x")}]}
+    assert resume._plain_parts(whole) == {"state": [None, 3, {"buffers": (None, "x")}]}
 
 
 def test_read_gives_the_whole_checkpoint(run):

@@ -105,17 +105,18 @@ def test_validation_calls_its_points_for_each_batch_of_the_raw_weights_and_of_th
 
 
 def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_around_its_hand_over():
-    hooks = Hooks()
+    hooks, callers = Hooks(), []
     traval, recorder, _ = watched("--arch", "fc", "--batch-size", "480", "--epochs", "1", hooks=hooks)
     hooks.after_validation = [lambda traval, report: recorder.told.append(("validated", report.count))]
-    hooks.before_save = [lambda traval, names: recorder.told.append(("before", names))]
-    hooks.after_save = [lambda traval, names: recorder.told.append(("after", names))]
+    hooks.before_save = [lambda caller, names: recorder.told.append(("before", names)) or callers.append(caller)]
+    hooks.after_save = [lambda caller, names: recorder.told.append(("after", names)) or callers.append(caller)]
     traval.fit()
     names = ("best", "final", "last")
     wanted = ("validated", "epoch", "before", "saved", "after", "waited")
     told = [(name, given) for name, given in recorder.told if name in wanted]
     assert [name for name, _ in told] == list(wanted)
     assert [given for name, given in told if name in ("before", "saved", "after")] == [names] * 3
+    assert callers == [traval, traval]
 
 
 def test_a_run_that_is_looked_at_has_the_bits_of_one_that_is_not(tmp_path, capsys):
