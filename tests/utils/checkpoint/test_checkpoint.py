@@ -183,6 +183,12 @@ def test_compressed_entries_are_refused_even_if_they_claim_no_more_than_the_file
         checkpoint.load(tmp_path / "some.pt")
 
 
+def test_a_pipe_in_the_manifests_place_is_not_waited_for(tmp_path):
+    torch.save({"model": {}}, tmp_path / "some.pt")
+    os.mkfifo(tmp_path / "manifest.json")
+    assert checkpoint.load(tmp_path / "some.pt") == {"model": {}}
+
+
 def test_of_many_parts_that_a_checkpoint_lacks_five_are_named_and_the_others_counted(tmp_path):
     whole = {**dict.fromkeys(checkpoint.KEYS, None)}
     for lacking in (5, 6, 7):

@@ -107,7 +107,10 @@ def test_validation_calls_its_points_for_each_batch_of_the_raw_weights_and_of_th
 def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_around_its_hand_over():
     hooks, callers = Hooks(), []
     traval, recorder, _ = watched("--arch", "fc", "--batch-size", "480", "--epochs", "1", hooks=hooks)
-    hooks.after_validation = [lambda traval, report: recorder.told.append(("validated", report.count))]
+    hooks.before_validation_batch = [lambda caller, batch: callers.append(caller)]
+    hooks.after_validation = [
+        lambda caller, report: recorder.told.append(("validated", report.count)) or callers.append(caller)
+    ]
     hooks.before_save = [lambda caller, names: recorder.told.append(("before", names)) or callers.append(caller)]
     hooks.after_save = [lambda caller, names: recorder.told.append(("after", names)) or callers.append(caller)]
     traval.fit()
@@ -116,7 +119,7 @@ def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_aroun
     told = [(name, given) for name, given in recorder.told if name in wanted]
     assert [name for name, _ in told] == list(wanted)
     assert [given for name, given in told if name in ("before", "saved", "after")] == [names] * 3
-    assert callers == [traval, traval]
+    assert callers == [traval] * 4  # of a batch, the validation, before and after the save
 
 
 def test_a_run_that_is_looked_at_has_the_bits_of_one_that_is_not(tmp_path, capsys):
