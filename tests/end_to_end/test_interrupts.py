@@ -44,7 +44,7 @@ MOMENTS = (
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of a test whose ``sitecustomize.py`` is whole before any process that shall import it begins."""
+    """A folder with the ``sitecustomize.py`` that all processes of a test import, written before any of them starts."""
     (tmp_path / "sitecustomize.py").write_text(SIGNAL_AT_IMPORT)
     return tmp_path
 

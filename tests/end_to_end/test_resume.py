@@ -48,7 +48,7 @@ def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(
     expected, found = points(whole), points(resumed)
     for tag, values in found.items():
         steps = [step for step, _ in values]
-        assert len(steps) == len(set(steps)), f"{tag}: a step stands there twice"
+        assert len(steps) == len(set(steps)), f"{tag}: a step is there twice"
         assert set(expected[tag]) <= set(values)
 
 

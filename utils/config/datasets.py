@@ -9,8 +9,23 @@ SMALL_IMAGES = 32  # pixels a side, at most
 FETCHED = "--download fetches it"
 
 
+class Channels:
+    """Anything with one ``mean`` per channel of its images."""
+
+    mean: tuple[float, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def colour(self) -> str:
+        """Pillow's name of the pixel format."""
+        return "L" if self.channels == 1 else "RGB"
+
+
 @dataclass(frozen=True)
-class DatasetSpec:
+class DatasetSpec(Channels):
     """What is known of a data set before it is read.
 
     ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
@@ -29,15 +44,6 @@ class DatasetSpec:
     max_shift: int
     source: str
     needs_datapath: bool = True
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
-
-    @property
-    def colour(self) -> str:
-        """Pillow's name of the pixel format."""
-        return "L" if self.channels == 1 else "RGB"
 
     @property
     def can_be_fetched(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image, ImageOps
 
-from utils.config.datasets import SPECS, DatasetSpec
+from utils.config.datasets import SPECS, Channels, DatasetSpec
 from utils.config.settings import CROP_MODES, INTERPOLATIONS, DataSettings, UserError
 from utils.data.images.decoding import in_colour, to_tensor
 from utils.data.images.view import View, resized
@@ -20,7 +20,7 @@ AS_SET = "as set"
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(Channels):
     """How images are shown to a network.
 
     ``image_size`` is the side in pixels in training, for which the network is built, ``val_image_size`` that in
@@ -46,15 +46,6 @@ class Preprocessing:
             crop_mode=View.crop_mode, interpolation=View.interpolation,
             stored_size=spec.image_size if spec.fixed_size else None,
         )  # fmt: skip
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
-
-    @property
-    def colour(self) -> str:
-        """Pillow's name of the pixel format."""
-        return "L" if self.channels == 1 else "RGB"
 
     @property
     def resizes(self) -> bool:

@@ -71,10 +71,10 @@ def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
 
 
 def doubts(report: Report, data: Data, steps: int) -> list[str]:
-    """A line about each sign that a training has come to nothing, with what usually helps.
+    """A line per sign that the network has learned nothing, with what usually helps.
 
-    Its last validation's loss is above ten times that of guessing, ln(classes), or it is right no more often than
-    whoever always answers the validation images' most frequent class.
+    The signs: the last validation's loss is above ten times that of guessing, ln(classes), or the network is right no
+    more often than a classifier that always answers the validation images' most frequent class.
     """
     lines, guessing = [], math.log(len(data.classes))
     if not report.loss <= TIMES_GUESSING * guessing:

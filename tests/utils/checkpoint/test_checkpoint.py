@@ -143,6 +143,15 @@ def test_a_run_does_not_continue_from_a_checkpoint_that_lacks_a_part(tmp_path, k
         checkpoint.load_run(tmp_path / "part.pt")
 
 
+def test_a_run_does_not_continue_from_a_checkpoint_that_lacks_what_its_own_list_holds(tmp_path):
+    save(Checkpointer(tmp_path, is_main=True), state(), "last")
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    del content["model"]["weight"]
+    torch.save(content, tmp_path / "part.pt")
+    with pytest.raises(UserError, match=r"part\.pt: lacks model/weight; use it with --weights"):
+        checkpoint.load_run(tmp_path / "part.pt")
+
+
 def test_a_full_disk_is_one_line_and_the_previous_checkpoint_stays(tmp_path, monkeypatch):
     saver = Checkpointer(tmp_path, is_main=True)
     save(saver, state(1), "last")

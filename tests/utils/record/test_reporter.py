@@ -1,4 +1,4 @@
-"""What a person is told of training, and what metrics.csv keeps of it."""
+"""What the console and metrics.csv report about training."""
 
 import csv
 import math
