@@ -151,7 +151,11 @@ def _verify(path: Path, digest: str | None) -> None:
     torch.load also reads compressed and overlapping entries, with which a few bytes can claim terabytes.
     """
     digests = [digest] if digest else _manifest(path.parent).get(path.name)
-    if digests and sha256(path) not in digests:
+    while digests and sha256(path) not in digests:
+        newer = None if digest else _manifest(path.parent).get(path.name)
+        if newer and newer != digests:  # another process has replaced the checkpoint since the manifest was read
+            digests = newer
+            continue
         if digest:
             raise UserError(f"{path}: is no longer the file that was found, or another machine sees another one")
         raise UserError(f"{path}: is damaged (its SHA-256 is not that in {MANIFEST}); use another of the run")

@@ -39,7 +39,11 @@ class ResumePoint:
     @classmethod
     def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> ResumePoint:
         """From what was read from ``path``."""
-        return cls(path, _plain_parts(state), checkpoint.sha256(path), folder)
+        try:
+            digest = checkpoint.sha256(path)
+        except FileNotFoundError:  # another process replaces it at this moment
+            digest = "no file"  # which ``read`` will refuse
+        return cls(path, _plain_parts(state), digest, folder)
 
     def read(self) -> dict[str, Any]:
         """The whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls it.
@@ -114,7 +118,10 @@ class ResumePoint:
         """Raise ``UserError`` for a link, pipe or device in the run's folder: writing there could go anywhere."""
         for folder in filter(None, (self.folder, self.folder and self.folder / "checkpoints")):
             for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                mode = entry.stat(follow_symlinks=False).st_mode
+                try:
+                    mode = entry.stat(follow_symlinks=False).st_mode
+                except FileNotFoundError:  # another process is writing this run, and its lock will say so
+                    continue
                 if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                     kind = "a link" if stat.S_ISLNK(mode) else "a pipe or device"
                     raise UserError(f"{entry.path}: is {kind}, which a run never makes; remove it to continue the run")

@@ -117,6 +117,26 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path, dama
     assert (path.name, found["progress"]["step"], len(warnings)) == ("previous.pt", 1, 1)
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):
+    saver = Checkpointer(tmp_path, is_main=True)
+    save(saver, state(1), "last")
+    replaced = []
+
+    def meanwhile(path):
+        if (
+            path.name == "last.pt" and len(replaced) < 2
+        ):  # twice in a row, between the manifest's reading and the file's
+            replaced.append(path)
+            save(saver, state(1 + len(replaced)), "last")
+        return checkpoint_sha256(path)
+
+    checkpoint_sha256 = checkpoint.sha256
+    monkeypatch.setattr(checkpoint, "sha256", meanwhile)
+    warnings = []
+    path, found = checkpoint.newest(tmp_path, warnings.append)
+    assert (path.name, found["progress"]["step"], warnings) == ("last.pt", 3, [])
+
+
 class Malicious:
     def __init__(self, target):
         self.target = target

@@ -424,6 +424,26 @@ def test_a_link_pipe_or_device_in_the_runs_folders_is_refused(run):
     found_with().refuse_strange_files()
 
 
+def test_a_file_that_another_process_replaces_meanwhile_is_not_strange(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/last.pt").touch()
+    point = ResumePoint.of(tmp_path / "checkpoints/last.pt", {}, tmp_path)
+    scandir = os.scandir
+
+    def then_renamed(folder):
+        entries = list(scandir(folder))
+        (tmp_path / "checkpoints/last.pt").rename(tmp_path / "checkpoints/previous.pt")
+        return entries
+
+    monkeypatch.setattr(os, "scandir", lambda folder: then_renamed(folder) if folder != tmp_path else scandir(folder))
+    point.refuse_strange_files()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["previous.pt"]
+    gone = ResumePoint.of(tmp_path / "checkpoints/last.pt", {}, tmp_path)
+    (tmp_path / "checkpoints/previous.pt").rename(tmp_path / "checkpoints/last.pt")
+    with pytest.raises(UserError, match="is no longer the file that was found"):
+        gone.read()
+
+
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("a\n b"), ValueError("a b"), KeyError("a"), TypeError(), AttributeError("x"), IndexError("i")],
