@@ -197,8 +197,7 @@ def build(run: Run) -> Components:
         model, untrained, channels_last = prepare_network(args, data, distributed.device, run.resume_point, weights)
         del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
-            data, args.data, distributed, seed=args.run.seed, channels_last=channels_last,
-            compile_augment=args.model.compile_augment, only_plan=args.run.dry_run,
+            data, args, distributed, channels_last=channels_last, only_plan=args.run.dry_run,
             progress=ProgressLog(log, args.logging.progress),
         )  # fmt: skip
         return Components(
@@ -208,10 +207,10 @@ def build(run: Run) -> Components:
             loader_choice=loader_choice,
             model=model,
             untrained=untrained,
-            ema=build_ema(model, None if evaluating else args.optimisation.ema_decay),
+            ema=build_ema(model, None if evaluating else args.average.ema_decay),
             optimizer=build_optimizer(args.optimisation, model),
             lr_policy=None if evaluating else build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
-            criterion=build_criterion(args.optimisation),
+            criterion=build_criterion(args.loss),
             scaler=build_scaler(args.precision, distributed.device),
         )
 

@@ -16,7 +16,8 @@ from torch import nn
 from models.hub import without_lines_of_retries
 from models.initialisation import initialise
 from models.small import OWN
-from utils.config.settings import ModelSettings, UserError
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
 
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
 

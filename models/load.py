@@ -12,7 +12,8 @@ from torch import nn
 
 from models.build import build_model
 from utils.checkpoint import checkpoint
-from utils.config.settings import ModelSettings, UserError
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
 from utils.optim.batch_norm_statistics import layers_with_statistics
 

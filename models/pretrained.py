@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from models.build import locate, small_stem_replaces_convolution
-from utils.config.settings import ModelSettings, UserError
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
 
 
 def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:

@@ -204,7 +204,7 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
     model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
-    criterion = build_criterion(args.optimisation).to(device)
+    criterion = build_criterion(args.loss).to(device)
     passes = [AuditBatch(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
     lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)

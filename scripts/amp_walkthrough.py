@@ -75,7 +75,7 @@ def is_about_network(args: Settings) -> bool:
     """Whether a flag or recipe gives a setting that the single layer does not have."""
     explicit = {name for name, origin in args.origins.items() if origin in (FLAG, RECIPE)}
     groups = {group for group, option in all_settings() if option.name in explicit}
-    return bool(groups & {"data", "model", "optimisation"}) or "fp32_layers" in explicit
+    return bool(groups - {"run", "precision", "logging"}) or "fp32_layers" in explicit
 
 
 # --------------------------------------------------------------------------------- the single layer

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, whole
-from utils.config.settings import RunSettings, UserError
+from utils.config.groups.run import RunSettings
+from utils.config.settings import UserError
 from utils.runtime.cpu import SPINS, threads_per_process
 from utils.runtime.distributed import Distributed, RankInfo
 

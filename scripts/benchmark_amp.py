@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
-from utils.config.settings import RunSettings, Settings, UserError, flag_of
+from utils.config.groups.run import RunSettings
+from utils.config.settings import Settings, UserError, flag_of
 from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def make_workload(own: argparse.Namespace) -> Workload:
     if not own.arch:
         return mlp(own.width, own.layers, own.batch_size, own.steps)
     from models import build_model, unknown_arch
-    from utils.config.settings import ModelSettings
+    from utils.config.groups.model import ModelSettings
 
     if mistake := unknown_arch(own.arch):
         raise UserError(mistake)
@@ -299,12 +300,12 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
     torch.manual_seed(0)
     batches, network = workload.make_batches(distributed.device), workload.build().to(distributed.device)
     bare = copy.deepcopy(network), batches, workload.criterion, args.precision, distributed.device
-    without = dataclasses.replace(args, optimisation=dataclasses.replace(args.optimisation, ema_decay=None))
+    without = dataclasses.replace(args, average=dataclasses.replace(args.average, ema_decay=None))
     sides = {
         BARE: Training(*bare, momentum=workload.momentum).run,
         OURS: accounted(without, copy.deepcopy(network), *batches[0], distributed),
     }
-    if args.optimisation.ema_decay is not None:
+    if args.average.ema_decay is not None:
         sides[AVERAGE] = accounted(args, copy.deepcopy(network), *batches[0], distributed)
         if layers_with_statistics(network):
             sides[STATISTICS] = statistics(args, copy.deepcopy(network), batches[0][0], distributed)
@@ -315,7 +316,7 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
     """Training settings for both sides; the loss scale is one at which no healthy network skips a step."""
     from scripts.common.step_timing import WARM_UP_STEPS
     from utils.config import arguments
-    from utils.config.settings import PrecisionSettings
+    from utils.config.groups.precision import PrecisionSettings
     from utils.precision.amp import resolve_amp
 
     return arguments.parse([
@@ -348,7 +349,7 @@ def accounted(
     traval = TraVal(
         network, loader, torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9), torch.nn.CrossEntropyLoss(),
         build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(network, args.optimisation.ema_decay),
+        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(network, args.average.ema_decay),
     )  # fmt: skip
 
     def run(steps: int) -> None:

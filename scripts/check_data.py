@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table
-from utils.config.settings import DataSettings
+from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
 
 if TYPE_CHECKING:

@@ -176,9 +176,9 @@ def build_traval(args: Settings, model: torch.nn.Module, loader: Any, distribute
     from utils.train_validation import TraVal
 
     return TraVal(
-        model, loader, build_optimizer(args.optimisation, model), build_criterion(args.optimisation),
+        model, loader, build_optimizer(args.optimisation, model), build_criterion(args.loss),
         build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(model, args.optimisation.ema_decay),
+        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(model, args.average.ema_decay),
     )  # fmt: skip
 
 
@@ -212,13 +212,13 @@ def build_variant(
     args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
     if change.part == "loader":
         loader = loaders(
-            stand_in(data) if "resident" in change.flags else data, args.data, distributed, seed=args.run.seed,
-            channels_last=loader.transform.channels_last, compile_augment=args.model.compile_augment,
+            stand_in(data) if "resident" in change.flags else data, args, distributed,
+            channels_last=loader.transform.channels_last,
         )[0]  # fmt: skip
         return TrainingSetup(args, loader, traval, before.epochs, threads)
     model, channels_last = build_network(args, len(data.classes), loader.image_shape, distributed.device)
     loader = copy.copy(loader)
-    loader.plan = sample_plan(len(data.train), args.data, args.run.seed, 0, 1)
+    loader.plan = sample_plan(len(data.train), args, 0, 1)
     if loader.transform.channels_last != channels_last:
         loader.transform = dataclasses.replace(loader.transform, channels_last=channels_last)
     return TrainingSetup(args, loader, build_traval(args, model, loader, distributed), before.epochs, threads)

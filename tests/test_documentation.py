@@ -13,7 +13,7 @@ from tests.end_to_end.processes import FINAL_LINE
 from tests.test_structure import FILES, LAYERS, ROOT
 from utils.config import arguments
 from utils.config.datasets import SPECS
-from utils.config.settings import AUGMENTATIONS
+from utils.config.groups.augmentation import AUGMENTATIONS
 from utils.data.preprocessing import resolve
 
 PAGES = {

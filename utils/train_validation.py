@@ -203,7 +203,7 @@ class TraVal:
         result = raw = validate(self.model, *common)
         if self.ema is not None:
             batch_norm_statistics.recompute(
-                self.ema.module, self.train_loader, epoch, self.args.optimisation.ema_bn_batches, self.distributed,
+                self.ema.module, self.train_loader, epoch, self.args.average.ema_bn_batches, self.distributed,
                 self.autocast, self.stop_if_requested,
             )  # fmt: skip
             result = validate(self.ema.module, *common)

@@ -30,7 +30,8 @@ from scripts.audit.measure import (
     undisturbed,
 )
 from scripts.audit.trace import HALF, Computed, HalfOperations, LargeInput, Magnitudes, OverflowingOperation
-from utils.config.settings import PrecisionSettings, UserError
+from utils.config.groups.precision import PrecisionSettings
+from utils.config.settings import UserError
 from utils.precision.amp import keep_in_fp32, resolve_amp
 from utils.precision.probe import watching
 

@@ -41,7 +41,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from utils.config.settings import PrecisionSettings, UserError
+from utils.config.groups.precision import PrecisionSettings
+from utils.config.settings import UserError
 from utils.precision.amp import DTYPES, autocast, build_scaler, resolve_amp
 from utils.precision.probe import watching
 

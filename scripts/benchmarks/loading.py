@@ -128,9 +128,9 @@ def both_loaders(images: Images, *flags: str) -> tuple[TrainLoader, ValidationLo
     args = arguments.parse([*flags, "--device", "cpu"])
     spec = SPECS[args.data.dataname]
     classes = tuple(str(label) for label in range(int(images.labels.max()) + 1))
-    made = Data(spec, *resolve(args.data, None), spec.augment, classes, images, images)
+    made = Data(spec, *resolve(args.data, None), classes, images, images)
     with Distributed(RankInfo(), args.run) as distributed:
-        return loaders(made, args.data, distributed, seed=0, channels_last=not spec.fixed_size)[:2]
+        return loaders(made, args, distributed, channels_last=not spec.fixed_size)[:2]
 
 
 def torch_loader(samples: Dataset, batch_size: int, workers: int) -> DataLoader:

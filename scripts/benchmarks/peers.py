@@ -23,7 +23,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.benchmarks.measure import throughput
-from utils.config.settings import ModelSettings
+from utils.config.groups.model import ModelSettings
 
 MEAN, STD = 0.1307, 0.3081  # of MNIST
 TIMM_RATE = re.compile(r"Train: (\d+) \[.*\(\d+\.\d+s, +([\d.]+)/s\)")  # an epoch's number, its images a second so far

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from utils.config.settings import PrecisionSettings
+from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import autocast, build_scaler
 
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}

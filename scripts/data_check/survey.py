@@ -24,7 +24,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from utils.config.datasets import SPECS, DatasetSpec
-from utils.config.settings import DataSettings, UserError
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
 from utils.data.images.decoding import open_image
 from utils.data.progress_log import ProgressLog
 from utils.data.sets import class_folders

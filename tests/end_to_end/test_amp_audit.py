@@ -8,7 +8,7 @@ import torch
 
 from models import build_model
 from tests.end_to_end.forked import ROOT, Forked
-from utils.config.settings import ModelSettings
+from utils.config.groups.model import ModelSettings
 
 HELP_AND_WHAT_IT_IMPORTED = """
 import sys

@@ -9,7 +9,7 @@ from torch.nn import functional
 from models import build_model
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE
-from utils.config.settings import ModelSettings
+from utils.config.groups.model import ModelSettings
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ def make(root, *flags, rank=0, world_size=1, dataname="mnist"):
     args = parse([*map(str, line), *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
     ranks, silent = Distributed(RankInfo(rank, world_size), args.run), ProgressLog(lambda line: None)
-    return loaders(data, args.data, ranks, seed=0, channels_last=False, progress=silent)[:2]
+    return loaders(data, args, ranks, channels_last=False, progress=silent)[:2]
 
 
 READERS = {
@@ -465,7 +465,7 @@ def test_odd_modes_show_the_pixels_of_pillows_conversion(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             ranks = Distributed(RankInfo(), args.run)
-            train, validation, _ = loaders(data, args.data, ranks, seed=0, channels_last=False)
+            train, validation, _ = loaders(data, args, ranks, channels_last=False)
             return [*train.batches(0), *validation.batches()]
 
     odd, plain = batches("odd"), batches("plain")

@@ -10,7 +10,8 @@ import torchvision
 from torch import nn
 
 from models.build import OWN, build_model, locate, unknown_arch
-from utils.config.settings import ModelSettings, UserError
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
 
 
 def build(arch, *, classes=10, channels=3, image_size=32, **settings):

@@ -8,7 +8,7 @@ from torch import nn
 
 from models.build import build_model
 from models.initialisation import SCHEMES, initialise
-from utils.config.settings import INITIALISATIONS, ModelSettings
+from utils.config.groups.model import INITIALISATIONS, ModelSettings
 
 
 def layers():

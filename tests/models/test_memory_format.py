@@ -5,7 +5,7 @@ import torch
 
 from models import build_model
 from models.memory_format import channels_last_is_faster
-from utils.config.settings import ModelSettings
+from utils.config.groups.model import ModelSettings
 
 CPU = torch.device("cpu")
 

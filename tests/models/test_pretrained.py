@@ -17,7 +17,8 @@ from models import build_model
 from models.pretrained import begins_anew, preprocessing_of
 from tests.faults.small_run import told
 from utils.config import arguments
-from utils.config.settings import ModelSettings, UserError
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
 from utils.record.run import Run
 from utils.runtime.distributed import Distributed, RankInfo

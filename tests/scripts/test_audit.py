@@ -20,7 +20,7 @@ from scripts.audit.measure import LOWEST, AuditBatch, exponents, percentile
 from scripts.audit.picture import draw
 from scripts.audit.report import HEADERS, as_json, finding_lines, rows
 from scripts.audit.trace import SameDraws, WideOnly
-from utils.config.settings import ModelSettings
+from utils.config.groups.model import ModelSettings
 from utils.precision.amp import keep_in_fp32
 
 CPU = torch.device("cpu")

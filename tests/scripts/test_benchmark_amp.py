@@ -28,7 +28,9 @@ from scripts.common.step_timing import (
     run_rounds,
     tf32,
 )
-from utils.config.settings import PrecisionSettings, RunSettings, UserError
+from utils.config.groups.precision import PrecisionSettings
+from utils.config.groups.run import RunSettings
+from utils.config.settings import UserError
 from utils.optim import ema
 from utils.runtime.distributed import Distributed, RankInfo
 

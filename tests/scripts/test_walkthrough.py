@@ -16,7 +16,8 @@ import main
 from scripts.amp_walkthrough import walk_through, without_dropout
 from scripts.audit import walkthrough
 from scripts.audit.walkthrough import Start, agreement, network, relative_error, single_layer, tolerance
-from utils.config.settings import PrecisionSettings, UserError
+from utils.config.groups.precision import PrecisionSettings
+from utils.config.settings import UserError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "amp_walkthrough.py"
 CPU = torch.device("cpu")

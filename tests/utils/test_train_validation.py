@@ -30,15 +30,13 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
     args = parse(["--device", device, "--augment", "none", "--lr-policy", "constant", *flags])
     device = torch.device(device)
     data = get_data(args.data, device)
-    train_loader, validation_loader, _ = loaders(
-        data, args.data, Distributed(RankInfo(), args.run), seed=0, channels_last=False
-    )
+    train_loader, validation_loader, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
     torch.manual_seed(0)
     model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)
     return TraVal(
         model, train_loader, build_optimizer(args.optimisation, model),
-        criterion or build_criterion(args.optimisation), build_scaler(args.precision, device), args, validation_loader,
-        distributed=Distributed(RankInfo(), args.run), ema=build_ema(model, args.optimisation.ema_decay),
+        criterion or build_criterion(args.loss), build_scaler(args.precision, device), args, validation_loader,
+        distributed=Distributed(RankInfo(), args.run), ema=build_ema(model, args.average.ema_decay),
         lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch), **more,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     for name in SHAPES_STATE:
         if name in differences:
             mistakes.append(f"{differences[name]}; its state fits no other, also with --resume-override")
-    if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.optimisation.ema_decay is None):
+    if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.average.ema_decay is None):
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)

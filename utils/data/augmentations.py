@@ -1,7 +1,7 @@
 """Augmentations: each draws the random numbers of the samples and applies them to a batch on the device.
 
 To add one: a class with ``draw`` and ``apply``, a stream, an entry in ``AUGMENTATIONS`` below, and its name in
-``AUGMENTATIONS`` of utils/config/settings.py.
+``AUGMENTATIONS`` of utils/config/groups/augmentation.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.config.settings import DataSettings
+from utils.config.datasets import DatasetSpec
+from utils.config.groups.augmentation import AugmentationSettings
 from utils.data.images.decoding import CROP_AREA, CROP_RATIO
 from utils.data.sample_plan import sample_uniforms
 
@@ -168,7 +169,7 @@ class Cutout:
 class Context(NamedTuple):
     """What augmentations are built from; ``size`` and ``interpolation`` are those of the network's images."""
 
-    settings: DataSettings
+    settings: AugmentationSettings
     max_shift: int
     size: int
     interpolation: str = "bilinear"
@@ -182,6 +183,12 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
     "alternating-flip": lambda context: Flip(alternating=True),
     "resized-crop": lambda context: ResizedCrop(context.size, context.interpolation, context.crop_while_decoding),
 }
+
+
+def chosen_names(settings: AugmentationSettings, spec: DatasetSpec) -> tuple[str, ...]:
+    """The names of ``--augment``, by default the data set's."""
+    names = spec.augment if settings.augment is None else settings.augment
+    return tuple(name for name in names if name != "none")
 
 
 def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augmentation, ...]:

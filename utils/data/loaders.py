@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from utils.config.datasets import DatasetSpec
-from utils.config.settings import DataSettings, UserError
-from utils.data.augmentations import Context, build_augmentations
+from utils.config.groups.data import DataSettings
+from utils.config.settings import Settings, UserError
+from utils.data.augmentations import Context, build_augmentations, chosen_names
 from utils.data.images.decoding import decoder
 from utils.data.images.gpu_decoding import require_decoder
 from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
@@ -193,12 +194,10 @@ class DevicePrefetcher:
 
 def loaders(
     data: Data,
-    settings: DataSettings,
+    args: Settings,
     distributed: Distributed,
     *,
-    seed: int,
     channels_last: bool,
-    compile_augment: bool = False,
     only_plan: bool = False,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
@@ -207,32 +206,33 @@ def loaders(
     With ``only_plan`` no image is read before the first batch and nothing is kept. ``progress`` takes what the one
     process of a host that decodes has to log; by default lines are printed.
     """
-    device = distributed.device
+    device, settings, seed = distributed.device, args.data, args.run.seed
     resident, why = choose(data, settings, device)
     if settings.decode == "gpu":
         _require_gpu_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
-    sources = _SourceBuilder(data, settings, distributed, resident, seed, only_plan, progress or ProgressLog())
-    shown = data.preprocessing
+    sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
+    shown, augment = data.preprocessing, chosen_names(args.augmentation, data.spec)
     context = Context(
-        settings, settings.max_shift or data.spec.max_shift, shown.image_size, shown.interpolation,
-        crop_while_decoding=not (reads_memory or data.spec.fixed_size),
+        args.augmentation, args.augmentation.max_shift or data.spec.max_shift, shown.image_size,
+        shown.interpolation, crop_while_decoding=not (reads_memory or data.spec.fixed_size),
     )  # fmt: skip
     transform = BatchTransform(
-        shown.image_size, shown.mean, shown.std, build_augmentations(data.augment, context), seed, channels_last,
-        compile_augment, shown.interpolation,
+        shown.image_size, shown.mean, shown.std, build_augmentations(augment, context), seed, channels_last,
+        args.model.compile_augment, shown.interpolation,
     )  # fmt: skip
     train, workers = None, settings.workers
     if data.train is not None:
-        plan = sample_plan(len(data.train), settings, seed, distributed.rank, distributed.world_size)
-        mixing = Mixing(settings.mixup, settings.cutmix, len(data.classes), seed) if plan.pairs else None
+        plan = sample_plan(len(data.train), args, distributed.rank, distributed.world_size)
+        mixed = args.augmentation
+        mixing = Mixing(mixed.mixup, mixed.cutmix, len(data.classes), seed) if plan.pairs else None
         train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing)
         workers = workers if resident else train.source.workers
     validation = sources.build(data.validation, False, workers)
     reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
-    evaluating = replace(shown.evaluation_transform, channels_last=channels_last, compiled=compile_augment)
+    evaluating = replace(shown.evaluation_transform, channels_last=channels_last, compiled=args.model.compile_augment)
     val_batch_size = settings.val_batch_size or settings.batch_size
     return (
         train,
@@ -246,35 +246,35 @@ class _SourceBuilder:
     """What ``loaders`` knows when it builds the source of a split; see there."""
 
     data: Data
-    settings: DataSettings
+    args: Settings
     distributed: Distributed
     resident: bool
-    seed: int
     only_plan: bool
     progress: ProgressLog
 
     def build(self, images: Images, training: bool, workers: int | str) -> Source:
-        policy = (REPLACE if training else LEAVE_OUT) if self.settings.skip_bad_images else REFUSE
+        settings = self.args.data
+        policy = (REPLACE if training else LEAVE_OUT) if settings.skip_bad_images else REFUSE
         shown = self.data.preprocessing
         view = shown.view(shown.image_size if training else shown.val_image_size)
         if self.resident and not self.only_plan:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
             return ResidentSource(self._in_memory(images, view, processes), self.distributed.device, policy)
         reader = MicroBatchReader(
-            images, view, crop=training and "resized-crop" in self.data.augment, seed=self.seed,
-            as_files=self.settings.decode == "gpu", policy=policy,
+            images, view, crop=training and "resized-crop" in chosen_names(self.args.augmentation, self.data.spec),
+            seed=self.args.run.seed, as_files=settings.decode == "gpu", policy=policy,
         )  # fmt: skip
         cores = cores_per_process(self.distributed.local_world_size)
         return StreamSource(reader, self.distributed.device, workers=0 if self.only_plan else workers, cores=cores)
 
     def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
-        folder, is_main = cache.folder_for(self.settings), self.distributed.is_main
+        folder, is_main = cache.folder_for(self.args.data), self.distributed.is_main
         if isinstance(images, MemoryImages):
             local = self.distributed.local_world_size
             return cache.shared(images, folder, local_world_size=local, log=self.progress.log, is_main=is_main)
         return cache.decoded(
             images, view, folder, workers=workers, progress=self.progress, is_main=is_main,
-            skip_bad=self.settings.skip_bad_images,
+            skip_bad=self.args.data.skip_bad_images,
         )  # fmt: skip
 
 
@@ -284,21 +284,23 @@ def _require_gpu_decoder(device: torch.device) -> None:
     require_decoder(device)
 
 
-def sample_plan(num_samples: int, settings: DataSettings, seed: int, rank: int, world_size: int) -> SamplePlan:
+def sample_plan(num_samples: int, args: Settings, rank: int, world_size: int) -> SamplePlan:
     """The plan for these settings."""
+    settings, mixup, cutmix = args.data, args.augmentation.mixup, args.augmentation.cutmix
     if settings.global_batch_size < world_size:
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
         )
-    pairs = settings.mixup > 0 or settings.cutmix > 0
+    pairs = mixup > 0 or cutmix > 0
     if pairs and settings.global_batch_size < 2 * world_size:
         raise UserError(
-            f"--{'mixup' if settings.mixup else 'cutmix'} mixes pairs of images: --global-batch-size "
+            f"--{'mixup' if mixup else 'cutmix'} mixes pairs of images: --global-batch-size "
             f"{settings.global_batch_size} leaves some of {world_size} process(es) without one"
         )
     plan = SamplePlan(
-        num_samples, settings.global_batch_size, settings.batch_size, seed, rank, world_size, settings.drop_last, pairs
-    )
+        num_samples, settings.global_batch_size, settings.batch_size, args.run.seed, rank, world_size,
+        settings.drop_last, pairs,
+    )  # fmt: skip
     if not plan.steps_per_epoch:
         raise UserError(
             f"--drop-last leaves no step: {num_samples:,} training images are fewer than --global-batch-size "

@@ -10,7 +10,8 @@ import torch
 from PIL import Image, ImageOps
 
 from utils.config.datasets import SPECS, Channels, DatasetSpec
-from utils.config.settings import CROP_MODES, INTERPOLATIONS, DataSettings, UserError
+from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, DataSettings
+from utils.config.settings import UserError
 from utils.data.images.decoding import in_colour, to_tensor
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform

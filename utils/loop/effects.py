@@ -1,6 +1,6 @@
 """Which of the given settings have no effect in this run, found once its components exist.
 
-What a setting needs is declared next to its default (``effect`` and ``in_evaluation`` in ``utils/config/settings.py``).
+What a setting needs is declared next to its default (``effect`` and ``in_evaluation`` in ``utils/config/groups/``).
 Much of that is known only late: a data set's augmentation, whether its images stream, which layers a network calls.
 """
 
@@ -13,12 +13,15 @@ from torch import nn
 
 from utils.config.rules import FLAG, RECIPE
 from utils.config.settings import Settings, all_settings, as_flag, as_text
+from utils.data.augmentations import chosen_names
 from utils.data.loaders import choose
 from utils.data.sets.readers import MemoryImages
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.optimizers import has_momentum
 from utils.precision.amp import never_called, resolve_amp
 from utils.runtime.distributed import Distributed
+
+TRAINING_GROUPS = {"loss", "optimisation", "average"}  # of which ``--evaluate`` uses nothing
 
 
 class Facts(NamedTuple):
@@ -60,7 +63,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         precision=resolve_amp(args.precision, device),
         processes=distributed.world_size,
         local_processes=distributed.local_world_size,
-        augmentation=data.augment,
+        augmentation=chosen_names(args.augmentation, data.spec),
         in_memory=isinstance(data.validation, MemoryImages),
         any_size=not data.spec.fixed_size,
         resizes=data.preprocessing.resizes,
@@ -88,7 +91,7 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
         asked = origin == FLAG or (origin == RECIPE and value != option.default)
         if not asked or (value == option.default and not value):
             continue
-        in_evaluation = meta["in_evaluation"] and group != "optimisation"
+        in_evaluation = meta["in_evaluation"] and group not in TRAINING_GROUPS
         if args.run.evaluate and not in_evaluation:
             end = "does nothing with --evaluate" if origin == FLAG else None
         else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from utils.config.settings import OptimisationSettings
+from utils.config.groups.optimisation import OptimisationSettings
 
 
 class GradientClipper:

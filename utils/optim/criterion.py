@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.config.settings import OptimisationSettings
+from utils.config.groups.loss import LossSettings
 
 
 class BinaryCrossEntropy(nn.Module):
@@ -30,14 +30,14 @@ class BinaryCrossEntropy(nn.Module):
         return functional.binary_cross_entropy_with_logits(logits.to(dtype), targets)
 
 
-# A name here stands in LOSSES of utils/config/settings.py too, which must not import torch.
-CRITERIA: dict[str, Callable[[OptimisationSettings], nn.Module]] = {
+# A name here stands in LOSSES of utils/config/groups/loss.py too, which must not import torch.
+CRITERIA: dict[str, Callable[[LossSettings], nn.Module]] = {
     "cross-entropy": lambda settings: nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
     "bce": lambda settings: BinaryCrossEntropy(settings.label_smoothing),
 }
 
 
-def build_criterion(settings: OptimisationSettings) -> nn.Module:
+def build_criterion(settings: LossSettings) -> nn.Module:
     """The training loss that ``settings`` name, with label smoothing (Szegedy et al., Rethinking Inception, 2015).
 
     Takes logits (n, classes) and targets, int64 (n,) or the shares of mixed images (n, classes); gives the mean over n,

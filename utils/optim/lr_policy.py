@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from utils.config.settings import OptimisationSettings
+from utils.config.groups.optimisation import OptimisationSettings
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
 
@@ -36,7 +36,7 @@ class LRPolicy:
         return min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
 
 
-# A name here stands in LR_POLICIES of utils/config/settings.py too, where it is a choice of the flag.
+# A name here stands in LR_POLICIES of utils/config/groups/optimisation.py too, where it is a choice of the flag.
 POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
     "constant": lambda policy, step: 1.0,
     "multistep": lambda policy, step: policy.gamma ** sum(step >= milestone for milestone in policy.milestones),

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.config.settings import OptimisationSettings, UserError
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
 
 Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.config.settings import PrecisionSettings, UserError
+from utils.config.groups.precision import PrecisionSettings
+from utils.config.settings import UserError
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

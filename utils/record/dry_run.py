@@ -35,7 +35,7 @@ def plan(run: Run, components: Any) -> str:
         ("Data", f"{batch.dataname}: {images}{split}"),
         *_seen(components),
         ("Augmentation", _augmentation(args, components)),
-        ("Mixing", _listed({"mixup": batch.mixup, "cutmix": batch.cutmix}, " alpha ")),
+        ("Mixing", _listed({"mixup": args.augmentation.mixup, "cutmix": args.augmentation.cutmix}, " alpha ")),
         ("Loader", components.loader_choice),
         ("Network", _network(args, point) + (f"; {components.untrained} begins anew" if components.untrained else "")),
         *_sizes(components, distributed),
@@ -124,9 +124,9 @@ def _network(args: Settings, point: ResumePoint | None) -> str:
 
 
 def _loss(args: Settings) -> str:
-    smoothing, penalty = args.optimisation.label_smoothing, args.optimisation.grad_penalty
+    smoothing, penalty = args.loss.label_smoothing, args.optimisation.grad_penalty
     return (
-        args.optimisation.loss.replace("-", " ")
+        args.loss.loss.replace("-", " ")
         + (f", label smoothing {smoothing:g}" if smoothing else "")
         + (f", gradient penalty {penalty:g}" if penalty else "")
     )
@@ -153,7 +153,7 @@ def _listed(components: dict[str, float | None], between: str) -> str:
 
 
 def _average(args: Settings, components: Any) -> str:
-    decay, batches = args.optimisation.ema_decay, args.optimisation.ema_bn_batches
+    decay, batches = args.average.ema_decay, args.average.ema_bn_batches
     if decay is None:
         return "none"
     source = f"computed over {batches} training batches before each validation" if batches else "averaged"

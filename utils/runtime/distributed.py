@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from utils.config.settings import RunSettings, UserError
+from utils.config.groups.run import RunSettings
+from utils.config.settings import UserError
 from utils.runtime.cpu import keep_freed_memory, threads_per_process
 from utils.runtime.long_work import LongWork
 

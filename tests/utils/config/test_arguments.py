@@ -92,7 +92,7 @@ def test_recipe_is_found_by_its_name_under_configs(configs):
 
 def test_recipe_keys_may_be_written_with_underscores(recipe):
     args = arguments.parse(["--config", recipe("weight_decay: 0.25\nlabel-smoothing: 0.125\n")])
-    assert (args.optimisation.weight_decay, args.optimisation.label_smoothing) == (0.25, 0.125)
+    assert (args.optimisation.weight_decay, args.loss.label_smoothing) == (0.25, 0.125)
 
 
 @pytest.mark.parametrize(

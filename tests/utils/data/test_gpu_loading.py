@@ -89,7 +89,7 @@ def on_cpu(*flags):
     """Both loaders of the digits."""
     args = parse(["--device", "cpu", "--batch-size", "500", "--val-batch-size", "200", *flags])
     data = get_data(args.data, CPU)
-    return loaders(data, args.data, Distributed(RankInfo(), args.run), seed=0, channels_last=False)[:2]
+    return loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)[:2]
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_memory_does_not_grow_from_epoch_to_epoch():
     args = parse(["--dataname", "synthetic", "--image-size", "64", "--batch-size", "512", "--device", "cuda"])
     distributed = Distributed(RankInfo(), args.run)
     data = get_data(args.data, distributed.device)
-    train, validation, _ = loaders(data, args.data, distributed, seed=0, channels_last=False)
+    train, validation, _ = loaders(data, args, distributed, channels_last=False)
     held = []
     for epoch in range(40):  # more than torch has streams in its pool
         for batches in (train.batches(epoch), validation.batches()):
@@ -186,7 +186,7 @@ def test_streamed_synthetic_images_are_the_resident_ones_on_a_gpu():
         args = parse(["--dataname", "synthetic", *flags])
         distributed = Distributed(RankInfo(), args.run)
         data = get_data(args.data, distributed.device)
-        both = loaders(data, args.data, distributed, seed=0, channels_last=False)[:2]
+        both = loaders(data, args, distributed, channels_last=False)[:2]
         return [(b.images, b.targets) for walk in (both[0].batches(1), both[1].batches()) for b in walk]
 
     for resident, streamed in zip(batches("resident"), batches("stream"), strict=True):

@@ -39,9 +39,7 @@ def tree(tmp_path_factory):
 def make(*flags, rank=0, world_size=1):
     args = parse(["--device", "cpu", *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
-    return loaders(
-        data, args.data, Distributed(RankInfo(rank, world_size), args.run), seed=args.run.seed, channels_last=False
-    )
+    return loaders(data, args, Distributed(RankInfo(rank, world_size), args.run), channels_last=False)
 
 
 def collect(loader, *arguments):

@@ -235,7 +235,7 @@ def make(*flags, rank=0, world_size=1):
     args = parse(["--device", "cpu", "--mixup", "0.2", "--cutmix", "1", *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
     ranks = Distributed(RankInfo(rank, world_size), args.run)
-    return loaders(data, args.data, ranks, seed=0, channels_last=False)[:2]
+    return loaders(data, args, ranks, channels_last=False)[:2]
 
 
 def steps_of(*flags, world_size=1, epoch=1):

@@ -162,9 +162,7 @@ def validation_images(*flags):
     args = parse(["--device", "cpu", "--workers", "0", "--val-batch-size", "400", *map(str, flags)])
     data = get_data(args.data, CPU)
     silent = ProgressLog(lambda line: None)
-    _, loader, _ = loaders(
-        data, args.data, Distributed(RankInfo(), args.run), seed=0, channels_last=False, progress=silent
-    )
+    _, loader, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False, progress=silent)
     return data, torch.cat([batch.images for batch in loader.batches()])
 
 

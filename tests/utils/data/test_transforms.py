@@ -9,8 +9,8 @@ from scipy import stats
 from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as vision
 
-from utils.config import settings as config
-from utils.config.settings import DataSettings
+from utils.config.groups.augmentation import AUGMENTATIONS as CHOICES
+from utils.config.groups.augmentation import AugmentationSettings
 from utils.data import augmentations
 from utils.data.augmentations import (
     AUGMENTATIONS,
@@ -28,7 +28,9 @@ from utils.data.transforms import BatchTransform
 
 def transform(augment=(), **changes):
     """A transform that by default only makes floats of 8-pixel images."""
-    settings = DataSettings(**{name: changes.pop(name) for name in ("shift_padding", "cutout") if name in changes})
+    settings = AugmentationSettings(
+        **{name: changes.pop(name) for name in ("shift_padding", "cutout") if name in changes}
+    )
     max_shift, values = changes.pop("max_shift", 2), {"size": 8, "mean": (0.0,), "std": (1.0,)} | changes
     return BatchTransform(
         augmentations=build_augmentations(augment, Context(settings, max_shift, values["size"])), **values
@@ -170,7 +172,7 @@ def test_compiled_augmentation_shows_the_same():
 
 
 def test_the_registry_holds_exactly_the_augmentations_that_can_be_set():
-    assert tuple(AUGMENTATIONS) == config.AUGMENTATIONS
+    assert tuple(AUGMENTATIONS) == CHOICES
 
 
 def test_no_two_kinds_of_randomness_share_a_stream():
@@ -181,7 +183,7 @@ def test_no_two_kinds_of_randomness_share_a_stream():
 @pytest.mark.parametrize("name", [*AUGMENTATIONS, "cutout"])
 def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel_levels_alone(name):
     names, cutout = ((), 3) if name == "cutout" else ((name,), 0)
-    (augmentation,) = build_augmentations(names, Context(DataSettings(cutout=cutout), 2, 8))
+    (augmentation,) = build_augmentations(names, Context(AugmentationSettings(cutout=cutout), 2, 8))
     images, indices = images_of(40, 3), np.arange(100, 140)
     whole = augmentation.draw(augmentations.Samples(0, 1, indices), 8, 8)
     some = augmentation.draw(augmentations.Samples(0, 1, indices[7:9]), 8, 8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from utils.config.settings import LR_POLICIES, OptimisationSettings
+from utils.config.groups.optimisation import LR_POLICIES, OptimisationSettings
 from utils.optim.lr_policy import LRPolicy, build_lr_policy
 
 # step: learning rate, for 12 steps with a highest rate of 0.4

@@ -8,7 +8,9 @@ import timm.optim
 import torch
 from torch import nn
 
-from utils.config.settings import OptimisationSettings, UserError
+from utils.config.groups.loss import LossSettings
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import UserError
 from utils.optim.criterion import build_criterion
 from utils.optim.optimizers import build_optimizer, parameter_groups, unknown_optimizer
 
@@ -179,5 +181,5 @@ def test_loss_equals_the_formula_of_label_smoothing(smoothing):
         log_sum = math.log(sum(math.exp(value) for value in row))
         wanted = [smoothing / 7 + (1 - smoothing) * (label == target) for label in range(7)]
         rows.append(-sum(weight * (value - log_sum) for weight, value in zip(wanted, row, strict=True)))
-    loss = build_criterion(OptimisationSettings(label_smoothing=smoothing))(logits, targets)
+    loss = build_criterion(LossSettings(label_smoothing=smoothing))(logits, targets)
     assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)

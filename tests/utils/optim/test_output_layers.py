@@ -8,7 +8,7 @@ from torch import nn
 
 from models import build_model
 from utils.config.arguments import parse
-from utils.config.settings import OptimisationSettings
+from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.clipping import GradientClipper, output_layers
 from utils.optim.optimizers import build_optimizer
 

@@ -104,7 +104,7 @@ def test_a_long_name_leaves_out_whole_settings_says_how_many_and_keeps_the_users
     own, _, text = name.rpartition("_")
     assert text == "n" * 80 and len(own) <= MOST_CHARACTERS
     kept, _, more = own.removesuffix("more").rpartition("-")
-    every = ["seed12345", "cutout8", "mixup0.2", "cutmix1", "wd5e-05", "smooth0.1", "warmup5", "clip1", "ema0.999"]
+    every = ["seed12345", "cutout8", "mixup0.2", "cutmix1", "smooth0.1", "wd5e-05", "warmup5", "clip1", "ema0.999"]
     shown = re.split(r"(?<!e)-", kept.removeprefix("b64-sgd-lr0.1-cosine-e20-"))
     assert shown == every[: len(shown)] and int(more) == len(every) - len(shown) > 0
 

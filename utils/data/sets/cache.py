@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from utils.config.settings import DataSettings, UserError
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View

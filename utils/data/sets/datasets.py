@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from utils.config.datasets import SPECS, DatasetSpec
-from utils.config.settings import DataSettings, UserError
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import Log
 from utils.data.sets import archives, class_folders
@@ -33,7 +34,6 @@ class Data:
     spec: DatasetSpec
     preprocessing: Preprocessing
     preprocessing_line: str
-    augment: tuple[str, ...]
     classes: tuple[str, ...]
     train: Images | None
     validation: Images
@@ -178,13 +178,11 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         )
     if settings.dataname != "synthetic":  # whose labels are random
         warnings = (*_unvalidated(settings, validation, classes), *warnings)
-    augment = spec.augment if settings.augment is None else settings.augment
     preprocessing, line = resolve(settings, None)
     return Data(
         spec=spec,
         preprocessing=preprocessing,
         preprocessing_line=line,
-        augment=tuple(name for name in augment if name != "none"),
         classes=classes,
         train=train,
         validation=validation,

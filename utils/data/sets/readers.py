@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from utils.config.datasets import SPECS
-from utils.config.settings import DataSettings, UserError
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
 
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",

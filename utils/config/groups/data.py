@@ -1,0 +1,107 @@
+"""Settings of the images and their batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from utils.config.datasets import SPECS
+from utils.config.field import between, needs, not_empty, setting
+
+CROP_MODES = ("center", "squash", "border")
+INTERPOLATIONS = ("bilinear", "bicubic")
+
+_IMAGE_FILES = needs("images in files", lambda v: not v.in_memory)
+_VALIDATION_BATCH = needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
+
+
+def _has_folder(v: Any) -> bool:
+    return SPECS[v.dataname].needs_datapath or v.local_processes > 1  # which share their images there
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, in which batches."""
+
+    dataname: str = setting("digits", "data set", choices=tuple(SPECS))
+    datapath: str | None = setting(
+        None, "folder that holds the data", type=str, check=not_empty, metavar="DIR", affects_result=False,
+        effect=needs("a --dataname with files", _has_folder),
+    )  # fmt: skip
+    download: bool = setting(False, "download the data set through torchvision if it is missing", affects_result=False)
+    val_split: float | None = setting(
+        None, "fraction of a folder without val/ or test/ to validate on, for example 0.1", type=float,
+        check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
+    )  # fmt: skip
+    image_size: int | None = setting(
+        None, "height and width of the network's input in pixels [that of the weights or the data set]", type=int,
+        check=between(1, 8192),
+    )  # fmt: skip
+    val_image_size: int | None = setting(None, "the same in validation [image size]", type=int, check=between(1, 8192))
+    crop_pct: float | None = setting(
+        None, "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise "
+        "0.875, or 1 if all images have one size]", type=float, check=between(0.01, 1), metavar="SHARE",
+    )  # fmt: skip
+    crop_mode: str | None = setting(
+        None, "validation resizes the shorter side and crops (center), both sides (squash), or the longer side and "
+        "pads (border) [that of the weights or center]", type=str, choices=CROP_MODES,
+        effect=needs("images of any size", lambda v: v.any_size),
+    )  # fmt: skip
+    interpolation: str | None = setting(
+        None, "interpolation when resizing [that of the weights or bilinear]", type=str, choices=INTERPOLATIONS,
+        effect=needs("images that are resized", lambda v: v.resizes),
+    )  # fmt: skip
+    mean: tuple[float, ...] | None = setting(
+        None, "mean of each channel, of pixels between 0 and 1 [that of the weights or the data set]", type=float,
+        many=True, check=between(-100, 100),
+    )  # fmt: skip
+    std: tuple[float, ...] | None = setting(
+        None, "standard deviation of each channel [that of the weights or the data set]", type=float, many=True,
+        check=between(0, 100, open_low=True),
+    )  # fmt: skip
+    workers: int | str = setting(
+        "auto", "data-loading processes per training process; 0: none, auto: as many as a measurement finds useful",
+        type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", affects_result=False,
+        effect=needs("images in files, or --loader stream", lambda v: not (v.in_memory and v.resident)),
+    )  # fmt: skip
+    decode: str = setting(
+        "cpu", "where to decode, crop and resize JPEG files when images stream; gpu needs a GPU",
+        choices=("cpu", "gpu"), affects_result=False,
+        effect=needs(
+            "image files of any size that stream", lambda v: v.any_size and not v.in_memory and not v.resident
+        ),
+    )  # fmt: skip
+    cache_dir: str | None = setting(
+        None, "cache folder for decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
+        metavar="DIR", affects_result=False,
+        effect=needs(
+            "image files that are decoded into memory (--loader resident)",
+            lambda v: v.resident and (not v.in_memory or v.local_processes > 1),  # which then share a file there
+        ),
+    )  # fmt: skip
+    skip_bad_images: bool = setting(
+        False, "skip unreadable images: training takes the next one instead, validation leaves them out",
+        affects_result=False,  # without unreadable images it changes nothing; with one, no run goes on without it
+        effect=_IMAGE_FILES,
+    )  # fmt: skip
+    batch_size: int = setting(
+        64, "images per process and forward pass", short="-b", check=between(1, 2**20), affects_result=False,
+        effect=_VALIDATION_BATCH,
+    )  # fmt: skip
+    global_batch_size: int | None = setting(
+        None, "images per optimizer step, over all processes and accumulation [batch size x processes x accumulate]",
+        type=int, check=between(1, 2**24), effect=_VALIDATION_BATCH,
+    )  # fmt: skip
+    drop_last: bool = setting(
+        False, "drop the images beyond an epoch's last full global batch, others in each epoch [the last one or two "
+        "steps are smaller]", in_evaluation=False,
+        effect=needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
+    )  # fmt: skip
+    val_batch_size: int | None = setting(
+        None, "images per process and forward pass in validation [batch size]", type=int, check=between(1, 2**20),
+        affects_result=False,
+    )  # fmt: skip
+    loader: str = setting(
+        "auto", "resident: all images in device memory; stream: worker processes read them",
+        choices=("auto", "resident", "stream"), affects_result=False,
+    )  # fmt: skip

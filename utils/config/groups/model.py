@@ -1,0 +1,39 @@
+"""Settings of the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
+from utils.config.field import needs, not_empty, setting
+
+INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
+_LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which network, from which weights."""
+
+    arch: str | None = setting(
+        None, "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
+        f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]", type=str, short="-a",
+        check=not_empty, metavar="NAME",
+    )  # fmt: skip
+    pretrained: bool = setting(
+        False, "start from the library's pretrained weights (downloads them)",
+        effect=needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
+    )  # fmt: skip
+    weights: str | None = setting(
+        None, "start from the weights of this checkpoint", type=str, check=not_empty, metavar="PATH"
+    )
+    channels_last: str = setting(
+        "auto", "channels-last memory format; auto: where measurements found it faster",
+        choices=("auto", "on", "off"), bare="on", affects_result=False,
+        effect=needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
+    )  # fmt: skip
+    compile: bool = setting(False, "compile the network with torch.compile")
+    compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
+    init: str = setting(
+        "default", "initialisation of convolution and linear weights", choices=INITIALISATIONS, in_evaluation=False
+    )

@@ -1,0 +1,59 @@
+"""Settings of where a run goes and how it begins and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.config.field import LARGEST_INT, between, needs, not_empty, positive_int, safe_name, setting
+
+_NEW_FOLDER = needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Where a run goes and how it begins and ends."""
+
+    config: str | None = setting(
+        None, "recipe to read: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
+        affects_result=False, in_recipe=False,
+    )  # fmt: skip
+    output: str = setting(
+        "runs", "folder that holds all runs", check=not_empty, metavar="DIR", affects_result=False, in_recipe=False,
+        in_evaluation=False, effect=_NEW_FOLDER,
+    )  # fmt: skip
+    name: str | None = setting(
+        None, "text appended to the run folder's name", type=str, check=safe_name, metavar="TEXT", affects_result=False,
+        in_evaluation=False, effect=_NEW_FOLDER,
+    )  # fmt: skip
+    seed: int = setting(
+        0, "seed of initialisation, sample order and augmentation", check=between(0, LARGEST_INT), in_evaluation=False
+    )
+    deterministic: bool = setting(
+        False, "use only deterministic algorithms: the same bits each time, slower on a GPU", affects_result=False
+    )
+    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda"), affects_result=False)
+    gpu_ids: tuple[int, ...] | None = setting(
+        None, "GPUs that this machine's processes use, one each", type=int, many=True,
+        check=between(0, 1023), metavar="ID", affects_result=False, in_recipe=False,
+    )  # fmt: skip
+    resume: str | None = setting(
+        None, "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
+        type=str, check=not_empty, metavar="{auto,PATH}", affects_result=False, in_recipe=False,
+    )  # fmt: skip
+    resume_override: bool = setting(
+        False, "with --resume PATH: continue even if settings or data differ from the run's",
+        affects_result=False, in_recipe=False,
+    )  # fmt: skip
+    evaluate: bool = setting(
+        False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
+        affects_result=False, in_recipe=False,
+    )  # fmt: skip
+    dry_run: bool = setting(False, "print the plan and create nothing", affects_result=False, in_recipe=False)
+    max_steps: int | None = setting(
+        None, "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
+        type=int, check=positive_int, affects_result=False, in_recipe=False, in_evaluation=False,
+    )  # fmt: skip
+    timeout: float = setting(
+        600.0, "seconds to wait for a silent process before all end", check=between(1, 10**6),
+        affects_result=False, effect=needs("several processes", lambda v: v.processes > 1),
+    )  # fmt: skip
