@@ -18,6 +18,7 @@ from models.initialisation import initialise
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
+from utils.optim.clipping import output_layers
 
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
 
@@ -47,11 +48,30 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
     except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
         reason = " ".join(str(error).split())[:300]
         if settings.pretrained and isinstance(error, OSError):  # also what the hub's and urllib's errors are
-            raise UserError(f"--pretrained: the weights of {settings.arch} could not be fetched ({reason})") from error
+            raise UserError(
+                f"--pretrained: the weights of {settings.arch} could not be fetched ({reason}); fetch "
+                f"{published_as(settings.arch)} elsewhere and give it with --weights FILE --new-head"
+            ) from error
         raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
+    if settings.pretrained and settings.new_head:
+        for layer in output_layers(model):
+            layer.reset_parameters()
     initialise(model, settings.init)
     check_forward(settings.arch, model, classes=classes, channels=channels, image_size=image_size)
     return model
+
+
+def published_as(arch: str) -> str:
+    """Where ``arch``'s library publishes its pretrained weights, in words."""
+    library, name = locate(arch)
+    if library == "torchvision":
+        import torchvision
+
+        return torchvision.models.get_model_weights(name).DEFAULT.url
+    import timm
+
+    config = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    return f"model.safetensors of {config.hf_hub_id} from the Hugging Face Hub" if config.hf_hub_id else config.url
 
 
 def unknown_arch(arch: str) -> str | None:

@@ -11,6 +11,7 @@ import torch
 from models.build import build_model, check_forward
 from models.memory_format import channels_last_is_faster
 from models.pretrained import begins_anew, preprocessing_of
+from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError
@@ -44,8 +45,8 @@ def prepare_network(
     Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
     """
     # A checkpoint's weights replace whatever the network would begin with.
-    start = {"pretrained": False, "weights": None, "init": "default"} if resume_point is not None else {}
-    settings = dataclasses.replace(args.model, **start)
+    begun = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
+    settings = dataclasses.replace(args.model, **(begun if resume_point is not None else {}))
     shape = {"classes": len(data.classes), "channels": data.spec.channels}
     model = build_model(settings, **shape, image_size=data.image_size)
     size = data.preprocessing.val_image_size
@@ -56,8 +57,10 @@ def prepare_network(
         raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
     model.to(device)
     channels_last = to_memory_format(args, model, device)
-    if weights is not None:
+    if weights is not None and args.run.evaluate:
         checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
+    elif weights is not None:
+        untrained = load_start(model, *weights, settings.new_head)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, channels_last)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from models.build import locate, small_stem_replaces_convolution
+from models.transfer import last_layer
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
@@ -30,8 +31,8 @@ def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_s
     if not settings.pretrained:
         return ""
     layers, trained = [], _classes(settings.arch)
-    if trained != classes:
-        layers.append(f"the last layer ({classes} classes, where the weights have {trained or 'none'})")
+    if trained != classes or settings.new_head:
+        layers.append(last_layer(classes, trained))
     if small_stem_replaces_convolution(model, image_size):
         layers.append(
             f"the 3x3 first convolution for images of {image_size} pixels (--image-size 65 or more keeps theirs)"

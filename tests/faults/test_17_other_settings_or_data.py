@@ -47,7 +47,7 @@ OTHER = {
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
-    "compile_augment": None, "tf32": None, "drop_last": None,
+    "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones"}
 

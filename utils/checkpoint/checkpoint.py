@@ -7,6 +7,7 @@ So whenever the process dies, there is a whole checkpoint, and damaged ones can 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -35,6 +36,9 @@ KEYS = (
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
+# Under which key training programs keep the weights. As ours, timm's and torchvision's prefer a moving average.
+HOLDERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
+PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
 class Checkpointer:
@@ -130,7 +134,7 @@ def load(path: Path, digest: str | None = None) -> dict[str, Any]:
     try:
         _verify(path, digest)
         size = path.stat().st_size
-        state = _unpickle(path)
+        state = _safetensors(path) if _is_safetensors(path, size) else _unpickle(path)
         refuse_swollen(state, size)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -180,12 +184,34 @@ def _unpickle(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our errors say what is wrong with a file
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # timm and torchvision keep the command line beside the weights; a Namespace only holds values.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # a hostile file makes torch raise almost anything
         refused = re.search(r"(?:GLOBAL|class|type) [\w.]{1,100}", str(error))
         raise ValueError(f"it holds {refused.group()}" if refused else NOT_OURS) from error
+
+
+def _is_safetensors(path: Path, size: int) -> bool:
+    """Whether the file begins as that format does, with the length of a JSON header, whatever its name."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
+
+
+def _safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """A file of safetensors, which holds nothing but tensors. Raises ``ValueError`` if it is damaged."""
+    import safetensors.torch  # needed for such files only
+
+    try:
+        return safetensors.torch.load_file(path)
+    except OSError:
+        raise
+    except Exception as error:  # the library has several kinds
+        reason = " ".join(str(error).split())[:150]
+        raise ValueError(f"it is a damaged file of safetensors ({reason})") from error
 
 
 def load_run(path: Path) -> dict[str, Any]:
@@ -236,33 +262,54 @@ def _step(state: dict[str, Any]) -> int:
 
 
 def weights_of(state: dict[str, Any], path: Path) -> dict[str, torch.Tensor]:
-    """The weights to use from a checkpoint, ours (the moving average if it has one), or a bare state_dict."""
+    """The weights to use from a checkpoint: ours, timm's, torchvision's, or a bare state_dict.
+
+    A moving average of the weights is preferred, and the prefixes of wrapped networks are removed.
+    """
     ema = state.get("ema")
     if isinstance(ema, dict) and isinstance(ema.get("model"), dict):
         state = ema["model"]
     else:
-        state = next((state[key] for key in ("model", "state_dict") if isinstance(state.get(key), dict)), state)
+        state = next((state[key] for key in HOLDERS if isinstance(state.get(key), dict)), state)
     weights = {_clean(str(name)): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    weights.pop("n_averaged", None)  # of torch.optim.swa_utils.AveragedModel
     if not weights:
         raise UserError(f"--weights {path}: holds no weights")
     return weights
 
 
 def _clean(name: str) -> str:
-    for prefix in ("module.", "_orig_mod."):
-        name = name.removeprefix(prefix)
-    return name
+    """``name`` as the bare network has it: torch.compile may have wrapped a layer, the others wrap the whole."""
+    while name.startswith(PREFIXES):
+        name = name.removeprefix("module.").removeprefix("_orig_mod.")
+    return name.replace("._orig_mod.", ".")
 
 
-def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Load ``weights`` into ``model``; raises ``UserError`` with the first names and shapes that do not fit."""
+class Misfits(NamedTuple):
+    """The names by which weights and a network differ: those that are ``missing``, ``unexpected``, or ``misshapen``."""
+
+    missing: list[str]
+    unexpected: list[str]
+    misshapen: list[str]
+
+
+def misfits(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> Misfits:
+    """How ``weights`` differ from what ``model`` needs."""
     own = model.state_dict()
-    wrong = [f"lacks {name}" for name in own if name not in weights]
-    wrong += [f"has {name}, which the network lacks" for name in weights if name not in own]
+    return Misfits(
+        missing=[name for name in own if name not in weights],
+        unexpected=[name for name in weights if name not in own],
+        misshapen=[name for name in own if name in weights and weights[name].shape != own[name].shape],
+    )
+
+
+def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where: str | Path) -> None:
+    """Load ``weights`` into ``model``; raises ``UserError`` with the first names and shapes that do not fit."""
+    own, found = model.state_dict(), misfits(model, weights)
+    wrong = [f"lacks {name}" for name in found.missing]
+    wrong += [f"has {name}, which the network lacks" for name in found.unexpected]
     wrong += [
-        f"{name} is {tuple(weights[name].shape)} and should be {tuple(own[name].shape)}"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
+        f"{name} is {tuple(weights[name].shape)} and should be {tuple(own[name].shape)}" for name in found.misshapen
     ]
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""

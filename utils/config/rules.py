@@ -122,7 +122,10 @@ def _start_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator[Rule]:
     checkpoint = v.evaluate and (v.resume or v.weights)
     yield Rule(
         ("pretrained", "weights"),
-        is_explicit("pretrained") and v.pretrained and is_explicit("weights"),
+        is_explicit("pretrained", against="weights")
+        and v.pretrained
+        and is_explicit("weights", against="pretrained")
+        and v.weights,
         "--pretrained and --weights both say where to begin; give one",
     )
     yield Rule(
@@ -215,6 +218,10 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
     elif not (values["global_batch_size"] and origins["global_batch_size"] == origins["batch_size"]):
         values["global_batch_size"] = values["batch_size"] * per_step
         origins["global_batch_size"] = f"batch-size x {per_step}"
+    if values["weights"] and outranks(origins["weights"], origins["pretrained"]):
+        values["pretrained"] = False  # of a recipe
+    elif values["pretrained"] and outranks(origins["pretrained"], origins["weights"]):
+        values["weights"] = None
     if values["arch"] is None:
         values["arch"] = SPECS[values["dataname"]].default_arch
     if values["lr"] is None:

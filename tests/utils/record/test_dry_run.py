@@ -40,6 +40,7 @@ CHANGES = {
     "arch": ("", "--arch conv4"),
     "pretrained": None,
     "weights": ("", "--weights weights.pt"),
+    "new_head": ("--weights weights.pt", "--new-head"),
     "compile": ("", "--compile"),
     "compile_augment": ("", "--compile-augment"),
     "init": ("", "--init xavier_normal"),
@@ -92,7 +93,7 @@ def test_the_table_above_holds_every_setting_that_shapes_the_result():
 
 @pytest.mark.parametrize("name", [name for name, change in CHANGES.items() if change])
 def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, capsys):
-    if name == "weights":
+    if name in ("weights", "new_head"):
         model = build_model(ModelSettings(arch="conv2"), classes=10, channels=1, image_size=8)
         torch.save(model.state_dict(), "weights.pt")
     without, added = CHANGES[name]

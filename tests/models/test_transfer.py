@@ -1,0 +1,222 @@
+"""Weights of other programs and other classes: what fits is loaded, what begins anew is said, the rest is refused."""
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import main
+from models import build_model
+from models.transfer import load_start
+from tests.end_to_end.processes import load
+from tests.faults.small_run import told
+from utils.checkpoint import checkpoint
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
+from utils.optim.head import head_parameters
+
+DIGITS = ("--device", "cpu", "--no-progress", "--max-steps", "2", "--val-batch-size", "360")
+# A network of each origin with the last layer's name, and one whose last layer is a convolution.
+ORIGINS = {
+    "conv2": "classifier.5",
+    "timm/test_resnet": "fc",
+    "timm/test_vit": "head",
+    "torchvision/squeezenet1_1": "classifier.1",
+    "torchvision/resnet18": "fc",
+}
+SMALL = ("fc", "timm/test_resnet", "torchvision/squeezenet1_1")
+
+
+def build(arch, classes, size=32, **settings):
+    return build_model(ModelSettings(arch=arch, **settings), classes=classes, channels=3, image_size=size)
+
+
+def equal(weights, others):
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+# ---------------------------------------------------------------------------------------- another head
+
+
+@pytest.mark.parametrize("arch", ORIGINS)
+def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
+    trained, model = build(arch, 10), build(arch, 3)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    words = load_start(model, {"model": trained.state_dict()}, Path("x.pt"), new_head=True)
+    assert words == "the last layer (3 classes, where the weights have 10)"
+    head = {f"{ORIGINS[arch]}.weight", f"{ORIGINS[arch]}.bias"}
+    assert set(head_parameters(model)) == head
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, own[name] if name in head else trained.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("arch", ORIGINS)
+def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_loaded(arch):
+    trained, model = build(arch, 10), build(arch, 3)
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
+    (line,) = caught.value.mistakes
+    assert line.startswith("--weights x.pt: is for 10 classes, and the data has 3; --new-head begins the last layer ")
+    assert f"({ORIGINS[arch]}.weight, {ORIGINS[arch]}.bias)" in line and "--arch" not in line
+    assert equal(own, model.state_dict())
+
+
+def test_weights_without_a_last_layer_need_a_new_head():
+    trained = timm.create_model("test_resnet", num_classes=0).state_dict()
+    model = build("timm/test_resnet", 3, size=96)
+    with pytest.raises(UserError, match=r"^--weights x\.pt: has no last layer, and the data has 3; --new-head"):
+        load_start(model, trained, Path("x.pt"), new_head=False)
+    words = load_start(model, trained, Path("x.pt"), new_head=True)
+    assert words == "the last layer (3 classes, where the weights have none)"
+    assert equal({name: model.state_dict()[name] for name in trained}, trained)
+
+
+def test_another_network_is_refused_by_its_names_with_a_new_head_or_without():
+    for new_head in (False, True):
+        with pytest.raises(UserError, match=r"x\.pt: does not fit the network: lacks .* \(and \d+ more\); is --arch"):
+            load_start(build("vgg11", 3), build("conv2", 10).state_dict(), Path("x.pt"), new_head)
+
+
+def test_a_pretrained_last_layer_for_as_many_classes_begins_anew_too(tmp_path, monkeypatch):
+    network = timm.create_model("test_vit", num_classes=2, in_chans=3)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    config = dataclasses.replace(
+        timm.get_pretrained_cfg("test_vit"), file=str(tmp_path / "weights.pth"), hf_hub_id=None, url=None, num_classes=2
+    )
+    for name in ("test_vit", f"test_vit.{config.tag}"):
+        monkeypatch.setitem(timm.models._registry._model_pretrained_cfgs, name, config)
+    torch.manual_seed(5)
+    kept, begun = (build("test_vit", 2, 160, pretrained=True, new_head=new).state_dict() for new in (False, True))
+    assert equal(kept, network.state_dict())
+    changed = {name for name in kept if not torch.equal(kept[name], begun[name])}
+    assert changed == {"head.weight", "head.bias"} and begun["head.weight"].std() > 0
+
+
+def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main([*DIGITS, "--arch", "fc", "--dataname", "synthetic", "--image-size", "8"]) == 0
+    start = next(Path("runs/synthetic/fc").glob("*/checkpoints/final.pt"))
+    flags = ("--arch", "fc", "--dataname", "digits", "--weights", start)
+    three = checkpoint.load(start)
+    shape = three["model"]["layers.1.weight"].shape
+    assert shape[0] == 300
+    three["model"] |= {"layers.5.weight": torch.zeros(3, 100), "layers.5.bias": torch.zeros(3)}
+    three["model"]["layers.1.weight"] = torch.ones(300, 64)
+    torch.save({"model": three["model"]}, "three.pt")
+    flags = ("--arch", "fc", "--weights", "three.pt")
+    code, (line,) = told(capsys, (*DIGITS, *flags))
+    assert code == 2 and "is for 3 classes, and the data has 10; --new-head" in line
+    assert main.main([*DIGITS, *flags, "--new-head", "--dry-run"]) == 0
+    words = "the last layer (10 classes, where the weights have 3)"
+    assert f"weights of three.pt; {words} begins anew" in capsys.readouterr().out
+    assert main.main([*DIGITS, *flags, "--new-head"]) == 0
+    (folder,) = Path("runs/digits/fc").iterdir()
+    assert f"Pretrained but for {words}" in (folder / "log.txt").read_text()
+    initial = load(folder, "initial.pt")["model"]
+    assert torch.equal(initial["layers.1.weight"], torch.ones(300, 64)) and initial["layers.5.weight"].shape == (
+        10,
+        100,
+    )
+    # Its own classes need no new head, and a resume brings the weights along.
+    assert main.main([*DIGITS, "--resume", str(folder), "--dry-run"]) == 0
+    assert "anew" not in capsys.readouterr().out
+
+
+def test_without_weights_a_new_head_does_nothing_and_is_warned_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, (line,) = told(capsys, (*DIGITS, "--arch", "fc", "--new-head", "--dry-run"))
+    assert code == 0 and line == "main.py: warning: --new-head does nothing: it needs --weights or --pretrained"
+
+
+# -------------------------------------------------------------------------------------- files of others
+
+
+def average_of(model):
+    """As torchvision's reference scripts keep it."""
+    return torch.optim.swa_utils.AveragedModel(model).state_dict()
+
+
+WRAPPED = {
+    "bare": lambda model: model.state_dict(),
+    "torchvision's": lambda model: {"model": model.state_dict(), "epoch": 3, "args": argparse.Namespace(lr=0.1)},
+    "torchvision's average": lambda model: {"model": {"a": torch.ones(1)}, "model_ema": average_of(model)},
+    "timm's": lambda model: {"arch": "a", "state_dict": model.state_dict(), "args": argparse.Namespace(model="a")},
+    "timm's average": lambda model: {"state_dict": {"a": torch.ones(1)}, "state_dict_ema": model.state_dict()},
+    "DDP's": lambda model: {f"module.{name}": value for name, value in model.state_dict().items()},
+    "DDP's compiled": lambda model: {
+        "state_dict": {f"_orig_mod.module.{name}": value for name, value in model.state_dict().items()}
+    },
+}
+
+
+@pytest.mark.parametrize("arch", SMALL)
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_weights_are_found_however_a_program_has_wrapped_them(tmp_path, arch, wrap):
+    trained, model = build(arch, 3), build(arch, 3)
+    torch.save(WRAPPED[wrap](trained), tmp_path / "some.pth")
+    load_start(model, checkpoint.load(tmp_path / "some.pth"), Path("some.pth"), new_head=False)
+    assert equal(model.state_dict(), trained.state_dict())
+
+
+def test_a_compiled_layer_within_the_network_is_found():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0] = torch.compile(model[0])
+    assert "0._orig_mod.weight" in model.state_dict()
+    assert set(checkpoint.weights_of(model.state_dict(), Path("x"))) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
+@pytest.mark.parametrize("arch", SMALL)
+def test_safetensors_are_read_whatever_the_files_name(tmp_path, arch, name):
+    trained, model = build(arch, 3), build(arch, 3)
+    safetensors.torch.save_file(trained.state_dict(), tmp_path / name)
+    load_start(model, checkpoint.load(tmp_path / name), Path(name), new_head=False)
+    assert equal(model.state_dict(), trained.state_dict())
+
+
+def test_damaged_safetensors_are_one_line(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(1000)}, path)
+    whole = path.read_bytes()
+    header = b'{"a":{"dtype":"F32","shape":[1000000],"data_offsets":[0,4000000]}}'  # claims more than there is
+    for damaged in (whole[:-50], len(header).to_bytes(8, "little") + header + bytes(100), whole[:20], b"", whole[:8]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"model\.safetensors: is not a checkpoint that can be loaded safely: "):
+            checkpoint.load(path)
+
+
+def test_no_pickle_runs_code_also_beside_what_other_programs_keep(tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "attacked"),)
+
+    for content in ({"state_dict": {"a": torch.ones(1)}, "args": argparse.Namespace(lr=Attack())}, nn.Linear(1, 1)):
+        torch.save(content, tmp_path / "some.pth")
+        with pytest.raises(UserError, match="is not a checkpoint that can be loaded safely"):
+            checkpoint.load(tmp_path / "some.pth")
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_timm_resizes_a_vision_transformers_positions_as_it_does_for_its_own_weights():
+    trained, model = build("timm/test_vit", 10, 160), build("timm/test_vit", 10, 64)
+    load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
+    expected = timm.layers.resample_abs_pos_embed(
+        trained.pos_embed, new_size=(4, 4), num_prefix_tokens=1, interpolation="bicubic", antialias=True
+    )
+    assert torch.equal(model.pos_embed, expected) and torch.equal(model.head.weight, trained.head.weight)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_heads_that_torchvisions_files_have_for_training_alone_are_left_out(name):
+    trained = torchvision.models.get_model(name, weights=None, num_classes=4, aux_logits=True, init_weights=False)
+    model = build(f"torchvision/{name}", 4, 96)
+    load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
+    assert torch.equal(model.fc.weight, trained.fc.weight)
