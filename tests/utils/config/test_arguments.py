@@ -230,6 +230,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
+    extra |= {"--new-head"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
     assert named - {"--progress"} == set(FLAGS.split()) | extra

@@ -25,12 +25,9 @@ class ModelSettings:
         effect=needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
     )  # fmt: skip
     weights: str | None = setting(
-        None,
-        "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
-        type=str,
-        check=not_empty,
-        metavar="PATH",
-    )
+        None, "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
+        type=str, check=not_empty, metavar="PATH",
+    )  # fmt: skip
     new_head: bool = setting(
         False, "begin the last layer anew, for other classes than those of --weights or --pretrained",
         in_evaluation=False, effect=needs("--weights or --pretrained", lambda v: v.weights or v.pretrained),
