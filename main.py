@@ -373,7 +373,10 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
                 "warning: it was saved between two validations: the batch-norm statistics of its moving average are "
                 "averages as well, and it may do much worse than with those that are computed before a validation"
             )
-    writer.log(figures(traval.validation(0, report=False)))
+    report = traval.validation(0, report=False)
+    if report.by_class is not None:
+        writer.log(f"validation  {report.by_class}")
+    writer.log(figures(report))
     return 0
 
 

@@ -79,8 +79,8 @@ class TraVal:
         self.args, self.distributed, self.device = args, distributed, distributed.device
         self.lr_policy, self.run_name, self.hooks = lr_policy, curr_scen_name, hooks or Hooks()
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
-        classes = len((description or {}).get("classes", ()))
-        self.reporter = Reporter(self.writer, args, scaled=scaler.is_enabled(), classes=classes)
+        self.class_names = (description or {}).get("classes", ())
+        self.reporter = Reporter(self.writer, args, scaled=scaler.is_enabled(), classes=len(self.class_names))
         self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True
@@ -294,16 +294,19 @@ class TraVal:
     def _end_epoch(self, epoch: int, result: Report, raw: Report | None) -> None:
         """The epoch's row, points, line and checkpoints."""
         progress = self.progress
+        row = self.reporter.row(progress, result, raw)
         whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
         counts = whole or not progress.best_epoch  # a cut epoch's best.pt goes with the first whole one
         best = counts and result.top1 > progress.best_top1 and math.isfinite(result.loss)
         if best and whole:
             progress.best_top1, progress.best_epoch = result.top1, epoch + 1
-        row = self.reporter.epoch(progress, result, raw, best)
+        self.reporter.epoch(row, result, raw, best)
         progress.last_validation = [result.loss, result.top1, result.top5, result.count]
         progress.validated_step = progress.step
         if whole:
             progress.finish_epoch()
+        if result.by_class is not None:
+            self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
         due = finished or progress.epoch % self.args.logging.save_every_epochs == 0

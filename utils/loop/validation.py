@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,7 +13,8 @@ from torch.nn import functional
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
-from utils.record.metrics import ClassificationMeter, Report
+from utils.record.class_metrics import ClassReport
+from utils.record.metrics import Report, ValidationMeter
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
 
@@ -35,7 +37,7 @@ def validate(
     """
     distributed.broadcast_buffers(model)
     model.eval()
-    meter = ClassificationMeter(loader.num_batches, distributed.device)
+    meter = ValidationMeter(loader.num_batches, distributed.device)
     with writer.bar(len(loader), 0, "Validation", "batch") as bar:
         batches = loader.batches()
         for _ in range(loader.rounds):
@@ -49,4 +51,7 @@ def validate(
             bar.update(batch is not None)
             between()
     model.train()
-    return Report.from_sums(distributed.all_reduce_sum(meter.sums).sum(0).tolist())
+    report = Report.from_sums(distributed.all_reduce_sum(meter.sums).sum(0).tolist())
+    (classes,) = distributed.all_reduce_max([meter.classes])  # some ranks may have had no batch
+    class_sums = distributed.all_reduce_sum(meter.class_sums(int(classes)))
+    return dataclasses.replace(report, by_class=ClassReport.from_sums(class_sums))

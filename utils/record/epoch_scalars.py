@@ -31,6 +31,11 @@ class EpochScalar(NamedTuple):
     tag: str | None = None
 
 
+def _by_class(name: str) -> Callable[[Epoch], float | None]:
+    """The figure ``name`` of the validation's ``ClassReport``."""
+    return lambda epoch: epoch.validation.by_class and getattr(epoch.validation.by_class, name)
+
+
 EPOCH_SCALARS = (
     EpochScalar("epoch", lambda epoch: epoch.last.epoch),
     EpochScalar("step", lambda epoch: epoch.progress.step),
@@ -47,6 +52,11 @@ EPOCH_SCALARS = (
     EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
     EpochScalar("partly_skipped_steps", lambda epoch: epoch.progress.partly_skipped_steps),
     EpochScalar("unreadable_images", lambda epoch: epoch.progress.replaced_images if epoch.skips_bad_images else None),
+    EpochScalar("val_macro_precision", _by_class("macro_precision"), "Macro_Precision/Test"),
+    EpochScalar("val_macro_recall", _by_class("macro_recall"), "Macro_Recall/Test"),
+    EpochScalar("val_macro_f1", _by_class("macro_f1"), "Macro_F1/Test"),
+    EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test"),
+    EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test"),
 )
 RAW_SCALARS = (
     EpochScalar("raw_val_loss", lambda epoch: epoch.raw and epoch.raw.loss, "Loss/Test_raw"),

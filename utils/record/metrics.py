@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from utils.record.class_metrics import BINS, NOT_A_NUMBER, UNIT, ClassReport
 from utils.runtime.distributed import to_device
 
 LOSS, TOP1, TOP5, COUNT = range(4)
@@ -14,12 +15,13 @@ LOSS, TOP1, TOP5, COUNT = range(4)
 
 @dataclass(frozen=True)
 class Report:
-    """Means over ``count`` samples; accuracies in percent."""
+    """Means over ``count`` samples; accuracies in percent. ``by_class``: the classes' figures, of a validation."""
 
     loss: float
     top1: float
     top5: float
     count: int
+    by_class: ClassReport | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def from_sums(cls, sums: list[float]) -> Report:
@@ -32,10 +34,11 @@ class Report:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, with_top5: bool = True) -> str:
-        """For the log."""
-        top5 = f"top5 {self.top5:.2f}  " if with_top5 else ""
-        return f"top1 {self.top1:.2f}  {top5}loss {self.loss:.4f}"
+    def text(self, with_top5: bool = True, mixed: bool = False) -> str:
+        """For the log. ``mixed``: the accuracies are those of mixed images."""
+        of = " (mixed)" if mixed else ""
+        top5 = f"top5{of} {self.top5:.2f}  " if with_top5 else ""
+        return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
 def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -103,14 +106,19 @@ class ClassificationMeter:
         rows, losses, logits, targets = zip(*self._waiting, strict=True)
         self._waiting, self._waiting_numbers = [], 0
         device, counts = self._sums.device, [len(part) for part in targets]
-        rank = target_rank(torch.cat(logits), torch.cat(targets))  # the number of classes when the target's is NaN
-        hits = torch.stack([rank < 1, rank < min(5, logits[0].shape[1])], dim=1).double()
+        logits, targets = torch.cat(logits), torch.cat(targets)
+        rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
+        hits = torch.stack([rank < 1, rank < min(5, logits.shape[1])], dim=1).double()
         passes = to_device(torch.tensor([rows, counts]), device)
         sample_rows = passes[0].repeat_interleave(passes[1], output_size=sum(counts))
         self._sums[:, TOP1:COUNT].index_add_(0, sample_rows, hits)
         weighted = torch.stack(losses).double() * passes[1]
         self._sums[:, LOSS].index_add_(0, passes[0], weighted)
         self._sums[:, COUNT].index_add_(0, passes[0], passes[1].double())
+        self._count(logits, targets, rank < 1)
+
+    def _count(self, logits: torch.Tensor, targets: torch.Tensor, hits: torch.Tensor) -> None:
+        """Count more of n samples. ``hits``: bool (n,), whether the prediction is right."""
 
     def column(self, name: str) -> torch.Tensor:
         """The sums of the loss ``name``, a row per step."""
@@ -123,3 +131,45 @@ class ClassificationMeter:
         self._waiting, self._waiting_numbers = [], 0
         for sums in (self._sums, *self.named.values()):
             sums.zero_()
+
+
+class ValidationMeter(ClassificationMeter):
+    """A ``ClassificationMeter`` that also counts by class and by confidence, in int64 on the device.
+
+    Whole numbers have the same sum in any order, so the result has the same bits on any number of ranks.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        super().__init__(rows, device)
+        self.classes = 0  # not known before the first logits
+        self._class_sums = torch.zeros(0, dtype=torch.int64, device=device)
+        self._edges = torch.linspace(0, 1, BINS + 1, device=device)[1:]  # upper ends
+
+    def class_sums(self, classes: int) -> torch.Tensor:
+        """int64 (3 * classes + 3 * (BINS + 1),): samples, predictions and hits of each class, then samples, hits and
+        summed confidence of each bin. ``classes``: those of any rank; this one may have met no batch.
+        """
+        self._add_waiting()
+        if not self.classes:
+            self._begin(classes)
+        return self._class_sums
+
+    def _begin(self, classes: int) -> None:
+        self.classes = classes
+        self._class_sums = torch.zeros(3 * (classes + BINS + 1), dtype=torch.int64, device=self._sums.device)
+
+    def _count(self, logits: torch.Tensor, targets: torch.Tensor, hits: torch.Tensor) -> None:
+        if not self.classes:
+            self._begin(logits.shape[1])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest, predicted = logits.max(1)
+        confidence = (largest - logits.logsumexp(1)).exp()
+        unknown = confidence.isnan()
+        bins = torch.bucketize(confidence, self._edges).clamp_(max=BINS - 1).masked_fill_(unknown, NOT_A_NUMBER)
+        units = (confidence.double() * UNIT).masked_fill_(unknown, 0).round_().long()
+        right, one, base = hits.long(), torch.ones_like(targets), 3 * self.classes
+        places = (
+            targets, predicted + self.classes, targets + 2 * self.classes, bins + base, bins + (base + BINS + 1),
+            bins + (base + 2 * (BINS + 1)),
+        )  # fmt: skip
+        self._class_sums.index_add_(0, torch.cat(places), torch.cat((one, one, right, one, right, units)))

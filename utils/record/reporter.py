@@ -17,6 +17,7 @@ from utils.record.metrics import COUNT, Report
 from utils.record.writer import NullWriter
 
 T = TypeVar("T")
+MIXED = "of mixed images (mixup, CutMix): the class with the largest share counts as right"
 
 
 class Reporter:
@@ -28,6 +29,9 @@ class Reporter:
 
     def __init__(self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int) -> None:
         self.scaled, self.with_top5 = scaled, classes > 5
+        self.mixed = args.data.mixup > 0 or args.data.cutmix > 0
+        if self.mixed:
+            writer.describe({"Top1/Training": MIXED, "Top5/Training": MIXED})
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
@@ -88,12 +92,13 @@ class Reporter:
         if progress.partly_skipped_steps:
             points["AMP/partly_skipped_steps"] = progress.partly_skipped_steps
         self.writer.scalars(points, progress.step)
+        text = report.text(self.with_top5, self.mixed)
         losses = "".join(f"  {name} {loss:.4f}" for name, loss in named.items())
         skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
         skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""
         self.writer.log(
             f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
-            f"{self._text(report)}{losses}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  "
+            f"{text}{losses}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  "
             f"{speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}",
             to_console=bar is None or bar.disable,
         )
@@ -103,10 +108,10 @@ class Reporter:
                 "learned; if it underflows, raise --init-scale (scripts/amp_audit.py tells)"
             )
         if bar is not None:
-            bar.set_postfix_str(f"{self._text(report)}  lr {last.lr:.4g}{skipped}", refresh=False)
+            bar.set_postfix_str(f"{text}  lr {last.lr:.4g}{skipped}", refresh=False)
 
-    def epoch(self, progress: Progress, result: Report, raw: Report | None, best: bool) -> dict[str, float]:
-        """Points and log line of a finished epoch's validation; gives the epoch's row.
+    def row(self, progress: Progress, result: Report, raw: Report | None) -> dict[str, float]:
+        """A finished epoch's row of metrics.csv, with all figures of its validation.
 
         ``raw`` is the raw weights' result if ``result`` is that of their moving average. The epoch's sums must still be
         in ``progress``.
@@ -114,19 +119,21 @@ class Reporter:
         training, seconds = Report.from_sums(progress.epoch_sums), time.perf_counter() - self._began
         images_per_second = (training.count - self._count_before) / self._train_seconds
         last = StepRecord(*progress.last_step)
-        row = row_of(Epoch(progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images))
-        self.writer.scalars(points_of(row), progress.step)
+        return row_of(Epoch(progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images))
+
+    def epoch(self, row: dict[str, float], result: Report, raw: Report | None, best: bool) -> None:
+        """Points and log line of the epoch whose ``row`` and results are given."""
+        self.writer.scalars(points_of(row), row["step"])
         raw_text = f"  (raw weights {self._text(raw)})" if raw is not None else ""
         self.writer.log(
-            f"epoch {last.epoch}/{self.epochs}  validation {self._text(result)}{raw_text}  epoch {seconds:.1f} s"
-            + ("  best so far" if best else "")
+            f"epoch {row['epoch']}/{self.epochs}  validation {self._text(result)}{raw_text}  "
+            f"epoch {row['seconds']:.1f} s" + ("  best so far" if best else "")
         )
         if not math.isfinite(result.loss):
             self.writer.log(
                 f"warning: the validation loss is {result.loss}: the network's outputs are not finite any more; resume "
                 "from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
             )
-        return row
 
     def _text(self, report: Report) -> str:
         return report.text(self.with_top5)

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -24,6 +24,7 @@ from utils.record import curves
 from utils.record.event_files import EventFile, rewind
 
 T = TypeVar("T")
+CLASS_ACCURACY, PERCENT_EDGES = "Class_Accuracy/Test", [*range(0, 101, 5)]
 LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
@@ -48,6 +49,12 @@ class NullWriter:
 
     def scalars(self, values: dict[str, float], step: int) -> None:
         """One point for each tag in TensorBoard."""
+
+    def describe(self, descriptions: dict[str, str]) -> None:
+        """What TensorBoard says about tags, before their first points."""
+
+    def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
+        """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard."""
 
     def curves(self, rows: Sequence[Sequence[float]]) -> None:
         """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
@@ -89,6 +96,7 @@ class RunWriter(NullWriter):
         _lock(self._log, folder)
         epochs, steps = resumed or (0, 0)
         self._resumed = steps, rewind(folder, steps) if resumed else set()
+        self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
         self._curves = curves.Curves(folder)
@@ -153,12 +161,27 @@ class RunWriter(NullWriter):
     def scalars(self, values: dict[str, float], step: int) -> None:
         if self._events:
             # One event for all: add_scalar for each of them would take ten times as long.
-            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
-            last, there = self._resumed
-            new = [tag for tag in values if step != last or tag not in there]  # a stop may come between two points
-            if new:
-                self._events.add(Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in new]), step)
+            points = []
+            for tag in self._new(values, step):
+                point = Summary.Value(tag=tag, simple_value=values[tag])
+                if tag in self._descriptions:  # TensorBoard reads that of the first point
+                    scalars = SummaryMetadata.PluginData(plugin_name="scalars")
+                    text = self._descriptions.pop(tag)
+                    point.metadata.CopyFrom(SummaryMetadata(plugin_data=scalars, summary_description=text))
+                points.append(point)
+            if points:
+                self._events.add(Summary(value=points), step)
+
+    def describe(self, descriptions: dict[str, str]) -> None:
+        if self._events:
+            self._descriptions |= descriptions
+
+    def _new(self, tags: Iterable[str], step: int) -> list[str]:
+        """Those of ``tags`` that have no point at ``step``: a stop may come between two points."""
+        last, there = self._resumed
+        return [tag for tag in tags if step != last or tag not in there]
 
     # ------------------------------------------------------------------------------- files
 
@@ -167,10 +190,19 @@ class RunWriter(NullWriter):
 
     def epoch(self, row: dict[str, Any]) -> None:
         if self.folder:
-            self._rows.append({name: _six_digits(value) for name, value in row.items()})
-            self._write_csv()
+            self._rows.append(_six_digits_each(row))
+            self._write_csv("metrics.csv", self._rows)
             self._curves.write()
             self.flush()
+
+    def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
+        if self.folder and rows:
+            accuracies = np.array([row["val_accuracy"] for row in rows if row["val_count"]])
+            for tag in self._new([CLASS_ACCURACY], step):
+                from torch.utils.tensorboard import summary
+
+                self._events.add(summary.histogram(tag, accuracies, PERCENT_EDGES), step)
+            self._write_csv("class_metrics.csv", [_six_digits_each(row) for row in rows])
 
     def bad_images(self, paths: Sequence[str]) -> None:
         if self.folder:
@@ -178,13 +210,13 @@ class RunWriter(NullWriter):
             temporary.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8", errors="surrogateescape")
             os.replace(temporary, self.folder / "bad_images.txt")
 
-    def _write_csv(self) -> None:
-        temporary = self.folder / ".metrics.csv.tmp"
-        with open(temporary, "w", newline="", encoding="utf-8") as file:
-            out = csv.DictWriter(file, fieldnames=list(self._rows[-1]), extrasaction="ignore")
+    def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        temporary = self.folder / f".{name}.tmp"
+        with open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            out = csv.DictWriter(file, fieldnames=list(rows[-1]), extrasaction="ignore")
             out.writeheader()
-            out.writerows(self._rows)
-        os.replace(temporary, self.folder / "metrics.csv")
+            out.writerows(rows)
+        os.replace(temporary, self.folder / name)
 
     def flush(self) -> None:
         if self.folder:
@@ -234,9 +266,9 @@ def _lock(log: TextIO, folder: Path) -> None:
         time.sleep(1)
 
 
-def _six_digits(value: Any) -> Any:
-    """A float as metrics.csv shows it, to six significant digits; counts stay whole."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as metrics.csv shows it: floats to six significant digits; counts stay whole."""
+    return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from tests.utils.test_train_validation import CPU, make
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop import validation
 from utils.loop.validation import validate
-from utils.record.metrics import ClassificationMeter
+from utils.record.metrics import ValidationMeter
 from utils.record.writer import NullWriter
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -43,14 +43,21 @@ class Watch:
     device = CPU
 
     def __init__(self):
-        self.seen, self.sums = [], None
+        self.seen, self.sums, self.class_sums = [], None, None
 
     def broadcast_buffers(self, model):
         self.seen.append(("buffers", model))
 
     def all_reduce_sum(self, sums):
-        self.sums = sums
+        if sums.dtype == torch.int64:
+            self.class_sums = sums
+        else:
+            self.sums = sums
         return sums
+
+    def all_reduce_max(self, numbers):
+        assert numbers in ([0], [6]), "a rank without a batch does not know the number of classes"
+        return [6.0]
 
     def note(self, batch):
         self.seen.append(("noted", batch.number))
@@ -100,6 +107,7 @@ def test_ranks_take_disjoint_parts_in_as_many_rounds_and_their_sums_are_those_of
     model, (whole, alone) = network(), run(network(), Loader())
     watches = [run(model, Loader(rank, world_size))[1] for rank in range(world_size)]
     assert torch.equal(sum(watch.sums for watch in watches), alone.sums)
+    assert torch.equal(sum(watch.class_sums for watch in watches), alone.class_sums)
     rounds = [watch.seen.count(("between",)) for watch in watches]
     assert rounds == [-(-4 // world_size)] * world_size
     noted = [number for watch in watches for told, number in filter(lambda seen: seen[0] == "noted", watch.seen)]
@@ -132,9 +140,7 @@ def test_the_forward_pass_and_no_more_is_computed_in_half_precision():
 
 def test_the_sums_are_on_the_device_a_row_a_batch(monkeypatch):
     made = []
-    monkeypatch.setattr(
-        validation, "ClassificationMeter", lambda *given: made.append(given) or ClassificationMeter(*given)
-    )
+    monkeypatch.setattr(validation, "ValidationMeter", lambda *given: made.append(given) or ValidationMeter(*given))
     run(network(), Loader())
     assert made == [(4, CPU)]
 

@@ -1,6 +1,10 @@
 """An epoch's row and points, of all that an epoch can have."""
 
+import numpy as np
+import pytest
+
 from utils.checkpoint.progress import Progress
+from utils.record.class_metrics import ClassReport
 from utils.record.curves import StepRecord
 from utils.record.epoch_scalars import EPOCH_SCALARS, RAW_SCALARS, Epoch, points_of, row_of
 from utils.record.metrics import Report
@@ -33,6 +37,21 @@ def test_raw_weights_and_unreadable_images_have_columns_where_there_can_be_some(
     raw = {"raw_val_loss": 0.0, "raw_val_top1": 70.0, "raw_val_top5": 98.0}
     assert list(row.items()) == list((ALWAYS | {"unreadable_images": 3} | NAMED | raw).items())
     assert points_of(row) == TEST | {"Loss/Test_raw": 0.0, "Top1/Test_raw": 70.0, "Top5/Test_raw": 98.0}
+
+
+def test_a_validation_by_class_has_five_further_columns_and_points_in_percent():
+    by_class = ClassReport(np.array([3, 1]), np.array([2, 2]), np.array([2, 1]), ece=12.5)
+    row = row_of(EPOCH._replace(validation=Report(0.5, 80.0, 99.0, 360, by_class)))
+    expected = {
+        "macro_precision": (1 + 1 / 2) / 2, "macro_recall": (2 / 3 + 1) / 2, "macro_f1": (4 / 5 + 2 / 3) / 2,
+        "balanced_accuracy": (2 / 3 + 1) / 2, "ece": 0.125,
+    }  # fmt: skip
+    assert list(row) == [*ALWAYS, *(f"val_{name}" for name in expected), *NAMED]
+    for name, value in expected.items():
+        assert row[f"val_{name}"] == pytest.approx(100 * value, rel=1e-12)
+    tags = ("Macro_Precision", "Macro_Recall", "Macro_F1", "Balanced_Accuracy", "Calibration_Error")
+    points = {f"{tag}/Test": row[f"val_{name}"] for tag, name in zip(tags, expected, strict=True)}
+    assert points_of(row) == TEST | points
 
 
 def test_no_column_and_no_tag_is_declared_twice():

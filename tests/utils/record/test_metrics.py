@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import top_k_accuracy_score
 
 from utils.record import metrics
-from utils.record.metrics import COUNT, LOSS, TOP1, TOP5, ClassificationMeter, Report, target_rank
+from utils.record.metrics import COUNT, LOSS, TOP1, TOP5, ClassificationMeter, Report, ValidationMeter, target_rank
 
 CPU = torch.device("cpu")
 
@@ -168,11 +168,12 @@ def test_passes_wait_for_as_many_logits_as_may_wait_and_no_longer(monkeypatch):
     assert meter.sums[0, COUNT] == 4
 
 
-def test_counting_never_waits_for_the_device(monkeypatch):
+@pytest.mark.parametrize("kind", [ClassificationMeter, ValidationMeter])
+def test_counting_never_waits_for_the_device(kind, monkeypatch):
     """A tensor on the meta device has no values: whatever looked at one, or came from another device, would raise."""
     meta = torch.device("meta")
     monkeypatch.setattr(metrics, "to_device", torch.Tensor.to)
-    meter = ClassificationMeter(2, meta)
+    meter = kind(2, meta)
     for targets in (torch.empty(5, dtype=torch.int64, device=meta), torch.empty(5, 9, device=meta)):
         meter.update(1, torch.empty((), device=meta), torch.empty(5, 9, device=meta), targets)
     assert (meter.sums.device, meter.sums.shape, meter.sums.dtype) == (meta, (2, 4), torch.float64)
@@ -207,3 +208,4 @@ def test_a_report_reads_with_and_without_its_second_accuracy():
     report = Report(loss=0.25, top1=75.0, top5=97.5, count=40)
     assert report.text() == "top1 75.00  top5 97.50  loss 0.2500"
     assert report.text(with_top5=False) == "top1 75.00  loss 0.2500"
+    assert report.text(mixed=True) == "top1 (mixed) 75.00  top5 (mixed) 97.50  loss 0.2500"

@@ -25,13 +25,16 @@ class Kept(NullWriter):
     """Keeps what it is told."""
 
     def __init__(self):
-        self.lines, self.points = [], {}
+        self.lines, self.points, self.descriptions = [], {}, {}
 
     def log(self, text, to_console=True):
         self.lines.append(text)
 
     def scalars(self, values, step):
         self.points[step] = values
+
+    def describe(self, descriptions):
+        self.descriptions = descriptions
 
 
 @pytest.fixture
@@ -91,10 +94,27 @@ def test_lines_for_a_person_leave_top5_out_below_six_classes_and_the_row_keeps_i
     clock.now += 1
     reporter.window(after_steps(progress, 5), None)
     reporter.end_training(progress)
-    row = reporter.epoch(progress, Report(0.5, 80.0, 100.0, 360), Report(0.6, 70.0, 100.0, 360), best=True)
+    results = Report(0.5, 80.0, 100.0, 360), Report(0.6, 70.0, 100.0, 360)
+    row = reporter.row(progress, *results)
+    reporter.epoch(row, *results, best=True)
     assert len(writer.lines) == 2 and all("top1" in line for line in writer.lines)
     assert [line.count("top5") for line in writer.lines] == ([1, 2] if shown else [0, 0])
     assert (row["train_top5"], row["val_top5"], row["raw_val_top5"]) == (75.0, 100.0, 100.0)
+
+
+@pytest.mark.parametrize("flags", [("--mixup", "0.2"), ("--cutmix", "1"), ()])
+def test_accuracies_of_mixed_images_are_called_so_in_log_and_tensorboard_and_those_of_validation_are_not(flags, clock):
+    reporter, writer = told(*flags)
+    progress = Progress()
+    reporter.begin_epoch(progress, 5)
+    clock.now += 1
+    reporter.window(after_steps(progress, 5), None)
+    reporter.end_training(progress)
+    result = Report(0.5, 80.0, 100.0, 360)
+    reporter.epoch(reporter.row(progress, result, None), result, None, best=True)
+    names = ("top1 (mixed) 50.00", "top5 (mixed) 75.00") if flags else ("top1 50.00", "top5 75.00")
+    assert all(name in writer.lines[0] for name in names) and "top1 80.00" in writer.lines[1]
+    assert set(writer.descriptions) == ({"Top1/Training", "Top5/Training"} if flags else set())
 
 
 def time_left(writer):
