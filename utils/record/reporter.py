@@ -29,7 +29,7 @@ class Reporter:
 
     def __init__(self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int) -> None:
         self.scaled, self.with_top5 = scaled, classes > 5
-        self.mixed = args.data.mixup > 0 or args.data.cutmix > 0
+        self.mixed = args.augmentation.mixup > 0 or args.augmentation.cutmix > 0
         if self.mixed:
             writer.describe({"Top1/Training": MIXED, "Top5/Training": MIXED})
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
