@@ -30,6 +30,22 @@ class FullyConnected(nn.Module):
         return self.layers(images)
 
 
+def _convolution_pairs(channels: int, size: int, widths: Sequence[int], bias: bool) -> tuple[list[nn.Module], int]:
+    """Two 3x3 convolutions of each width, and a 2x2 max-pool after them; the layers, and the size that they leave.
+
+    A max-pool that would leave nothing is left out.
+    """
+    layers: list[nn.Module] = []
+    for width in widths:
+        for _ in range(2):
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=bias), nn.ReLU(inplace=True)]
+            channels = width
+        if size > 1:
+            layers.append(nn.MaxPool2d(2))
+            size //= 2
+    return layers, size
+
+
 class Conv(nn.Module):
     """Conv-2, -4 and -6 of Frankle and Carbin, The Lottery Ticket Hypothesis, 2019 (figure 2).
 
@@ -39,23 +55,33 @@ class Conv(nn.Module):
 
     def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for width in widths:
-            for _ in range(2):
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
-                channels = width
-            if size > 1:
-                layers.append(nn.MaxPool2d(2))
-                size //= 2
+        layers, size = _convolution_pairs(channels, size, widths, bias=True)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(channels * size * size, 256),
+            nn.Linear(widths[-1] * size * size, 256),
             nn.ReLU(inplace=True),
             nn.Linear(256, 256),
             nn.ReLU(inplace=True),
             nn.Linear(256, classes),
         )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+class PooledConv(nn.Module):
+    """``Conv`` without its hidden linear layers: convolutions without bias, global average pool, one linear layer.
+
+    The layout of the convolutions and max-pools is that of ``Conv``. Input (n, channels, size, size), output
+    (n, classes); the number of weights does not depend on the size.
+    """
+
+    def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        layers, _ = _convolution_pairs(channels, size, widths, bias=False)
+        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classifier = nn.Linear(widths[-1], classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(images))
@@ -102,6 +128,9 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "conv2": partial(Conv, widths=(64,)),
     "conv4": partial(Conv, widths=(64, 128)),
     "conv6": partial(Conv, widths=(64, 128, 256)),
+    "conv2a": partial(PooledConv, widths=(64,)),
+    "conv4a": partial(PooledConv, widths=(64, 128)),
+    "conv6a": partial(PooledConv, widths=(64, 128, 256)),
     "vgg11": partial(SmallVGG, depth=11),
     "vgg13": partial(SmallVGG, depth=13),
     "vgg16": partial(SmallVGG, depth=16),

@@ -40,6 +40,12 @@ def answer(model, channels, size, count=2):
         ("conv2", 3, 32, 4_300_992, 2 * 64 + 2 * 256 + 10),
         ("conv4", 3, 32, 2_425_024, 2 * 64 + 2 * 128 + 2 * 256 + 10),
         ("conv6", 3, 32, 2_261_184, 2 * 64 + 2 * 128 + 2 * 256 + 2 * 256 + 10),
+        # convolutions 9 x (3 x 64 + 64 x 64) = 38,592, then 9 x (64 x 128 + 128 x 128) = 221,184 and
+        # 9 x (128 x 256 + 256 x 256) = 884,736, without bias; one linear layer of 64, 128 or 256 x 10
+        ("conv2a", 3, 32, 38_592 + 640, 10),
+        ("conv4a", 3, 32, 38_592 + 221_184 + 1_280, 10),
+        ("conv6a", 3, 32, 38_592 + 221_184 + 884_736 + 2_560, 10),
+        ("conv2a", 1, 28, 9 * 64 + 9 * 64 * 64 + 640, 10),
         # 9 x (1 x 64 + 64 x 64) + 64 x 14 x 14 x 256 + 256 x 256 + 256 x 10
         ("conv2", 1, 28, 37_440 + 3_211_264 + 65_536 + 2_560, 2 * 64 + 2 * 256 + 10),
         # 64 + 300 x 100 ... on 8 x 8 digits
@@ -48,6 +54,25 @@ def answer(model, channels, size, count=2):
 )
 def test_own_network_has_the_published_number_of_parameters(arch, channels, image_size, weights, biases):
     assert parameters_of(build(arch, channels=channels, image_size=image_size)) == weights + biases
+
+
+@pytest.mark.parametrize(("arch", "shape"), [("conv2a", (64, 14)), ("conv4a", (128, 7)), ("conv6a", (256, 3))])
+def test_a_pooled_network_has_the_convolutions_of_the_other_and_averages_what_they_give(arch, shape):
+    model, other = build(arch, channels=1, image_size=28), build(arch[:-1], channels=1, image_size=28)
+    seen = []
+    model.features[-2].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    answer(model, 1, 28)
+    width, side = shape
+    assert seen[0].shape == (2, width, side, side)
+    kernels = [layer.weight.shape for layer in model.features if isinstance(layer, nn.Conv2d)]
+    assert kernels == [layer.weight.shape for layer in other.features if isinstance(layer, nn.Conv2d)]
+    assert [name for name, _ in model.named_parameters() if name.endswith("bias")] == ["classifier.bias"]
+    assert model.classifier.weight.shape == (10, width)
+
+
+@pytest.mark.parametrize("arch", ["conv2a", "conv4a", "conv6a"])
+def test_a_pooled_network_has_as_many_weights_for_images_of_any_size(arch):
+    assert len({parameters_of(build(arch, image_size=size)) for size in (1, 8, 32, 64)}) == 1
 
 
 @pytest.mark.parametrize("depth", [11, 13, 16, 19])
