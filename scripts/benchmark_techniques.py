@@ -1,7 +1,7 @@
 """Measure what each technique adds to a training step, to loading JPEG files, or to validation.
 
     python scripts/benchmark_techniques.py                          # ResNet-18 at 32 pixels; files cut from photographs
-    python scripts/benchmark_techniques.py --only mixup randaugment --rounds 9
+    python scripts/benchmark_techniques.py --only mixup cutmix --rounds 9
     python scripts/benchmark_techniques.py --images DIR             # JPEG files in class folders
 
 A row's figure is the median of the rounds' own ratios to the same training without the technique. The table is the
@@ -62,8 +62,7 @@ def main(argv: list[str]) -> int:
 # -------------------------------------------------------------------------------------------- flags
 
 
-def read_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """The checked flags. Raises ``UserError`` with the first mistake."""
+def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     names = [technique.name for technique in TECHNIQUES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"{', '.join(names)} [all]")
@@ -75,7 +74,12 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--images", metavar="DIR", help="JPEG files in class folders [cut from two photographs]")
     parser.add_argument("--workers", type=whole(0, 1024), default=2, metavar="N", help="data workers for them [2]")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device [auto]")
-    own = parser.parse_args(argv)
+    return parser
+
+
+def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """The checked flags. Raises ``UserError`` with the first mistake."""
+    own = build_parser().parse_args(argv)
     if own.images is not None and not os.path.isdir(own.images):
         raise UserError(f"--images {own.images}: no such folder")
     return own
