@@ -1,9 +1,12 @@
 """Row 5: validation counts each image once and gives the same numbers on any number of ranks."""
 
+import re
+
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.metrics import f1_score
 from torch.nn import functional
 
 from models import build_model
@@ -36,7 +39,7 @@ def test_101_images_in_batches_of_7_are_101_images_on_one_two_and_three_ranks_wi
     for n, process in started.items():
         out, err = process.communicate()
         assert process.returncode == 0, err
-        lines[n] = out.splitlines()[-1]
+        lines[n] = tuple(out.splitlines()[-2:])
     assert len(set(lines.values())) == 1, lines
 
     images, labels = [], []
@@ -50,8 +53,11 @@ def test_101_images_in_batches_of_7_are_101_images_on_one_two_and_three_ranks_wi
     model.eval()
     with torch.no_grad():
         output = model((pixels - mean) / std)
-    found = FINAL_LINE.fullmatch(lines[1])
+    by_class, last = lines[1]
+    found = FINAL_LINE.fullmatch(last)
     labels = torch.tensor(labels)
     assert found["count"] == "101"
     assert float(found["top1"]) == pytest.approx(100 * (output.argmax(1) == labels).double().mean().item(), abs=1e-3)
     assert float(found["loss"]) == pytest.approx(functional.cross_entropy(output, labels).item(), abs=2e-4)
+    f1 = 100 * f1_score(labels.numpy(), output.argmax(1).numpy(), average="macro", zero_division=0)
+    assert float(re.search(r"macro F1 ([\d.]+)", by_class)[1]) == pytest.approx(f1, abs=5e-3)

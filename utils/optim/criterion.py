@@ -11,36 +11,123 @@ from torch.nn import functional
 from utils.config.groups.loss import LossSettings
 
 
-class BinaryCrossEntropy(nn.Module):
-    """Binary cross entropy of each class on its own, the mean over images and classes.
+class WeightedCrossEntropy(nn.Module):
+    """Cross entropy in which each class counts with its own weight, divided by the number of images.
 
-    Wightman et al., ResNet strikes back, 2021. timm's ``BinaryCrossEntropy`` with its defaults, except that mixed
-    targets are smoothed too, as by cross entropy.
+    That of a label is ``weights[label]``; each share of a smoothed or mixed target has its own class's. torch's with
+    ``reduction="sum"``: its mean over labels divides by their weights, so that an image's influence would depend on the
+    others of its forward pass, and thus on ranks and accumulation. ``weights``: float (classes,).
     """
 
-    def __init__(self, label_smoothing: float) -> None:
+    def __init__(self, weights: torch.Tensor, label_smoothing: float) -> None:
         super().__init__()
+        self.register_buffer("weights", weights)
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)
-        if not targets.is_floating_point():
-            targets = functional.one_hot(targets, classes)
-        targets = targets.to(dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes
-        return functional.binary_cross_entropy_with_logits(logits.to(dtype), targets)
+        logits = _at_least_float32(logits)
+        weights, smoothing = self.weights.to(logits.dtype), self.label_smoothing
+        total = functional.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
+        return total / len(targets)
+
+
+class BinaryCrossEntropy(nn.Module):
+    """Binary cross entropy of each class on its own, the mean over images and classes.
+
+    Wightman et al., ResNet strikes back, 2021. timm's ``BinaryCrossEntropy``, except that mixed targets are smoothed
+    too, as by cross entropy (timm's mixup smooths them). ``threshold``: targets above it, after smoothing, become 1 and
+    the others 0. ``sum_classes``: the sum over classes instead of their mean. ``weights``: float (classes,), a factor
+    of each class's term. ``positive_weight``: a factor of the terms of classes that an image shows.
+    """
+
+    def __init__(
+        self,
+        label_smoothing: float,
+        threshold: float | None = None,
+        sum_classes: bool = False,
+        positive_weight: float | None = None,
+        weights: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.label_smoothing, self.threshold, self.sum_classes = label_smoothing, threshold, sum_classes
+        self.positive_weight = positive_weight
+        self.register_buffer("weights", weights)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = _at_least_float32(logits)
+        targets = _shares(targets, logits) * (1 - self.label_smoothing) + self.label_smoothing / logits.shape[1]
+        if self.threshold is not None:
+            targets = targets.gt(self.threshold).to(logits.dtype)
+        weights = None if self.weights is None else self.weights.to(logits.dtype)
+        positive = None if self.positive_weight is None else logits.new_full((), self.positive_weight)
+        loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
+        return loss * logits.shape[1] if self.sum_classes else loss
+
+
+class FocalLoss(nn.Module):
+    """Cross entropy times (1 - p) ** ``gamma``, p the probability of the target's class; the mean over images.
+
+    Lin et al., Focal loss for dense object detection, 2017, for classes that exclude each other (softmax). Each share
+    of a smoothed or mixed target has the factor of its own class. With ``gamma`` 0 it is cross entropy. ``weights``:
+    float (classes,), a factor of each class's term, the paper's alpha.
+    """
+
+    def __init__(self, gamma: float, label_smoothing: float, weights: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.gamma, self.label_smoothing = gamma, label_smoothing
+        self.register_buffer("weights", weights)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logs = _at_least_float32(logits).log_softmax(1)
+        targets = _shares(targets, logs) * (1 - self.label_smoothing) + self.label_smoothing / logs.shape[1]
+        # 1 - p without cancellation, and not 0, where the derivative of a power below 1 is infinite.
+        others = (-torch.expm1(logs)).clamp(min=torch.finfo(logs.dtype).tiny)
+        terms = -targets * others.pow(self.gamma) * logs
+        if self.weights is not None:
+            terms = terms * self.weights.to(logs.dtype)
+        return terms.sum(1).mean()
+
+
+def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _shares(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """``targets`` as shares (n, classes) of the ``logits``' type."""
+    if not targets.is_floating_point():
+        targets = functional.one_hot(targets, logits.shape[1])
+    return targets.to(logits.dtype)
+
+
+def _cross_entropy(settings: LossSettings, weights: torch.Tensor | None) -> nn.Module:
+    if weights is None:
+        return nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
+    return WeightedCrossEntropy(weights, settings.label_smoothing)
+
+
+def _binary_cross_entropy(settings: LossSettings, weights: torch.Tensor | None) -> nn.Module:
+    return BinaryCrossEntropy(
+        settings.label_smoothing, settings.bce_target_thresh, settings.bce_sum, settings.bce_pos_weight, weights
+    )
+
+
+def _focal(settings: LossSettings, weights: torch.Tensor | None) -> nn.Module:
+    return FocalLoss(settings.focal_gamma, settings.label_smoothing, weights)
 
 
 # A name here stands in LOSSES of utils/config/groups/loss.py too, which must not import torch.
-CRITERIA: dict[str, Callable[[LossSettings], nn.Module]] = {
-    "cross-entropy": lambda settings: nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
-    "bce": lambda settings: BinaryCrossEntropy(settings.label_smoothing),
+CRITERIA: dict[str, Callable[[LossSettings, torch.Tensor | None], nn.Module]] = {
+    "cross-entropy": _cross_entropy,
+    "bce": _binary_cross_entropy,
+    "focal": _focal,
 }
 
 
-def build_criterion(settings: LossSettings) -> nn.Module:
+def build_criterion(settings: LossSettings, class_weights: torch.Tensor | None = None) -> nn.Module:
     """The training loss that ``settings`` name, with label smoothing (Szegedy et al., Rethinking Inception, 2015).
 
     Takes logits (n, classes) and targets, int64 (n,) or the shares of mixed images (n, classes); gives the mean over n,
-    a tensor (). Validation always measures cross entropy without smoothing, so that runs with other losses compare.
+    a tensor (). ``class_weights``: float (classes,), on the logits' device. Validation always measures cross entropy
+    without smoothing or weights, so that runs with other losses compare.
     """
-    return CRITERIA[settings.loss](settings)
+    return CRITERIA[settings.loss](settings, class_weights)

@@ -124,12 +124,17 @@ def _network(args: Settings, point: ResumePoint | None) -> str:
 
 
 def _loss(args: Settings) -> str:
-    smoothing, penalty = args.loss.label_smoothing, args.optimisation.grad_penalty
-    return (
-        args.loss.loss.replace("-", " ")
-        + (f", label smoothing {smoothing:g}" if smoothing else "")
-        + (f", gradient penalty {penalty:g}" if penalty else "")
-    )
+    loss, penalty = args.loss, args.optimisation.grad_penalty
+    parts = {
+        "label smoothing": loss.label_smoothing or None,
+        "target threshold": loss.bce_target_thresh if loss.loss == "bce" else None,
+        "positive weight": loss.bce_pos_weight if loss.loss == "bce" else None,
+        "gamma": loss.focal_gamma if loss.loss == "focal" else None,
+        "gradient penalty": penalty or None,
+    }
+    summed = ", summed over classes" if loss.loss == "bce" and loss.bce_sum else ""
+    values = "".join(f", {name} {value:g}" for name, value in parts.items() if value is not None)
+    return loss.loss.replace("-", " ") + summed + values
 
 
 def _optimizer(args: Settings) -> str:

@@ -51,6 +51,10 @@ NEEDS = [
     ("lr_milestones", "--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
     ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
     ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be at least half a step"),
+    ("bce_target_thresh", "--bce-target-thresh 0.2", {}, "--bce-target-thresh 0.2 does nothing: it needs --loss bce"),
+    ("bce_sum", "--bce-sum --loss focal", {}, "--bce-sum does nothing: it needs --loss bce"),
+    ("bce_pos_weight", "--bce-pos-weight 2", {}, "--bce-pos-weight 2 does nothing: it needs --loss bce"),
+    ("focal_gamma", "--focal-gamma 3 --loss bce", {}, "--focal-gamma 3 does nothing: it needs --loss focal"),
     ("ema_bn_batches", "--ema-bn-batches 4", {}, "--ema-bn-batches 4 does nothing: it needs --ema-decay, and batch norm"),
     (
         "ema_bn_batches", "--ema-bn-batches 0 --ema-decay 0.9", {"gathers_statistics": False},

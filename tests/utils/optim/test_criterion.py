@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from timm.loss import BinaryCrossEntropy
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch.nn import functional
 
 from utils.config.groups.loss import LOSSES, LossSettings
@@ -54,3 +54,139 @@ def test_bce_of_half_precision_logits_is_computed_in_float32(dtype):
         loss = criterion(logits.to(dtype), targets)
     assert loss.dtype == torch.float32
     assert loss.item() == criterion(logits.to(dtype).float(), targets).item()
+
+
+# ------------------------------------------------------------------------------------------- soft targets
+
+
+def soft(classes=7, count=20):
+    """Shares of two classes each, as mixing makes them."""
+    torch.manual_seed(1)
+    kept = torch.rand(count, 1)
+    own, other = (functional.one_hot(torch.randint(0, classes, (count,)), classes) for _ in range(2))
+    return kept * own + (1 - kept) * other
+
+
+def test_cross_entropy_of_soft_targets_is_timms():
+    logits, _ = batch(dtype=torch.float32)
+    loss = build_criterion(LossSettings())(logits, soft())
+    assert loss.item() == pytest.approx(SoftTargetCrossEntropy()(logits, soft()).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.6])
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("positive", [None, 3.0])
+@pytest.mark.parametrize("targets", ["labels", "soft"])
+def test_bce_with_threshold_sum_and_positive_weight_is_timms(threshold, summed, positive, targets):
+    """timm smooths labels itself and mixed targets when it mixes them."""
+    logits, labels = batch(dtype=torch.float32)
+    given = labels if targets == "labels" else soft()
+    settings = LossSettings(
+        loss="bce", label_smoothing=0.1, bce_target_thresh=threshold, bce_sum=summed, bce_pos_weight=positive
+    )
+    theirs = BinaryCrossEntropy(0.1, threshold, sum_classes=summed, pos_weight=positive)
+    expected = theirs(logits, given if targets == "labels" else 0.9 * given + 0.1 / 7).item()
+    assert build_criterion(settings)(logits, given).item() == pytest.approx(expected, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- focal
+
+
+def focal(**more):
+    return build_criterion(LossSettings(loss="focal", **more))
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 5.0])
+def test_focal_loss_of_labels_is_the_papers_formula(gamma):
+    logits, labels = batch()
+    p = functional.softmax(logits, 1)[torch.arange(len(labels)), labels]
+    expected = (-((1 - p) ** gamma) * p.log()).mean()
+    assert focal(focal_gamma=gamma)(logits, labels).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("targets", ["labels", "soft"])
+def test_focal_loss_without_its_exponent_is_torchs_cross_entropy(smoothing, targets):
+    logits, labels = batch(dtype=torch.float32)
+    given = labels if targets == "labels" else soft()
+    expected = functional.cross_entropy(logits, given, label_smoothing=smoothing).item()
+    assert focal(focal_gamma=0.0, label_smoothing=smoothing)(logits, given).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_focal_loss_of_two_classes_is_torchvisions_of_their_difference():
+    from torchvision.ops import sigmoid_focal_loss
+
+    logits, labels = batch(classes=2)
+    expected = sigmoid_focal_loss(logits[:, 1] - logits[:, 0], labels.double(), alpha=-1, gamma=2, reduction="mean")
+    assert focal()(logits, labels).item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_focal_loss_of_a_certain_network_has_a_finite_gradient(gamma, smoothing):
+    logits = torch.tensor([[200.0, 0.0, 0.0], [0.0, -200.0, 0.0]], requires_grad=True)
+    loss = focal(focal_gamma=gamma, label_smoothing=smoothing)(logits, torch.tensor([0, 1]))
+    loss.backward()
+    assert loss.isfinite() and logits.grad.isfinite().all()
+
+
+# ----------------------------------------------------------------------------------------- class weights
+
+WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.25, 1.5, 1.25, 0.5])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weighted_cross_entropy_of_labels_is_torchs_sum_over_the_number_of_images(smoothing):
+    logits, labels = batch(dtype=torch.float32)
+    loss = build_criterion(LossSettings(label_smoothing=smoothing), WEIGHTS)(logits, labels)
+    each = functional.cross_entropy(logits, labels, WEIGHTS, reduction="none", label_smoothing=smoothing)
+    assert loss.item() == pytest.approx(each.mean().item(), rel=1e-6)
+    if not smoothing:
+        plain = functional.cross_entropy(logits, labels, reduction="none")
+        assert loss.item() == pytest.approx((WEIGHTS[labels] * plain).mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weighted_cross_entropy_of_soft_targets_is_torchs(smoothing):
+    logits, _ = batch(dtype=torch.float32)
+    loss = build_criterion(LossSettings(label_smoothing=smoothing), WEIGHTS)(logits, soft())
+    expected = functional.cross_entropy(logits, soft(), WEIGHTS, label_smoothing=smoothing)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("targets", ["labels", "soft"])
+def test_weighted_bce_is_timms_and_weighted_focal_loss_without_exponent_is_weighted_cross_entropy(targets):
+    logits, labels = batch(dtype=torch.float32)
+    given = labels if targets == "labels" else soft()
+    theirs = BinaryCrossEntropy(0.1, weight=WEIGHTS)(logits, labels if targets == "labels" else 0.9 * given + 0.1 / 7)
+    settings = LossSettings(loss="bce", label_smoothing=0.1)
+    assert build_criterion(settings, WEIGHTS)(logits, given).item() == pytest.approx(theirs.item(), rel=1e-6)
+    losses = [
+        build_criterion(LossSettings(loss=loss, focal_gamma=0.0, label_smoothing=0.1), WEIGHTS)(logits, given).item()
+        for loss in ("focal", "cross-entropy")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_parts_of_a_batch_weighted_by_their_sizes_have_its_loss_and_unmixed_shares_that_of_labels(name, weights):
+    criterion = build_criterion(LossSettings(loss=name, label_smoothing=0.1), weights)
+    logits, labels = batch()
+    whole = criterion(logits, labels).item()
+    parts = (
+        sum(n * criterion(logits[part], labels[part]).item() for n, part in ((3, slice(3)), (17, slice(3, 20)))) / 20
+    )
+    assert parts == pytest.approx(whole, rel=1e-12)
+    assert criterion(logits, functional.one_hot(labels, 7).double()).item() == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_of_half_precision_logits_are_computed_in_float32(name, weights, dtype):
+    criterion = build_criterion(LossSettings(loss=name), weights)
+    logits, labels = batch(dtype=torch.float32)
+    with torch.autocast("cpu", dtype):
+        loss = criterion(logits.to(dtype), labels)
+    assert loss.dtype == torch.float32 and loss.item() == criterion(logits.to(dtype).float(), labels).item()
