@@ -45,12 +45,14 @@ OTHER = {
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "bce_target_thresh": "0.2", "bce_sum": None,
     "bce_pos_weight": "2", "focal_gamma": "3", "lr_policy": "constant", "lr_gamma": "0.5",
+    "lr_base_size": "64", "lr_base_scale": "sqrt", "lr_min": "0.01", "lr_step_epochs": "1", "lr_power": "3",
+    "lr_cycle_epochs": "1", "lr_cycle_mul": "2", "lr_cycle_decay": "0.5", "lr_pct_start": "0.5", "lr_div_factor": "9",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None,
 }  # fmt: skip
-OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones"}
+OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "lr_base"}
 
 
 def test_the_table_above_holds_every_setting_that_shapes_the_result():

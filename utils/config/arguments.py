@@ -353,6 +353,8 @@ def as_recipe(settings: Settings, header: str) -> str:
             if OPTIONS[name].metadata["in_recipe"]:
                 # The global batch size says it all; both would contradict each other on other process counts.
                 text = yaml.safe_dump([values[name]], default_flow_style=True, width=math.inf).strip()[1:-1]
-                mark = "# " if name == "batch_size" else ""
+                # Nor does the learning rate go with --lr-base, which it follows from.
+                derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
+                mark = "# " if derived else ""
                 lines.append(f"{mark}{name.replace('_', '-')}: {text}  # {settings.origins[name]}")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from utils.config.datasets import SPECS
+from utils.config.groups.optimisation import RISING_POLICIES
 
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
@@ -56,6 +57,7 @@ def rules(
     return [
         *_batch_rules(v, is_explicit, origins, world_size),
         *_optimisation_rules(v, is_explicit),
+        *_rate_rules(v, is_explicit, origins, learning_rate(values, origins, world_size)[0]),
         *_start_rules(v, is_explicit),
         *_data_rules(v),
         *(_place_rules(v) if begins or checkpoint_known else ()),
@@ -90,6 +92,29 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
         f"--nesterov needs --optimizer sgd, not {v.optimizer}",
     )
     yield Rule(("nesterov", "momentum"), v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0")
+    clips = [name for name in ("clip_grad_norm", "clip_grad_value", "clip_grad_agc") if getattr(v, name) is not None]
+    flags = " and ".join(f"--{name.replace('_', '-')}" for name in clips)
+    yield Rule(tuple(clips), len(clips) > 1, f"{flags} are two ways to clip; give one")
+    yield Rule(
+        ("grad_penalty", "compile"),
+        v.grad_penalty and v.compile,
+        "--grad-penalty needs second derivatives, which --compile cannot make; remove one",
+    )
+
+
+def _rate_rules(v: SimpleNamespace, is_explicit: IsExplicit, origins: dict[str, str], lr: float) -> Iterator[Rule]:
+    """The learning rate, ``lr`` at its peak, and its schedule."""
+    both = v.lr is not None and v.lr_base is not None and is_explicit("lr") and is_explicit("lr_base")
+    yield Rule(
+        ("lr", "lr_base"),
+        both and origins["lr"] == origins["lr_base"],
+        "--lr and --lr-base both say what the learning rate is; give one",
+    )
+    yield Rule(
+        ("lr_min", "lr", "lr_base", "lr_base_size", "lr_base_scale", "optimizer", "global_batch_size", "batch_size"),
+        v.lr_min >= lr,
+        f"--lr-min {v.lr_min:g} is not below the peak learning rate, {lr:g}",
+    )
     yield Rule(
         ("lr_milestones", "lr_policy"),
         v.lr_policy != "multistep"
@@ -107,13 +132,10 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
         v.warmup_epochs > v.epochs,
         f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}",
     )
-    clips = [name for name in ("clip_grad_norm", "clip_grad_value", "clip_grad_agc") if getattr(v, name) is not None]
-    flags = " and ".join(f"--{name.replace('_', '-')}" for name in clips)
-    yield Rule(tuple(clips), len(clips) > 1, f"{flags} are two ways to clip; give one")
     yield Rule(
-        ("grad_penalty", "compile"),
-        v.grad_penalty and v.compile,
-        "--grad-penalty needs second derivatives, which --compile cannot make; remove one",
+        ("warmup_epochs", "lr_policy", "lr_pct_start"),
+        v.warmup_epochs and v.lr_policy in RISING_POLICIES,
+        f"--warmup-epochs contradicts --lr-policy {v.lr_policy}, which rises by itself; give --lr-pct-start instead",
     )
 
 
@@ -208,8 +230,31 @@ def _place_rules(v: SimpleNamespace) -> Iterator[Rule]:
     )
 
 
+def global_batch_size(values: dict[str, Any], origins: dict[str, str], world_size: int) -> int:
+    """The images of a step: what was given, unless a higher layer gives the batch of a process."""
+    given = values["global_batch_size"]
+    if given and not outranks(origins["batch_size"], origins["global_batch_size"]):
+        return given
+    return values["batch_size"] * world_size * values["accumulate"]
+
+
+def learning_rate(values: dict[str, Any], origins: dict[str, str], world_size: int) -> tuple[float, str]:
+    """The peak learning rate, and which scale it has been converted by ('' for none).
+
+    ``lr_base`` is for ``lr_base_size`` images per step, as in timm's train.py; an ``lr`` of a higher layer replaces it.
+    """
+    base, lr = values["lr_base"], values["lr"]
+    if base is None or (lr is not None and outranks(origins["lr"], origins["lr_base"])):
+        return lr if lr is not None else 0.1 if values["optimizer"] == "sgd" else 0.001, ""
+    adaptive = any(part in values["optimizer"].lower() for part in ("ada", "lamb"))
+    scale = values["lr_base_scale"] or ("sqrt" if adaptive else "linear")
+    ratio = global_batch_size(values, origins, world_size) / values["lr_base_size"]
+    return base * (ratio**0.5 if scale == "sqrt" else ratio), scale
+
+
 def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> None:
     """Fill in the settings that follow from others, so that each is saved with the value that was used."""
+    lr, scale = learning_rate(values, origins, world_size)
     per_step = world_size * values["accumulate"]
     from_global = values["global_batch_size"] and outranks(origins["global_batch_size"], origins["batch_size"])
     if from_global:
@@ -224,7 +269,20 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["weights"] = None
     if values["arch"] is None:
         values["arch"] = SPECS[values["dataname"]].default_arch
-    if values["lr"] is None:
-        values["lr"] = 0.1 if values["optimizer"] == "sgd" else 0.001
-    if values["lr_policy"] == "multistep" and values["lr_milestones"] is None:
-        values["lr_milestones"] = (0.5 * values["epochs"], 0.75 * values["epochs"])
+    values["lr"] = lr
+    if scale:
+        values["lr_base_scale"], origins["lr"] = scale, f"lr-base, {scale} in the batch"
+    else:
+        values["lr_base"] = None
+    for name, value in _of_policy(values["lr_policy"], values["epochs"]).items():
+        values[name] = value if values[name] is None else values[name]
+
+
+def _of_policy(policy: str, epochs: int) -> dict[str, Any]:
+    """What a learning-rate policy does unless something else is asked for."""
+    return {
+        "multistep": {"lr_milestones": (0.5 * epochs, 0.75 * epochs)},
+        "step": {"lr_step_epochs": epochs / 3},
+        "one-cycle": {"lr_pct_start": 0.3, "lr_div_factor": 25.0},  # those of torch's OneCycleLR
+        "triangular": {"lr_pct_start": 0.23, "lr_div_factor": 5.0},  # those of airbench94
+    }.get(policy, {})

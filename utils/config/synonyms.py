@@ -37,14 +37,18 @@ _ELSEWHERE = {
     "compile": "torchcompile torch-compile",
     "epochs": "max-epochs num-epochs n-epochs num-train-epochs",
     "optimizer": "opt optim",
-    "lr": "learning-rate lr-base base-lr init-lr",
+    "lr": "learning-rate base-lr init-lr",
+    "lr-min": "min-lr eta-min",
     "weight-decay": "wd",
     "no-decay-norm-bias": "norm-weight-decay bias-weight-decay",
     "loss": "criterion loss-fn",
     "loss bce": "bce-loss",
     "label-smoothing": "smoothing",
     "lr-policy": "sched scheduler lr-scheduler lr-schedule",
-    "lr-milestones": "decay-milestones decay-epochs milestones lr-step-size schedule",
+    "lr-milestones": "decay-milestones milestones schedule",
+    "lr-step-epochs": "decay-epochs lr-step-size step-size",
+    "lr-cycle-epochs": "t-initial t-0",
+    "lr-cycle-mul": "t-mult",
     "lr-gamma": "decay-rate dr gamma",
     "warmup-epochs": "lr-warmup-epochs warmup",
     "accumulate": "grad-accum-steps accumulate-grad-batches gradient-accumulation-steps",
@@ -61,7 +65,8 @@ _ELSEWHERE = {
 FLAG_OF = {name: flag for flag, names in _ELSEWHERE.items() for name in names.split()}
 _VALUES = {
     "gpu": "cuda", "float16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "bfloat16": "bf16",
-    "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "step": "multistep", "steplr": "multistep",
+    "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "steplr": "step", "onecycle": "one-cycle",
+    "polynomial": "poly",
     "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "rrc": "resized-crop",
 }  # fmt: skip
 SHORTEST_PREFIX, MOST_SHOWN = 3, 3

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checkpoint.resume import ResumePoint
+from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.lr_policy import LRPolicy
@@ -168,15 +169,52 @@ def _average(args: Settings, components: Any) -> str:
 
 
 def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
-    settings = args.optimisation
     points = sorted({0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
     values = "  ".join(f"epoch {point / steps:.3g}: {policy(point):.4g}" for point in points if point < total)
-    drops = ", ".join(f"{milestone:g}" for milestone in settings.lr_milestones or ())
-    return (
-        f"{policy.policy}  {values}"
-        + (f"; x {policy.gamma:g} at epochs {drops}" if policy.policy == "multistep" else "")
-        + (f"; warm-up over {settings.warmup_epochs:g} epochs" if settings.warmup_epochs else "")
-    )
+    return "; ".join([f"{policy.policy}  {values}", *_schedule_words(args, policy, steps)])
+
+
+def optimisation_lines(args: Settings, components: Any) -> list[str]:
+    """The rows of ``plan`` on the optimizer and the learning rate, for a run's log."""
+    steps = components.train_loader.steps_per_epoch
+    curve = _curve(args, components.lr_policy, steps, steps * args.optimisation.epochs)
+    return [f"Optimizer: {_optimizer(args)}", f"Learning rate: {curve}"]
+
+
+def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:
+    """What shapes the schedule besides its name, a phrase each; ``steps``: of an epoch."""
+    settings, words = args.optimisation, []
+    if policy.policy == "multistep":
+        words.append(f"x {policy.gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones)}")
+    if policy.policy == "step":
+        words.append(f"x {policy.gamma:g} every {settings.lr_step_epochs:g} epochs")
+    if policy.policy == "poly":
+        words.append(f"power {policy.power:g}")
+    if policy.policy in RISING_POLICIES:
+        words.append(f"rises from 1/{policy.div_factor:g} of the peak over {policy.pct_start:g} of the steps")
+    if policy.policy in RESTARTING_POLICIES and (restarts := policy.restarts()):
+        epochs = _first_few([f"{step / steps:.3g}" for step in restarts])
+        decay = f" at {policy.cycle_decay:g} of the peak before" if policy.cycle_decay < 1 else ""
+        words.append(f"restarts at epochs {epochs}{decay}")
+    if policy.lr_min:
+        words.append(f"not below {policy.lr_min:g}")
+    if settings.warmup_epochs:
+        words.append(f"warm-up over {settings.warmup_epochs:g} epochs")
+    return [*words, *filter(None, [lr_source(args)])]
+
+
+def lr_source(args: Settings) -> str:
+    """Where a learning rate that follows from ``--lr-base`` comes from; '' for any other."""
+    settings = args.optimisation
+    if settings.lr_base is None:
+        return ""
+    ratio = f"{args.data.global_batch_size} / {settings.lr_base_size}"
+    ratio = f"sqrt({ratio})" if settings.lr_base_scale == "sqrt" else ratio
+    return f"peak {settings.lr:g} = --lr-base {settings.lr_base:g} x {ratio}"
+
+
+def _first_few(texts: list[str], most: int = 6) -> str:
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def _precision(args: Settings, components: Any, device: torch.device) -> str:

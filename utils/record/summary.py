@@ -22,6 +22,7 @@ from utils.config.settings import Settings
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.precision.amp import resolve_amp
+from utils.record.dry_run import optimisation_lines
 from utils.record.metrics import Report
 from utils.record.run import Run
 
@@ -53,6 +54,8 @@ def announce(run: Run, components: Any) -> None:
         f"{components.train_loader.steps_per_epoch} steps an epoch; "
         f"mixed precision {resolve_amp(args.precision, run.distributed.device)}"
     )
+    for line in optimisation_lines(args, components):
+        log(line, to_console=False)
 
 
 def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:

@@ -49,7 +49,18 @@ NEEDS = [
     ("momentum", "--momentum 0.9 --optimizer lion", {"has_momentum": False}, "--momentum 0.9 does nothing: --optimizer lion"),
     ("decay_norm_bias", "--no-decay-norm-bias --weight-decay 0", {}, "--no-decay-norm-bias does nothing: it needs a --weight"),
     ("lr_milestones", "--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
-    ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
+    ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep or step"),
+    ("lr_base_size", "--lr-base-size 64", {}, "--lr-base-size 64 does nothing: it needs --lr-base"),
+    ("lr_base_scale", "--lr-base-scale sqrt", {}, "--lr-base-scale sqrt does nothing: it needs --lr-base"),
+    ("lr_min", "--lr-min 0.01 --lr-policy constant", {}, "--lr-min 0.01 does nothing: --lr-policy constant never falls"),
+    ("lr_step_epochs", "--lr-step-epochs 3", {}, "--lr-step-epochs 3 does nothing: it needs --lr-policy step"),
+    ("lr_power", "--lr-power 3", {}, "--lr-power 3 does nothing: it needs --lr-policy poly"),
+    ("lr_cycle_epochs", "--lr-cycle-epochs 3 --lr-policy step", {}, "--lr-cycle-epochs 3 does nothing: it needs --lr-policy"),
+    ("lr_cycle_epochs", "--lr-cycle-epochs 20", {}, "--lr-cycle-epochs 20 never restarts: --epochs 20 end before"),
+    ("lr_cycle_mul", "--lr-cycle-mul 2", {}, "--lr-cycle-mul 2 does nothing: it needs --lr-cycle-epochs"),
+    ("lr_cycle_decay", "--lr-cycle-decay 0.5", {}, "--lr-cycle-decay 0.5 does nothing: it needs --lr-cycle-epochs"),
+    ("lr_pct_start", "--lr-pct-start 0.2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
+    ("lr_div_factor", "--lr-div-factor 2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
     ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be at least half a step"),
     ("bce_target_thresh", "--bce-target-thresh 0.2", {}, "--bce-target-thresh 0.2 does nothing: it needs --loss bce"),
     ("bce_sum", "--bce-sum --loss focal", {}, "--bce-sum does nothing: it needs --loss bce"),
@@ -96,6 +107,11 @@ def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes
         f"--channels-last --momentum 0.8 --no-decay-norm-bias --warmup-epochs 1 --tf32 --init-scale 4 {FILES} "
         "--max-skipped-steps 4 --drop-last --fp32-layers a --nesterov --lr-policy multistep --lr-milestones 5 --lr-gamma 0.5",
         f"--decode gpu {FILES}",
+        "--lr-base 0.1 --lr-base-size 64 --lr-base-scale sqrt --lr-min 0.01 --lr-cycle-epochs 5 --lr-cycle-mul 2 "
+        "--lr-cycle-decay 0.5",
+        "--lr-policy step --lr-step-epochs 3 --lr-gamma 0.5",
+        "--lr-policy poly --lr-power 3",
+        "--lr-policy triangular --lr-pct-start 0.2 --lr-div-factor 2",
         "--ema-decay 0.9 --ema-bn-batches 0",
         "-b 8 --evaluate --pretrained",
         "--output D --name a --resume auto",
@@ -125,7 +141,7 @@ def recipe(tmp_path, text):
 def test_a_recipe_is_told_of_what_it_sets_otherwise_than_the_default(tmp_path):
     path = recipe(tmp_path, "lr-gamma: 0.5\nmomentum: 0.9\noptimizer: lion\ninit-scale: 4\n")
     assert lines_of(f"--config {path}", has_momentum=False, precision="off") == [
-        f"recipe {path}: lr-gamma: 0.5 does nothing: it needs --lr-policy multistep",
+        f"recipe {path}: lr-gamma: 0.5 does nothing: it needs --lr-policy multistep or step",
         f"recipe {path}: init-scale: 4 does nothing: it needs --amp fp16",
     ]
 
@@ -145,7 +161,7 @@ def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(tmp_path):
     assert lines_of(f"--config {path} --lr-policy cosine --optimizer adamw") == [
         f"recipe {path}: nesterov: true does nothing: it needs --optimizer sgd",
         f"recipe {path}: lr-milestones: 3 6 does nothing: it needs --lr-policy multistep, not cosine",
-        f"recipe {path}: lr-gamma: 0.2 does nothing: it needs --lr-policy multistep",
+        f"recipe {path}: lr-gamma: 0.2 does nothing: it needs --lr-policy multistep or step",
     ]
     for line in ("--lr-milestones 3 6", "--nesterov --optimizer adamw"):
         with pytest.raises(UserError):
@@ -211,7 +227,7 @@ def workplace(tmp_path, monkeypatch):
         ("--optimizer muon --momentum 0.5 --arch conv2", "--momentum 0.5 does nothing: --optimizer muon has none"),
         ("--optimizer lion --momentum 0.5", "--momentum 0.5 does nothing: --optimizer lion has none"),
         ("--optimizer adamw --momentum 0.5", "--momentum 0.5 does nothing: --optimizer adamw has none"),
-        ("--lr-gamma 0.5", "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep"),
+        ("--lr-gamma 0.5", "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep or step"),
         ("--init-scale 1024", "--init-scale 1024 does nothing: it needs --amp fp16"),
         ("--init-scale 1024 --amp bf16", "--init-scale 1024 does nothing: it needs --amp fp16"),
         ("--max-shift 2 --augment flip", "--max-shift 2 does nothing: it needs shift in --augment"),

@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from timm.scheduler import CosineLRScheduler, PolyLRScheduler, StepLRScheduler
 from torch.optim import lr_scheduler
 
 from utils.config.groups.optimisation import LR_POLICIES, OptimisationSettings
-from utils.optim.lr_policy import LRPolicy, build_lr_policy
+from utils.optim.lr_policy import POLICIES, LRPolicy, build_lr_policy
 
 # step: learning rate, for 12 steps with a highest rate of 0.4
 TABLES = {
@@ -17,6 +19,14 @@ TABLES = {
     # exp(-(3 t)^2 / 2) at t = 1/3, 2/3 and 1 is exp(-1/2), exp(-2) and exp(-9/2)
     "gaussian": {0: 0.4, 4: 0.24261226, 8: 0.05413411, 12: 0.00444360, 6: 0.12986099},
     "multistep": {0: 0.4, 5: 0.4, 6: 0.04, 8: 0.04, 9: 0.004, 11: 0.004},
+    "step": {0: 0.4, 4: 0.4, 5: 0.04, 9: 0.04, 10: 0.004, 11: 0.004},
+    "linear": {0: 0.4, 3: 0.3, 6: 0.2, 9: 0.1, 12: 0.0, 20: 0.0},
+    # the square of what is left: 3/4, 1/2, 1/4
+    "poly": {0: 0.4, 3: 0.225, 6: 0.1, 9: 0.025, 12: 0.0, 20: 0.0},
+    # up over steps 0 to 2 by cosine from a quarter, down over steps 2 to 11 to 1e-4 of the first rate
+    "one-cycle": {0: 0.1, 1: 0.25, 2: 0.4, 5: 0.300002500, 8: 0.100007500, 11: 1e-5, 20: 1e-5},
+    # a quarter at first, all after 3 of 12 steps, down by a ninth of it each further step
+    "triangular": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 6: 0.4 * 6 / 9, 11: 0.4 / 9, 12: 0.0, 20: 0.0},
 }
 
 # As above with a warm-up of 4 steps: a quarter more each step, the rest in the remaining 8 steps.
@@ -25,14 +35,26 @@ WARM_TABLES = {
     "cosine": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 6: 0.2 * (1 + math.sqrt(0.5)), 8: 0.2, 12: 0.0},
     "gaussian": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 8: 0.12986099, 12: 0.00444360},
     "multistep": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 5: 0.4, 6: 0.04, 9: 0.004},
+    "step": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 5: 0.04, 10: 0.004},
+    "linear": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 6: 0.3, 8: 0.2, 12: 0.0},
+    "poly": {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4, 4: 0.4, 6: 0.225, 8: 0.1, 12: 0.0},
 }
+RISE_BY_THEMSELVES = set(TABLES) - set(WARM_TABLES)  # no warm-up comes before them
+RISE = {"pct_start": 0.3, "div_factor": 25.0}  # what the settings fill in for one-cycle
+CASES = [(name, warmup) for warmup, tables in ((0, TABLES), (4, WARM_TABLES)) for name in tables]
 
 
-@pytest.mark.parametrize("name", LR_POLICIES)
-@pytest.mark.parametrize(("warmup", "tables"), [(0, TABLES), (4, WARM_TABLES)], ids=["cold", "warm"])
-def test_learning_rate_is_that_of_the_table(name, warmup, tables):
-    policy = LRPolicy(name, 0.4, total_steps=12, warmup_steps=warmup, milestones=(6, 9), gamma=0.1)
-    for step, lr in tables[name].items():
+def test_every_policy_has_a_table_and_a_function():
+    assert list(LR_POLICIES) == list(POLICIES) and set(TABLES) == set(POLICIES)
+
+
+@pytest.mark.parametrize(("name", "warmup"), CASES)
+def test_learning_rate_is_that_of_the_table(name, warmup):
+    policy = LRPolicy(
+        name, 0.4, total_steps=12, warmup_steps=warmup, milestones=(6, 9), gamma=0.1, power=2, step_length=5,
+        pct_start=0.25, div_factor=4,
+    )  # fmt: skip
+    for step, lr in (WARM_TABLES if warmup else TABLES)[name].items():
         assert policy(step) == pytest.approx(lr, abs=1e-8), step
 
 
@@ -71,13 +93,102 @@ def test_warm_up_then_cosine_equals_torchs_sequence_of_both():
     assert [policy(step) for step in range(40)] == pytest.approx(torch_rates(make, 40), abs=1e-12)
 
 
+@pytest.mark.parametrize("floor", [0, 0.03])
+@pytest.mark.parametrize("div_factor", [25.0, 4.0])
+@pytest.mark.parametrize(("total", "share"), [(40, 0.3), (41, 0.2), (1000, 0.23)])
+def test_one_cycle_equals_torchs_one_cycle(floor, div_factor, total, share):
+    def make(optimizer):
+        last = 0.4 / div_factor / floor if floor else 1e4
+        return lr_scheduler.OneCycleLR(
+            optimizer, 0.4, total, pct_start=share, div_factor=div_factor, final_div_factor=last, cycle_momentum=False
+        )
+
+    policy = LRPolicy("one-cycle", 0.4, total, pct_start=share, div_factor=div_factor, lr_min=floor)
+    expected = [max(floor, rate) for rate in torch_rates(make, total - 1)]  # our floor holds for the first steps too
+    assert [policy(step) for step in range(total - 1)] == pytest.approx(expected, abs=1e-12)
+
+
+def test_linear_equals_torchs_linear_and_step_its_step():
+    linear, step = LRPolicy("linear", 0.4, 37), LRPolicy("step", 0.4, 37, step_length=8, gamma=0.3)
+    expected = torch_rates(lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=37), 37)
+    assert [linear(n) for n in range(37)] == pytest.approx(expected, abs=1e-12)
+    expected = torch_rates(lambda optimizer: lr_scheduler.StepLR(optimizer, 8, gamma=0.3), 37)
+    assert [step(n) for n in range(37)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_triangular_is_numpys_interpolation_as_in_airbench():
+    policy = LRPolicy("triangular", 0.4, 383, pct_start=0.23, div_factor=5, lr_min=0.4 * 0.07)
+    expected = 0.4 * np.interp(np.arange(384), [0, int(0.23 * 383), 383], [0.2, 1, 0.07])
+    assert [policy(step) for step in range(384)] == pytest.approx(expected, abs=1e-12)
+
+
+def timm_rates(kind, steps, **options):
+    """The rates that a scheduler of timm, stepped with each update, gives to steps 0, 1, ..."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    scheduler = kind(optimizer, t_in_epochs=False, **options)
+    rates = []
+    for step in range(steps):
+        scheduler.step_update(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+@pytest.mark.parametrize("mul", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("decay", [1.0, 0.6])
+@pytest.mark.parametrize("floor", [0.0, 0.01])
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [("cosine", CosineLRScheduler, {}), ("poly", PolyLRScheduler, {"power": 1.7})],
+    ids=["cosine", "poly"],
+)
+def test_restarts_equal_timms(mul, decay, floor, name, kind, options):
+    policy = LRPolicy(name, 0.4, 100, lr_min=floor, cycle_steps=16, cycle_mul=mul, cycle_decay=decay, **options)
+    expected = timm_rates(
+        kind, 100, t_initial=16, lr_min=floor, cycle_mul=mul, cycle_decay=decay, cycle_limit=99, **options
+    )
+    assert [policy(step) for step in range(100)] == pytest.approx(expected, abs=1e-12)
+    rises = [step for step in range(1, 100) if policy(step) > policy(step - 1)]
+    assert policy.restarts() == rises and len(rises) >= 2
+
+
+@pytest.mark.parametrize("name", ["cosine", "poly", "linear", "gaussian"])
+def test_restarts_follow_the_warm_up(name):
+    options = {"cycle_steps": 8, "cycle_mul": 2.0, "cycle_decay": 0.5, "power": 2.0, "lr_min": 0.01}
+    cold, warm = LRPolicy(name, 0.4, 30, **options), LRPolicy(name, 0.4, 36, warmup_steps=6, **options)
+    assert [warm(step) for step in range(6, 36)] == [cold(step) for step in range(30)]
+    assert warm(5) == pytest.approx(0.4) and warm.restarts() == [14, 30]
+
+
+def test_a_cycle_that_ends_with_the_run_ends_low():
+    policy = LRPolicy("cosine", 0.4, 32, cycle_steps=16)
+    assert policy(16) == 0.4 and policy(31) < 0.01 and policy(32) == policy(40) == 0
+
+
+def test_floor_of_the_smooth_policies_and_of_step_equals_timms():
+    cosine = LRPolicy("cosine", 0.4, 50, lr_min=0.1)
+    expected = timm_rates(CosineLRScheduler, 50, t_initial=50, lr_min=0.1)
+    assert [cosine(step) for step in range(50)] == pytest.approx(expected, abs=1e-12)
+    step = LRPolicy("step", 0.4, 50, step_length=10, gamma=0.5, lr_min=0.06)
+    expected = [max(0.06, rate) for rate in timm_rates(StepLRScheduler, 50, decay_t=10, decay_rate=0.5)]
+    assert [step(n) for n in range(50)] == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("name", LR_POLICIES)
 @pytest.mark.parametrize("warmup", [0, 1, 5, 10])
 def test_rate_of_every_planned_step_is_positive_and_never_above_the_highest(name, warmup):
-    policy = LRPolicy(name, 0.4, total_steps=10, warmup_steps=warmup, milestones=(5, 7))
+    policy = LRPolicy(name, 0.4, total_steps=10, warmup_steps=warmup, milestones=(5, 7), step_length=4, **RISE)
     rates = [policy(step) for step in range(10)]
     assert all(0 < rate <= 0.4 for rate in rates)
     assert max(rates) == 0.4
+
+
+@pytest.mark.parametrize("name", LR_POLICIES)
+def test_rate_never_falls_below_the_floor(name):
+    policy = LRPolicy(name, 0.4, total_steps=40, milestones=(5, 7, 9), gamma=0.1, lr_min=0.05, **RISE)
+    rates = [policy(step) for step in range(41)]
+    assert min(rates) == pytest.approx(0.4 if name == "constant" else 0.05, rel=0.1) and min(rates) >= 0.05 * (
+        1 - 1e-12
+    )
 
 
 def test_of_a_single_planned_step_the_cosine_begins_at_its_highest_and_ends_at_zero_after_it():
@@ -87,7 +198,7 @@ def test_of_a_single_planned_step_the_cosine_begins_at_its_highest_and_ends_at_z
 
 @pytest.mark.parametrize("name", LR_POLICIES)
 def test_rate_depends_on_the_step_alone(name):
-    policy = LRPolicy(name, 0.4, total_steps=10, warmup_steps=2, milestones=(5, 7))
+    policy = LRPolicy(name, 0.4, total_steps=10, warmup_steps=2, milestones=(5, 7), **RISE)
     forward = [policy(step) for step in range(12)]
     assert [policy(step) for step in reversed(range(12))] == forward[::-1]
 
@@ -98,6 +209,17 @@ def test_epochs_of_the_settings_become_steps():
     )
     policy = build_lr_policy(settings, steps_per_epoch=10)
     assert policy == LRPolicy("multistep", 0.2, total_steps=80, warmup_steps=3, milestones=(20, 45), gamma=0.5)
+
+
+def test_each_policys_settings_reach_it_in_steps():
+    settings = OptimisationSettings(
+        epochs=9, lr=0.2, lr_policy="step", lr_min=0.01, lr_step_epochs=1.5, lr_power=3.0, lr_cycle_epochs=2.5,
+        lr_cycle_mul=2.0, lr_cycle_decay=0.5, lr_pct_start=0.4, lr_div_factor=7.0,
+    )  # fmt: skip
+    assert build_lr_policy(settings, steps_per_epoch=10) == LRPolicy(
+        "step", 0.2, total_steps=90, lr_min=0.01, step_length=15, power=3.0, cycle_steps=25, cycle_mul=2.0,
+        cycle_decay=0.5, pct_start=0.4, div_factor=7.0,
+    )  # fmt: skip
 
 
 def test_without_warm_up_the_first_step_has_the_highest_rate():

@@ -7,7 +7,27 @@ from typing import Any
 
 from utils.config.field import between, needs, not_empty, not_negative, positive, setting
 
-LR_POLICIES = ("constant", "multistep", "cosine", "gaussian")
+LR_POLICIES = (
+    "constant", "multistep", "cosine", "gaussian", "step", "linear", "poly", "one-cycle", "triangular",
+)  # fmt: skip
+RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
+RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
+
+
+def _of_policies(*policies: str) -> Any:
+    return needs(f"--lr-policy {' or '.join(policies)}", lambda v: v.lr_policy in policies)
+
+
+_RESTARTS = needs("--lr-cycle-epochs", lambda v: v.lr_cycle_epochs is not None)
+_FROM_BASE = needs("--lr-base", lambda v: v.lr_base is not None)
+
+
+def _restarts(v: Any) -> str | None:
+    if v.lr_policy not in RESTARTING_POLICIES:
+        return f"does nothing: it needs --lr-policy {' or '.join(RESTARTING_POLICIES)}, not {v.lr_policy}"
+    if v.lr_cycle_epochs >= v.epochs - v.warmup_epochs:
+        return f"never restarts: --epochs {v.epochs} end before"
+    return None
 
 
 def _reaches_milestones(v: Any) -> str | None:
@@ -27,6 +47,21 @@ class OptimisationSettings:
         check=not_empty, metavar="NAME",
     )  # fmt: skip
     lr: float | None = setting(None, "peak learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive)
+    lr_base: float | None = setting(
+        None, "peak learning rate for --lr-base-size images per step, instead of --lr", type=float, check=positive
+    )
+    lr_base_size: int = setting(
+        256, "global batch size that --lr-base is for", check=between(1, 2**24), effect=_FROM_BASE
+    )
+    lr_base_scale: str | None = setting(
+        None, "--lr = --lr-base x (global batch size / --lr-base-size), or x the root of that [as timm: sqrt for "
+        "optimizers with ada or lamb in their name, otherwise linear]", type=str, choices=("linear", "sqrt"),
+        effect=_FROM_BASE,
+    )  # fmt: skip
+    lr_min: float = setting(
+        0.0, "lowest learning rate after the warm-up", check=not_negative,
+        effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
+    )  # fmt: skip
     momentum: float = setting(
         0.9, "momentum of sgd, and of timm's optimizers that have one", check=between(0, 1, open_high=True),
         effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
@@ -45,8 +80,36 @@ class OptimisationSettings:
         many=True, check=positive, metavar="EPOCH", effect=_reaches_milestones,
     )  # fmt: skip
     lr_gamma: float = setting(
-        0.1, "multistep: factor of the learning rate at each milestone", check=between(0, 1, open_low=True),
-        effect=needs("--lr-policy multistep", lambda v: v.lr_policy == "multistep"),
+        0.1, "multistep, step: factor of the learning rate at each drop", check=between(0, 1, open_low=True),
+        effect=_of_policies("multistep", "step"),
+    )  # fmt: skip
+    lr_step_epochs: float | None = setting(
+        None, "step: epochs between two drops of the learning rate [a third of --epochs]", type=float, check=positive,
+        metavar="EPOCHS", effect=_of_policies("step"),
+    )  # fmt: skip
+    lr_power: float = setting(
+        2.0, "poly: power of what is left of the time", check=positive, effect=_of_policies("poly")
+    )
+    lr_cycle_epochs: float | None = setting(
+        None, "cosine, gaussian, linear, poly: start again after so many epochs, not counting the warm-up", type=float,
+        check=positive, metavar="EPOCHS", effect=_restarts,
+    )  # fmt: skip
+    lr_cycle_mul: float = setting(
+        1.0, "factor by which each cycle is longer than the one before", check=between(1, 100), effect=_RESTARTS
+    )
+    lr_cycle_decay: float = setting(
+        1.0,
+        "factor of the peak learning rate from cycle to cycle",
+        check=between(0, 1, open_low=True),
+        effect=_RESTARTS,
+    )
+    lr_pct_start: float | None = setting(
+        None, "one-cycle, triangular: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
+        type=float, check=between(0, 1, open_high=True), metavar="SHARE", effect=_of_policies(*RISING_POLICIES),
+    )  # fmt: skip
+    lr_div_factor: float | None = setting(
+        None, "one-cycle, triangular: begin at the peak learning rate divided by this [25; triangular 5]", type=float,
+        check=between(1, 1e6), effect=_of_policies(*RISING_POLICIES),
     )  # fmt: skip
     warmup_epochs: float = setting(
         0.0, "epochs of linear warm-up", check=not_negative,

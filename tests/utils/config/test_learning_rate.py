@@ -1,0 +1,90 @@
+"""The peak learning rate: given, or for a reference batch as in timm's train.py."""
+
+import math
+
+import pytest
+
+from utils.config.arguments import as_recipe, parse
+from utils.config.settings import UserError
+
+
+def timms(optimizer, lr_base, size, batch, scale=""):
+    """timm's train.py, from its documentation of --lr-base, --lr-base-size and --lr-base-scale."""
+    if not scale:
+        scale = "sqrt" if "ada" in optimizer or "lamb" in optimizer else "linear"
+    return lr_base * (math.sqrt(batch / size) if scale == "sqrt" else batch / size)
+
+
+def mistakes(*flags, **options):
+    with pytest.raises(UserError) as caught:
+        parse(flags, **options)
+    return caught.value.mistakes
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adafactor", "lamb", "lion", "muon", "nadamw"])
+@pytest.mark.parametrize("scale", ["", "linear", "sqrt"])
+@pytest.mark.parametrize(("flags", "batch"), [(["-b", "96"], 96), (["-b", "32", "--accumulate", "4"], 128)])
+def test_rate_is_timms_for_the_global_batch(optimizer, scale, flags, batch):
+    line = [*flags, "-o", optimizer, "--lr-base", "0.3", *(["--lr-base-scale", scale] if scale else [])]
+    for processes in (1, 3):
+        args = parse(line, world_size=processes)
+        assert args.optimisation.lr == pytest.approx(timms(optimizer, 0.3, 256, processes * batch, scale), rel=1e-12)
+    assert parse([*line, "--lr-base-size", "64"]).optimisation.lr == pytest.approx(
+        timms(optimizer, 0.3, 64, batch, scale), rel=1e-12
+    )
+
+
+def test_with_a_global_batch_the_processes_do_not_matter():
+    rates = {parse(["--global-batch-size", "512", "--lr-base", "0.1"], world_size=n).optimisation.lr for n in (1, 2, 3)}
+    assert rates == {0.2}
+
+
+def test_the_flag_of_one_replaces_the_other_in_a_recipe_and_in_the_same_place_they_contradict(tmp_path):
+    (tmp_path / "lr.yaml").write_text("lr: 0.7\n")
+    (tmp_path / "base.yaml").write_text("lr-base: 0.7\nbatch-size: 128\n")
+    (tmp_path / "both.yaml").write_text("lr-base: 0.7\nlr: 0.1\n")
+    assert parse(["--config", str(tmp_path / "lr.yaml"), "--lr-base", "0.4"]).optimisation.lr == 0.1
+    replaced = parse(["--config", str(tmp_path / "base.yaml"), "--lr", "0.4"]).optimisation
+    assert (replaced.lr, replaced.lr_base) == (0.4, None)
+    for line in (("--lr", "0.1", "--lr-base", "0.1"), ("--config", str(tmp_path / "both.yaml"))):
+        (mistake,) = mistakes(*line)
+        assert "--lr and --lr-base" in mistake
+
+
+def test_the_saved_recipe_gives_the_same_rate_and_follows_another_batch(tmp_path):
+    args = parse(["--lr-base", "0.4", "-b", "64"])
+    (tmp_path / "config.yaml").write_text(as_recipe(args, "a run"))
+    again = parse(["--config", str(tmp_path / "config.yaml")])
+    assert again.values() | {"config": None} == args.values() and args.optimisation.lr == 0.1
+    assert "lr-base, linear" in args.origins["lr"]
+    other = parse(["--config", str(tmp_path / "config.yaml"), "--global-batch-size", "256"])
+    assert other.optimisation.lr == 0.4
+
+
+def test_a_resumed_run_has_the_rate_it_was_begun_with_unless_its_batch_changes():
+    begun = parse(["--lr-base", "0.4", "-b", "64"], world_size=2)
+    stored = {name: value for name, value in begun.values().items() if name not in ("batch_size", "resume")}
+    assert parse([], world_size=1, checkpoint=stored).optimisation.lr == begun.optimisation.lr == 0.2
+    assert parse(["--global-batch-size", "32"], checkpoint=stored).optimisation.lr == 0.05
+    assert parse(["--lr", "0.3"], checkpoint=stored).optimisation.lr_base is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--lr-min", "0.1"), ("--lr", "0.01", "--lr-min", "0.02"), ("--lr-base", "0.1", "-b", "64", "--lr-min", "0.03")],
+)
+def test_a_floor_must_lie_below_the_peak(flags):
+    (mistake,) = mistakes(*flags)
+    assert mistake.startswith("--lr-min")
+
+
+@pytest.mark.parametrize("policy", ["one-cycle", "triangular"])
+def test_a_policy_that_rises_takes_no_warm_up(policy):
+    (mistake,) = mistakes("--lr-policy", policy, "--warmup-epochs", "1")
+    assert "--warmup-epochs" in mistake and "--lr-pct-start" in mistake
+
+
+def test_what_a_policy_uses_is_saved_with_the_value_that_it_has():
+    assert parse(["--lr-policy", "step", "--epochs", "90"]).optimisation.lr_step_epochs == 30
+    rising = {name: parse(["--lr-policy", name]).optimisation for name in ("one-cycle", "triangular", "cosine")}
+    assert [(o.lr_pct_start, o.lr_div_factor) for o in rising.values()] == [(0.3, 25), (0.23, 5), (None, None)]
