@@ -28,7 +28,7 @@ from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sets import cache
 from utils.data.sets.datasets import Data
 from utils.data.sets.readers import Images, MemoryImages
-from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, samples_of
+from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
 from utils.runtime.distributed import Distributed
@@ -109,8 +109,8 @@ class TrainLoader:
 
     def prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         """A batch of each micro-batch, augmented together."""
-        together = self.transform.training(pixels, samples_of(micro_batches), micro_batches[0].epoch)
-        if self.mixing is not None:
+        together = self.transform.training(pixels, keys_of(micro_batches), micro_batches[0].epoch)
+        if self.mixing is not None and self.mixing.is_on(micro_batches[0].epoch):
             together, labels = self.mixing(together, labels, micro_batches)
         for one, images, targets in _split(micro_batches, together, labels):
             yield Batch(

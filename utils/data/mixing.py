@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from utils.config.settings import AugmentationSettings
 from utils.data.augmentations import MIX_STREAM, inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
-from utils.data.sources import samples_of
+from utils.data.sources import keys_of
 from utils.runtime.distributed import to_device
 
-MIX_NUMBERS = 4  # of a pair: its share, mixup or CutMix, the box's row and column
+MIX_NUMBERS = 5  # of a pair: its share, mixup or CutMix, the box's row and column, whether it is mixed at all
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,33 @@ class Mixing:
     with each other, with the same share and box. In a step with an odd number of images, the last three are mixed in a
     circle. So nothing depends on ranks, accumulation or batch size; the plan must keep neighbours together
     (``SamplePlan.pairs``).
+
+    A pair is mixed with probability ``prob``, and by CutMix with probability ``switch_prob`` where both are on. From
+    epoch ``off_epoch`` on, counted from 0, no image is mixed; 0 for never. Names and meaning are those of timm's
+    ``Mixup`` in its mode 'pair', which draws per pair as well.
     """
 
     mixup: float
     cutmix: float
     classes: int
     seed: int
+    prob: float = 1.0
+    switch_prob: float = 0.5
+    off_epoch: int = 0
+
+    @classmethod
+    def of(cls, settings: AugmentationSettings, classes: int, seed: int) -> Mixing | None:
+        """The mixing for these settings; None if they ask for none."""
+        if not settings.mixup and not settings.cutmix:
+            return None
+        return cls(
+            settings.mixup, settings.cutmix, classes, seed, settings.mixup_prob, settings.mixup_switch_prob,
+            settings.mixup_off_epoch,
+        )  # fmt: skip
+
+    def is_on(self, epoch: int) -> bool:
+        """Whether images are mixed in ``epoch``, counted from 0."""
+        return not self.off_epoch or epoch < self.off_epoch
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, micro_batches: Sequence[MicroBatch]
@@ -79,16 +101,16 @@ class Mixing:
 
         partner, first = _places(micro_batches)
         leaders, pair = np.unique(first, return_inverse=True)
-        samples = samples_of(micro_batches)[leaders]
-        uniforms = sample_uniforms(self.seed, micro_batches[0].epoch, samples, MIX_STREAM, MIX_NUMBERS).astype(
-            np.float64
-        )
-        by_box = uniforms[:, 1] < 0.5 if self.mixup and self.cutmix else np.full(len(leaders), self.cutmix > 0)
+        keys, epoch = keys_of(micro_batches)[leaders], micro_batches[0].epoch
+        uniforms = sample_uniforms(self.seed, epoch, keys, MIX_STREAM, MIX_NUMBERS).astype(np.float64)
+        both = self.mixup and self.cutmix
+        by_box = uniforms[:, 1] < self.switch_prob if both else np.full(len(leaders), self.cutmix > 0)
         alpha = np.where(by_box, self.cutmix, self.mixup)
-        drawn = betaincinv(alpha, alpha, uniforms[:, 0])[pair]  # the quantile of a uniform number
+        drawn = betaincinv(alpha, alpha, uniforms[:, 0])  # the quantile of a uniform number
+        drawn = np.where(uniforms[:, 4] < self.prob, drawn, 1.0)[pair]
         by_box, alone = by_box[pair], partner == np.arange(len(partner))
         drawn[alone] = 1.0
-        box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[pair, 2:])
+        box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[pair, 2:4])
         pasted = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2]) / (height * width)
         return Blend(partner, np.where(by_box, 1.0, drawn), box, np.where(by_box, 1 - pasted, drawn))
 

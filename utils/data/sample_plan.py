@@ -2,7 +2,7 @@
 
 The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; each rank takes its part of
 that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour, depend on (seed, epoch,
-index) alone. So there is no generator state to save, a resume at any step is immediate, and neither the number of data
+index) alone, and on which copy it is where an epoch holds a sample several times. So there is no generator state to save, a resume at any step is immediate, and neither the number of data
 workers nor the number of ranks changes which samples a step sees.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 2**64 - 1
+_COPY_BIT = 40  # of a sample's key; far above all samples' numbers
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class MicroBatch:
     contribution to the mean over the global batch: averaged over ranks (as DDP does) and summed over forward passes,
     the contributions are exactly that mean. ``ends_step``: the optimizer steps after it. Once read, ``unreadable``
     holds the paths of unreadable images met on the way, and ``replaced`` counts the samples, of ``count``, for which
-    another image is shown.
+    another image is shown. ``copies``: int64, which of a sample's copies in the epoch each one is, from 0; None if all
+    are the first.
     """
 
     epoch: int
@@ -38,11 +41,32 @@ class MicroBatch:
     ends_step: bool
     unreadable: tuple[str, ...] = ()
     replaced: int = 0
+    copies: np.ndarray | None = None
+
+    @property
+    def keys(self) -> np.ndarray:
+        """What the samples' random numbers depend on, besides seed and epoch: int64, different for each copy.
+
+        Those of a first copy are the sample's number.
+        """
+        return self.indices if self.copies is None else self.indices + (self.copies << _COPY_BIT)
+
+
+class Epochs(Protocol):
+    """Other epochs than one of each sample exactly once; see ``Sampling`` in utils/data/sampling.py."""
+
+    repeats: int
+
+    def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The samples in order and which copy each is: int64 (num_samples,) each. None: all are the first."""
+        ...
 
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """The training samples of every step: each sample exactly once per epoch.
+    """The training samples of every step: each sample exactly once per epoch, unless ``sampling`` says otherwise.
+
+    ``num_samples`` is the length of an epoch.
 
     A remainder of at least half a global batch is the last step of an epoch. A smaller remainder and the full batch
     before it become two steps of equal size: a step of few images would have a noisy gradient, at the learning rate of
@@ -52,6 +76,10 @@ class SamplePlan:
     Each step has as few forward passes as possible with at most ``batch_size`` images per rank. ``pairs``: neighbours
     in a step, its samples 2k and 2k + 1, stay in one micro-batch, as do the last three of an odd number, so that they
     can be mixed. An odd ``batch_size`` is then rounded up.
+
+    Where samples are repeated, a step begins with the first copies of all its samples, then come the second ones, and so
+    on: neighbours are different samples, and where each rank has one forward pass, a sample's copies are on different
+    ones.
     """
 
     num_samples: int
@@ -62,6 +90,7 @@ class SamplePlan:
     world_size: int = 1
     drop_last: bool = False
     pairs: bool = False
+    sampling: Epochs | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -82,17 +111,18 @@ class SamplePlan:
         return f"{' and '.join(smaller)} in {which} of an epoch" if smaller else ""
 
     def order(self, epoch: int) -> np.ndarray:
-        """The permutation of epoch ``epoch``: int64, shape (num_samples,)."""
-        return _order(self.num_samples, self.seed, epoch)
+        """The samples of epoch ``epoch``, a permutation unless ``sampling`` says otherwise: int64 (num_samples,)."""
+        return self._epoch(epoch)[0]
 
     def step_indices(self, epoch: int, step: int) -> np.ndarray:
         """All samples of step ``step`` of an epoch, for all ranks and forward passes."""
-        return self.order(epoch)[self._start(step) : self._start(step + 1)]
+        return self.order(epoch)[self._places(epoch, step)]
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
         """This rank's forward passes of one step, the last of which ends it."""
-        order, begin = self.order(epoch), self._start(step)
-        count = self._start(step + 1) - begin
+        (order, copies), places = self._epoch(epoch), self._places(epoch, step)
+        count = len(places)
+        places = np.append(places, self._start(step) + count + np.arange(2)) % self.num_samples  # to pad with
         unit = 2 if self.pairs else 1
         most = -(-self.batch_size // unit) * unit
         passes = -(-count // (self.world_size * most))
@@ -100,11 +130,28 @@ class SamplePlan:
         micro_batches = []
         for number in range(passes):
             first, end = bounds[number * self.world_size + self.rank :][:2]
-            read = begin + np.arange(first, max(end, first + 2))
+            read = places[first : max(end, first + 2)]
             weight = (end - first) * self.world_size / count
-            indices = order[read % self.num_samples]
-            micro_batches.append(MicroBatch(epoch, step, indices, end - first, weight, ends_step=number == passes - 1))
+            micro_batches.append(
+                MicroBatch(
+                    epoch, step, order[read], end - first, weight, ends_step=number == passes - 1,
+                    copies=None if copies is None else copies[read],
+                )  # fmt: skip
+            )
         return micro_batches
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+        if self.sampling is not None:
+            return self.sampling.epoch(epoch)
+        return _order(self.num_samples, self.seed, epoch), None
+
+    def _places(self, epoch: int, step: int) -> np.ndarray:
+        """Where the samples of a step are in the epoch's order, in the step's own order: int64."""
+        begin = self._start(step)
+        places = np.arange(begin, self._start(step + 1))
+        if self.sampling is None or self.sampling.repeats == 1:
+            return places
+        return begin + np.argsort(self._epoch(epoch)[1][places], kind="stable")
 
     def _start(self, step: int) -> int:
         """Where a step begins in an epoch's order; for the step after the last, where the last one ends."""
@@ -128,11 +175,15 @@ def _cut(count: int, pieces: int, unit: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def _order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    # Philox is counter-based: the key alone determines its stream, on every platform and NumPy version.
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    order = generator.permutation(num_samples).astype(np.int64)
+    order = permutation(num_samples, seed, epoch)
     order.flags.writeable = False
     return order
+
+
+def permutation(count: int, *key: int) -> np.ndarray:
+    """A random order of ``count`` numbers, int64, a function of the one or two 64-bit numbers of ``key`` alone."""
+    # Philox is counter-based: the key alone determines its stream, on every platform and NumPy version.
+    return np.random.Generator(np.random.Philox(key=key)).permutation(count).astype(np.int64)
 
 
 def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
@@ -150,7 +201,7 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
     Each row depends on (seed, epoch, index, stream) alone. SplitMix64 (Steele, Lea, Flood: Fast
     splittable pseudorandom number generators, OOPSLA 2014) as a hash, vectorised over rows.
     """
-    key = np.uint64(_key(seed, epoch, stream))
+    key = np.uint64(hashed(seed, epoch, stream))
     rows = _mix(np.asarray(indices).astype(np.uint64) ^ key)
     counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN  # modulo 2^64: numpy's arrays wrap silently
     bits = _mix(rows[:, None] + counters[None, :])
@@ -159,10 +210,10 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of one step's randomness on one rank (dropout): a non-negative 63-bit number."""
-    return _key(seed, step, rank) >> 1
+    return hashed(seed, step, rank) >> 1
 
 
-def _key(*numbers: int) -> int:
+def hashed(*numbers: int) -> int:
     """The numbers hashed into 64 bits, one after the other: ``_mix`` in Python's integers, fast for a single number."""
     key = 0
     for number in numbers:

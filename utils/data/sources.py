@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -95,6 +95,11 @@ def samples_of(micro_batches: list[MicroBatch]) -> np.ndarray:
     return np.concatenate([micro_batch.indices for micro_batch in micro_batches])
 
 
+def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
+    """What the random numbers of all micro-batches' samples depend on, concatenated: int64."""
+    return np.concatenate([micro_batch.keys for micro_batch in micro_batches])
+
+
 def select(pixels: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples ``rows`` (int64) of a ``MemoryImages``; index_select copies whole images, unlike indexing."""
     places = rows if len(pixels) == len(labels) else rows % len(pixels)
@@ -158,7 +163,7 @@ class MicroBatchReader(Dataset):
     def _read_files(self, micro_batch: MicroBatch, files: ImageFiles) -> ReadMicroBatch:
         draws: Any = [None] * len(micro_batch.indices)
         if self.crop:
-            draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.indices, CROP_STREAM, CROP_NUMBERS)
+            draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.keys, CROP_STREAM, CROP_NUMBERS)
         if self.as_files:
             paths = [files.paths[index] for index in micro_batch.indices]
             items = [read_for_gpu(path, self.view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]

@@ -40,9 +40,9 @@ class BatchTransform:
     interpolation: str = "bilinear"
     crop_pct: float = 1.0
 
-    def training(self, images: torch.Tensor, indices: np.ndarray, epoch: int) -> torch.Tensor:
-        """Augment and normalise; ``indices`` are the samples' numbers in the data set."""
-        samples = Samples(self.seed, epoch, indices)
+    def training(self, images: torch.Tensor, keys: np.ndarray, epoch: int) -> torch.Tensor:
+        """Augment and normalise; the random numbers depend on ``keys`` (``MicroBatch.keys``), seed and epoch."""
+        samples = Samples(self.seed, epoch, keys)
         return self._on_device(images, [one.draw(samples, *images.shape[-2:]) for one in self._steps])
 
     def evaluation(self, images: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from timm.data import mixup as timm_mixup
 from torchvision.transforms import v2
 
 from utils.config.arguments import parse
@@ -178,6 +179,80 @@ def test_with_both_each_has_half_of_the_pairs_and_its_own_distributions():
     blended = opacity[~by_box]
     assert stats.kstest(blended, stats.beta(0.4, 0.4).cdf).statistic < 1.95 / np.sqrt(len(blended))
     assert_alike(box[by_box], paper_boxes(1.0, 32, 48, np.random.default_rng(0), by_box.sum()))
+
+
+class OnPairs(timm_mixup.Mixup):
+    """timm's ``Mixup`` per pair, with given numbers instead of random ones."""
+
+    def __init__(self, blend):
+        super().__init__(1.0, 1.0, mode="pair", num_classes=CLASSES, label_smoothing=0.0)
+        self.blend = blend
+
+    def _params_per_elem(self, batch_size):
+        by_box = self.blend.opacity == 1
+        return np.where(by_box, self.blend.kept, self.blend.opacity)[:1], by_box[:1]
+
+
+def test_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeypatch):
+    images, labels = batch(40, size=16)
+    mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7)
+    kinds = set()
+    for first in range(0, 40, 2):
+        share, pair = share_of(first, count=2), slice(first, first + 2)
+        blend = mixing.draw([share], 16, 16)
+        box = tuple(blend.box[0].tolist())
+        monkeypatch.setattr(timm_mixup, "cutmix_bbox_and_lam", lambda *_, box=box, kept=blend.kept[0], **__: (box, kept))
+        expected, targets = OnPairs(blend)(images[pair].clone(), labels[pair])
+        found = mixed(mixing, images[pair], labels[pair], share)
+        torch.testing.assert_close(found[0], expected)
+        torch.testing.assert_close(found[1], targets.float())
+        kinds.add((blend.opacity[0] < 1, blend.kept[0] < 1))
+    assert len(kinds) == 3  # blended, with a box, and left alone
+
+
+@pytest.mark.parametrize(("mixup", "cutmix", "prob", "switch"), [
+    (0.4, 1.0, 0.8, 0.3), (0.4, 1.0, 1.0, 0.5), (0.8, 0.0, 0.5, 0.5), (0.0, 1.0, 0.3, 0.5), (0.2, 1.0, 1.0, 0.0),
+    (0.2, 1.0, 1.0, 1.0),
+])  # fmt: skip
+def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, switch):
+    pairs, size = 4000, (4096, 6144)  # so large that it matters little how halves of pixels are rounded
+    blend = Mixing(mixup, cutmix, CLASSES, 0, prob, switch).draw([share_of(count=2 * pairs)], *size)
+    np.random.seed(0)  # timm's generator
+    reference = timm_mixup.Mixup(mixup, cutmix, prob=prob, switch_prob=switch, num_classes=CLASSES)
+    shares, by_box = reference._params_per_elem(pairs)
+    kept = np.array([
+        timm_mixup.cutmix_bbox_and_lam((3, *size), share)[1] if box and share != 1 else share
+        for share, box in zip(shares, by_box, strict=True)
+    ])  # fmt: skip
+    assert stats.ks_2samp(blend.kept[::2], kept).pvalue > 1e-3
+    blended, expected = blend.opacity[::2] < 1, ~by_box & (shares < 1)
+    assert stats.fisher_exact([
+        [blended.sum(), (~blended).sum()], [expected.sum(), (~expected).sum()]
+    ]).pvalue > 1e-3  # fmt: skip
+    assert stats.ks_2samp(blend.opacity[::2][blended], shares[expected]).pvalue > 1e-3 if blended.any() else switch == 1 or not mixup
+
+
+def test_from_the_off_epoch_on_no_pair_is_mixed_and_nothing_is_drawn(monkeypatch):
+    train, _ = make("--mixup-off-epoch", 2)
+    plain, _ = make("--mixup", 0, "--cutmix", 0)
+    mixes = next(train.batches(1))
+    assert mixes.targets.shape == (64, 10) and not torch.equal(mixes.images, next(plain.batches(1)).images)
+    monkeypatch.setattr(Mixing, "draw", None)
+    for epoch in (2, 3):
+        found, expected = next(train.batches(epoch)), next(plain.batches(epoch))
+        assert torch.equal(found.images, expected.images) and torch.equal(found.targets, expected.targets)
+        assert found.targets.dtype == torch.int64
+    forever, _ = make("--mixup-off-epoch", 0)
+    assert forever.mixing.is_on(0) and forever.mixing.is_on(10**6)
+
+
+def test_a_probability_leaves_the_numbers_of_the_pairs_that_are_mixed_as_they_were():
+    share, alone = share_of(count=2000), Mixing(0.4, 1.0, CLASSES, seed=0).draw([share_of(count=2000)], 16, 16)
+    rarely = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.25).draw([share], 16, 16)
+    left = (rarely.kept == 1) & (rarely.opacity == 1)
+    assert stats.binomtest(int(left[::2].sum()), 1000, 0.75).pvalue > 1e-6  # and a few boxes without a pixel
+    np.testing.assert_array_equal(rarely.kept[~left], alone.kept[~left])
+    np.testing.assert_array_equal(rarely.box[~left], alone.box[~left])
 
 
 def test_mixing_has_a_stream_of_random_numbers_of_its_own():

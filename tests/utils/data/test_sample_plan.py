@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from utils.data.sample_plan import _GOLDEN, SamplePlan, _key, _mix, sample_uniforms, step_seed, validation_batches
+from utils.data.sample_plan import _GOLDEN, SamplePlan, hashed, _mix, sample_uniforms, step_seed, validation_batches
 
 few = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**31 - 1)
@@ -280,7 +280,7 @@ def test_a_key_hashes_its_parts_one_after_the_other(parts):
     key = 0
     for part in parts:
         (key,) = splitmix64(key ^ part, 1)
-    assert _key(*parts) == key
+    assert hashed(*parts) == key
 
 
 @few
@@ -288,7 +288,7 @@ def test_a_key_hashes_its_parts_one_after_the_other(parts):
 def test_random_numbers_of_a_sample_are_the_upper_bits_of_splitmix64_from_its_own_state(
     seed, epoch, index, stream, count
 ):
-    (state,) = splitmix64(index ^ _key(seed, epoch, stream), 1)
+    (state,) = splitmix64(index ^ hashed(seed, epoch, stream), 1)
     expected = [(number >> 40) / 2**24 for number in splitmix64(state, count + 1)[1:]]
     assert sample_uniforms(seed, epoch, np.array([index]), stream, count)[0].tolist() == expected
 

@@ -1,0 +1,70 @@
+"""Class weights against scikit-learn, and what is wrong with a file of them."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+
+from utils.config.settings import UserError
+from utils.optim.class_weights import class_weights
+
+LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
+NAMES = ("cat", "dog", "no")
+
+
+def test_balanced_weights_are_scikit_learns():
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=LABELS.numpy())
+    found = class_weights(LABELS, NAMES, "balanced")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.from_numpy(expected).float())
+    assert found[LABELS].mean().item() == pytest.approx(1)
+
+
+def test_a_class_without_images_counts_as_absent():
+    found = class_weights(LABELS, (*NAMES, "owl"), "balanced")
+    torch.testing.assert_close(found[:3], class_weights(LABELS, NAMES, "balanced"))
+    assert found[3] == 1
+
+
+def test_without_the_setting_there_are_none():
+    assert class_weights(LABELS, NAMES, None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("w.csv", "class,weight\nno,4\ncat,1\n\ndog,2\n"), ("w.csv", "\ufeffdog, 2\ncat,1.0\n\"no\",4e0\n"),
+        ("w.yaml", "no: 4\ndog: 2\ncat: 1\n"), ("w.yml", "{cat: 1, dog: 2, no: 4}"),
+    ],
+)  # fmt: skip
+def test_a_file_gives_weights_by_name_whose_mean_over_the_training_images_is_one(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = class_weights(LABELS, NAMES, str(tmp_path / name))
+    torch.testing.assert_close(found, torch.tensor([1.0, 2.0, 4.0]) / 1.5)  # (70 + 2 * 20 + 4 * 10) / 100
+    assert found[LABELS].mean().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("w.csv", "cat,1\nno,1\n", ["lacks dog"]),
+        ("w.csv", "cat,1\ndog,1\nno,1\nowl,1\n", ["names what is no class: owl"]),
+        ("w.csv", "cat,1\ndog,-1\nno,nan\n", ["has no weight of at least 0 for dog, no"]),
+        ("w.csv", "cat,1\ndog,1\nno,1\ncat,2\n", ["names twice cat"]),
+        ("w.csv", "cat,x\nmouse,1\n", ["lacks dog, no", "no class: mouse", "at least 0 for cat"]),
+        ("w.csv", "cat 1\n", ["not lines of a class name and its weight"]),
+        ("w.csv", "cat,0\ndog,0\nno,0\n", ["no training image has a weight above 0"]),
+        ("w.yaml", "- cat\n- dog\n", ["not lines of a class name and its weight"]),
+        ("w.yaml", "cat: [1]\n", ["not lines of a class name and its weight"]),
+        ("w.yaml", "cat: {\n", ["not lines of a class name and its weight"]),
+        ("missing.csv", None, ["cannot be read"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_reported_at_once(tmp_path, name, text, expected):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        class_weights(LABELS, NAMES, str(tmp_path / name))
+    assert len(error.value.mistakes) == len(expected)
+    for line, words in zip(error.value.mistakes, expected, strict=True):
+        assert line.startswith(f"--class-weights {tmp_path / name}: ") and words in line

@@ -1,0 +1,95 @@
+"""Which samples make up an epoch, where that is not each one exactly once: pure functions of (seed, epoch).
+
+``SamplePlan`` cuts an epoch into steps. A sample that an epoch holds several times has a different copy number each
+time, and its random numbers depend on (seed, epoch, sample, copy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from utils.data.sample_plan import hashed, permutation
+
+BALANCE_STREAM = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """The samples of each epoch, and their order.
+
+    ``available``: int64 (n,), the numbers of the samples to choose from. By default, each occurs once an epoch.
+
+    ``repeats`` R: an epoch keeps its length n and holds the first n / R of its random order R times each (Hoffer et
+    al., Augment your batch, 2020; Berman et al., MultiGrain, 2019). The copies of a sample are neighbours in the order,
+    and so in the same step, except at its ends: as timm's ``RepeatAugSampler`` and the ``RASampler`` of torchvision's
+    references deal them out, which both round n down to a multiple of 256 as well.
+
+    ``labels``: int64 (n,), the classes of ``available``, to hold each class equally often. An epoch of k classes has
+    floor(n / k) samples of each. Each class goes through a random order of all its samples before the next one begins,
+    across epochs, so none of a large class is left out for good, and those of a small one are seen equally often.
+    """
+
+    seed: int
+    available: np.ndarray
+    repeats: int = 1
+    labels: np.ndarray | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """The length of an epoch."""
+        return len(self.available) if self.labels is None else len(self._classes) * self._of_each_class
+
+    def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The samples in order and which copy each is: int64 (num_samples,) each. None: all are the first."""
+        return _epoch(self, epoch)
+
+    def __str__(self) -> str:
+        if self.labels is not None:
+            return f"{self._of_each_class:,} images of each class an epoch, not each image exactly once"
+        if self.repeats > 1:
+            return f"{-(-self.num_samples // self.repeats):,} images an epoch, {self.repeats} times each, not each once"
+        return "each image once an epoch"
+
+    @cached_property
+    def _classes(self) -> list[np.ndarray]:
+        """The samples of each class that has any."""
+        order = np.argsort(self.labels, kind="stable")
+        _, firsts = np.unique(self.labels[order], return_index=True)
+        return np.split(self.available[order], firsts[1:])
+
+    @property
+    def _of_each_class(self) -> int:
+        return len(self.available) // len(self._classes)
+
+    def _balanced(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        count = self._of_each_class
+        places = np.arange(epoch * count, (epoch + 1) * count)  # of an endless order of each class
+        samples, copies = [], []
+        for number, members in enumerate(self._classes):
+            rounds, place = np.divmod(places, len(members))
+            orders = [
+                members[permutation(len(members), hashed(self.seed, BALANCE_STREAM, number), of_round)]
+                for of_round in range(int(rounds[0]), int(rounds[-1]) + 1)
+            ]
+            samples.append(np.stack(orders)[rounds - rounds[0], place])
+            copies.append(rounds - rounds[0])
+        return np.concatenate(samples), np.concatenate(copies)
+
+
+@lru_cache(maxsize=2)
+def _epoch(sampling: Sampling, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+    order, copies = permutation(sampling.num_samples, sampling.seed, epoch), None
+    if sampling.labels is not None:
+        samples, copies = (values[order] for values in sampling._balanced(epoch))
+    elif sampling.repeats > 1:
+        places = np.arange(sampling.num_samples)
+        samples, copies = sampling.available[order[places // sampling.repeats]], places % sampling.repeats
+    else:
+        samples = sampling.available[order]
+    for values in (samples, copies):
+        if values is not None:
+            values.flags.writeable = False
+    return samples, copies

@@ -1,0 +1,94 @@
+"""Weights of the classes in the training loss, for data sets with rare classes."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import yaml
+
+from utils.config.settings import UserError
+
+BALANCED = "balanced"
+
+
+def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str | None) -> torch.Tensor | None:
+    """The weight of each class, float32 (classes,), whose mean over the training images is 1; None without ``setting``.
+
+    ``labels``: int64 (n,), those of the training images. ``setting``: 'balanced' for n / (k * count), as scikit-learn's
+    ``compute_class_weight``, with the k classes that have images; otherwise a CSV or YAML file of class names and
+    weights (``read_weights``), which are divided by their mean over the training images.
+
+    Because that mean is 1, a loss weights its terms and divides by the number of images. torch's own weighted mean
+    divides by the sum of the weights in the micro-batch, which differs between ranks and forward passes: their average
+    would not be the gradient of one large batch.
+    """
+    if setting is None:
+        return None
+    counts = torch.bincount(labels.cpu(), minlength=len(classes)).double()
+    if setting == BALANCED:
+        present = counts > 0
+        weights = torch.where(present, counts.sum() / (present.sum() * counts), 1.0)
+    else:
+        weights = torch.tensor(read_weights(Path(setting), classes), dtype=torch.float64)
+        mean = (weights * counts).sum() / counts.sum()
+        if not mean > 0:
+            raise UserError(f"--class-weights {setting}: no training image has a weight above 0")
+        weights = weights / mean
+    return weights.float()
+
+
+def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
+    """The weights of ``classes`` in a file: lines ``name,weight`` of a CSV file, or ``name: weight`` of a YAML file.
+
+    Raises ``UserError`` if the file cannot be read, lacks a class, names another one or one twice, or if a weight is
+    not a finite number of at least 0.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = _of_yaml(text) if path.suffix in (".yaml", ".yml") else _of_csv(text)
+    except OSError as error:
+        raise UserError(f"--class-weights {path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, yaml.YAMLError, csv.Error) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--class-weights {path}: not lines of a class name and its weight ({reason})") from error
+    weights, mistakes = dict(rows), []
+    names = [name for name, _ in rows]
+    for text, wrong in (
+        ("lacks", [name for name in classes if name not in weights]),
+        ("names what is no class:", [name for name in weights if name not in classes]),
+        ("names twice", [name for name in weights if names.count(name) > 1]),
+        ("has no weight of at least 0 for", [name for name, weight in rows if not _is_weight(weight)]),
+    ):
+        if wrong:
+            mistakes.append(f"--class-weights {path}: {text} {', '.join(wrong[:5])}{', ...' if len(wrong) > 5 else ''}")
+    if mistakes:
+        raise UserError(*mistakes)
+    return [float(weights[name]) for name in classes]
+
+
+def _of_csv(text: str) -> list[tuple[str, str]]:
+    rows = [tuple(cell.strip() for cell in row) for row in csv.reader(text.splitlines(), strict=True) if any(row)]
+    for row in rows:
+        if len(row) != 2:
+            raise ValueError(f"{','.join(row)!r}")
+    return rows[1:] if rows and rows[0] == ("class", "weight") else rows
+
+
+def _of_yaml(text: str) -> list[tuple[str, str]]:
+    mapping = yaml.compose(text, Loader=yaml.SafeLoader)  # as written: a class may be called 007 or no
+    if not isinstance(mapping, yaml.MappingNode) or any(
+        not isinstance(node, yaml.ScalarNode) for pair in mapping.value for node in pair
+    ):
+        raise ValueError("no mapping of names to numbers")
+    return [(name.value, weight.value) for name, weight in mapping.value]
+
+
+def _is_weight(text: str) -> bool:
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False
