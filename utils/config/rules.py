@@ -202,6 +202,11 @@ def _data_rules(v: SimpleNamespace) -> Iterator[Rule]:
         {"flip", "alternating-flip"} <= set(augment),
         "--augment flip and alternating-flip are two ways to flip; give one",
     )
+    yield Rule(
+        ("balanced_sampler", "repeated_augmentation"),
+        v.balanced_sampler and v.repeated_augmentation > 1,
+        "--balanced-sampler and --repeated-augmentation are two ways to fill an epoch; give one",
+    )
     yield Rule(("decode", "device"), v.decode == "gpu" and v.device == "cpu", "--decode gpu contradicts --device cpu")
     yield Rule(
         ("decode", "skip_bad_images"),

@@ -25,6 +25,7 @@ from utils.data.images.view import View
 from utils.data.mixing import Mixing
 from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
+from utils.data.sampling import build_sampling
 from utils.data.sets import cache
 from utils.data.sets.datasets import Data
 from utils.data.sets.readers import Images, MemoryImages
@@ -223,9 +224,8 @@ def loaders(
     )  # fmt: skip
     train, workers = None, settings.workers
     if data.train is not None:
-        plan = sample_plan(len(data.train), args, distributed.rank, distributed.world_size)
-        mixed = args.augmentation
-        mixing = Mixing(mixed.mixup, mixed.cutmix, len(data.classes), seed) if plan.pairs else None
+        plan = sample_plan(data.train.labels, args, distributed.rank, distributed.world_size)
+        mixing = Mixing.of(args.augmentation, len(data.classes), seed)
         train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing)
         workers = workers if resident else train.source.workers
     validation = sources.build(data.validation, False, workers)
@@ -284,9 +284,11 @@ def _require_gpu_decoder(device: torch.device) -> None:
     require_decoder(device)
 
 
-def sample_plan(num_samples: int, args: Settings, rank: int, world_size: int) -> SamplePlan:
-    """The plan for these settings."""
+def sample_plan(labels: torch.Tensor, args: Settings, rank: int, world_size: int) -> SamplePlan:
+    """The plan for these settings and training images of these ``labels``, int64 (n,)."""
     settings, mixup, cutmix = args.data, args.augmentation.mixup, args.augmentation.cutmix
+    sampling = build_sampling(labels, args)
+    num_samples = len(labels) if sampling is None else sampling.num_samples
     if settings.global_batch_size < world_size:
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"
@@ -299,7 +301,7 @@ def sample_plan(num_samples: int, args: Settings, rank: int, world_size: int) ->
         )
     plan = SamplePlan(
         num_samples, settings.global_batch_size, settings.batch_size, args.run.seed, rank, world_size,
-        settings.drop_last, pairs,
+        settings.drop_last, pairs, sampling,
     )  # fmt: skip
     if not plan.steps_per_epoch:
         raise UserError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.config.settings import AugmentationSettings
+from utils.config.groups.augmentation import AugmentationSettings
 from utils.data.augmentations import MIX_STREAM, inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import keys_of

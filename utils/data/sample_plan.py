@@ -2,8 +2,9 @@
 
 The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; each rank takes its part of
 that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour, depend on (seed, epoch,
-index) alone, and on which copy it is where an epoch holds a sample several times. So there is no generator state to save, a resume at any step is immediate, and neither the number of data
-workers nor the number of ranks changes which samples a step sees.
+index) alone, and on the copy where an epoch holds a sample several times. So there is no generator state to save, a
+resume at any step is immediate, and neither the number of data workers nor the number of ranks changes which samples a
+step sees.
 """
 
 from __future__ import annotations
@@ -77,9 +78,8 @@ class SamplePlan:
     in a step, its samples 2k and 2k + 1, stay in one micro-batch, as do the last three of an odd number, so that they
     can be mixed. An odd ``batch_size`` is then rounded up.
 
-    Where samples are repeated, a step begins with the first copies of all its samples, then come the second ones, and so
-    on: neighbours are different samples, and where each rank has one forward pass, a sample's copies are on different
-    ones.
+    Where samples are repeated, a step begins with the first copies of all its samples, then come the second ones, and
+    so on: neighbours are different samples, and the copies of a sample are on different ranks if there are as many.
     """
 
     num_samples: int
@@ -131,12 +131,10 @@ class SamplePlan:
         for number in range(passes):
             first, end = bounds[number * self.world_size + self.rank :][:2]
             read = places[first : max(end, first + 2)]
-            weight = (end - first) * self.world_size / count
+            its_copies = None if copies is None else copies[read]
+            weight, ends = (end - first) * self.world_size / count, number == passes - 1
             micro_batches.append(
-                MicroBatch(
-                    epoch, step, order[read], end - first, weight, ends_step=number == passes - 1,
-                    copies=None if copies is None else copies[read],
-                )  # fmt: skip
+                MicroBatch(epoch, step, order[read], end - first, weight, ends_step=ends, copies=its_copies)
             )
         return micro_batches
 

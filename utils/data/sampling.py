@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+import torch
 
+from utils.config.settings import Settings, UserError
 from utils.data.sample_plan import hashed, permutation
 
 BALANCE_STREAM = 40
@@ -77,6 +79,25 @@ class Sampling:
             samples.append(np.stack(orders)[rounds - rounds[0], place])
             copies.append(rounds - rounds[0])
         return np.concatenate(samples), np.concatenate(copies)
+
+
+def build_sampling(labels: torch.Tensor, args: Settings) -> Sampling | None:
+    """What the settings ask for, for training images of these ``labels``, int64 (n,); None: each once an epoch."""
+    repeats, balanced = args.augmentation.repeated_augmentation, args.data.balanced_sampler
+    if repeats == 1 and not balanced and args.data.train_samples is None:
+        return None
+    available = first_samples(len(labels), args)
+    return Sampling(args.run.seed, available, repeats, labels.cpu().numpy()[available] if balanced else None)
+
+
+def first_samples(count: int, args: Settings) -> np.ndarray:
+    """The samples of ``count`` to train on: the first ``--train-samples`` in epoch 0's order, sorted, int64 (n,)."""
+    wanted = args.data.train_samples
+    if wanted is None:
+        return np.arange(count)
+    if wanted > count:
+        raise UserError(f"--train-samples {wanted:,}: there are {count:,} training images")
+    return np.sort(permutation(count, args.run.seed, 0)[:wanted])
 
 
 @lru_cache(maxsize=2)

@@ -30,7 +30,7 @@ class Facts(NamedTuple):
     ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
     its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
-    device's memory. ``remainder``: training images beyond the last full global batch. ``has_filters``: the
+    device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
     network has convolutions. ``gathers_statistics``: it has batch norm with running statistics.
     ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
     """
@@ -70,7 +70,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         resident=choose(data, args.data, device)[0],
         has_momentum=has_momentum(args.optimisation.optimizer),
         warmup_steps=parts.lr_policy.warmup_steps if train else 0,
-        remainder=len(data.train) % args.data.global_batch_size if train else 0,
+        remainder=parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
         has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
         gathers_statistics=bool(layers_with_statistics(parts.model)),
         never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),

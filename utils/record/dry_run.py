@@ -18,6 +18,8 @@ from utils.record.run import Run
 from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed
 
+MOST_CLASSES = 20  # whose images are counted one by one
+
 
 def plan(run: Run, components: Any) -> str:
     """What ``run`` would do with these ``components``, as text of a few aligned lines.
@@ -36,7 +38,8 @@ def plan(run: Run, components: Any) -> str:
         ("Data", f"{batch.dataname}: {images}{split}"),
         *_seen(components),
         ("Augmentation", _augmentation(args, components)),
-        ("Mixing", _listed({"mixup": args.augmentation.mixup, "cutmix": args.augmentation.cutmix}, " alpha ")),
+        ("Mixing", _mixing(args)),
+        *_sampling(components),
         ("Loader", components.loader_choice),
         ("Network", _network(args, point) + (f"; {components.untrained} begins anew" if components.untrained else "")),
         *_sizes(components, distributed),
@@ -114,6 +117,36 @@ def _cut(args: Settings, total: int) -> str:
 def _augmentation(args: Settings, components: Any) -> str:
     names = map(str, components.train_loader.transform.augmentations)
     return (", ".join(names) or "none") + (", compiled" if args.model.compile_augment else "")
+
+
+def _mixing(args: Settings) -> str:
+    settings = args.augmentation
+    kinds = {"mixup": settings.mixup, "cutmix": settings.cutmix}
+    return _listed(kinds, " alpha ") + "".join(
+        text
+        for text, shown in (
+            (f"; CutMix with probability {settings.mixup_switch_prob:g}, otherwise mixup", all(kinds.values())),
+            (f"; {100 * settings.mixup_prob:g} % of the pairs", any(kinds.values()) and settings.mixup_prob < 1),
+            (f"; off after {settings.mixup_off_epoch} epochs", any(kinds.values()) and settings.mixup_off_epoch),
+        )
+        if shown
+    )
+
+
+def _sampling(components: Any) -> list[tuple[str, str]]:
+    """What an epoch consists of, unless it is every training image once."""
+    sampling, data = components.train_loader.plan.sampling, components.data
+    if sampling is None:
+        return []
+    text, total = str(sampling), len(data.train)
+    if len(sampling.available) < total:
+        text += f"; of {len(sampling.available):,} of the {total:,} training images"
+        counts = torch.bincount(data.train.labels.cpu()[sampling.available], minlength=len(data.classes)).tolist()
+        if len(counts) <= MOST_CLASSES:
+            text += ": " + ", ".join(f"{count:,} {name}" for name, count in zip(data.classes, counts, strict=True))
+        else:
+            text += f", {min(counts):,} to {max(counts):,} a class"
+    return [("Sampling", text)]
 
 
 def _network(args: Settings, point: ResumePoint | None) -> str:

@@ -45,6 +45,9 @@ def announce(run: Run, components: Any) -> None:
         f"loader {components.loader_choice}"
     )
     log(f"Preprocessing: {data.preprocessing_line}")
+    sampling = components.train_loader.plan.sampling
+    if sampling is not None:
+        log(f"Sampling: {sampling}, of {len(sampling.available):,} training images")
     if components.untrained:
         log(f"Pretrained but for {components.untrained}")
     log(

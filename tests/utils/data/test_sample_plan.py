@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from utils.data.sample_plan import _GOLDEN, SamplePlan, hashed, _mix, sample_uniforms, step_seed, validation_batches
+from utils.data.sample_plan import _GOLDEN, SamplePlan, _mix, hashed, sample_uniforms, step_seed, validation_batches
 
 few = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**31 - 1)

@@ -27,12 +27,9 @@ def samplings(draw, kinds=("repeated", "balanced", "fewer")):
 
 
 def ranks_of(sampling, global_batch_size, world_size=1, accumulate=1, pairs=False):
-    batch_size = -(-global_batch_size // (world_size * accumulate))
+    sizes = sampling.num_samples, global_batch_size, -(-global_batch_size // (world_size * accumulate))
     return [
-        SamplePlan(
-            sampling.num_samples, global_batch_size, batch_size, sampling.seed, rank, world_size, pairs=pairs,
-            sampling=sampling,
-        )  # fmt: skip
+        SamplePlan(*sizes, sampling.seed, rank, world_size, pairs=pairs, sampling=sampling)
         for rank in range(world_size)
     ]
 
@@ -72,7 +69,9 @@ def test_the_steps_hold_the_whole_epoch_and_no_copy_twice(sampling, batch_size, 
     samples, copies = sampling.epoch(epoch)
     copies = np.zeros(len(samples), dtype=int) if copies is None else copies
     assert sorted(seen) == sorted(zip(samples.tolist(), copies.tolist(), strict=True))
-    assert len(set(seen)) == len(seen) == sampling.num_samples and {index for index, _ in seen} <= set(sampling.available)
+    assert len(set(seen)) == len(seen) == sampling.num_samples and {index for index, _ in seen} <= set(
+        sampling.available
+    )
 
 
 @few

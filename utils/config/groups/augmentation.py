@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from utils.config.field import between, needs, not_negative, setting
 
 AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
 
+_MIXING = needs("--mixup or --cutmix", lambda v: v.mixup or v.cutmix)
 _SHIFT = needs("shift in --augment", lambda v: "shift" in v.augmentation)
+
+
+def _ends_mixing(v: Any) -> str | None:
+    late = v.mixup_off_epoch >= v.epochs
+    return _MIXING(v) or (f"does nothing: --epochs {v.epochs} end before" if late else None)
 
 
 @dataclass(frozen=True)
@@ -39,3 +46,19 @@ class AugmentationSettings:
         check=not_negative,
         in_evaluation=False,
     )
+    mixup_prob: float = setting(
+        1.0, "probability that a pair is mixed", check=between(0, 1, open_low=True), in_evaluation=False,
+        effect=_MIXING,
+    )  # fmt: skip
+    mixup_switch_prob: float = setting(
+        0.5, "with both mixup and CutMix: probability that a pair's is CutMix", check=between(0, 1),
+        in_evaluation=False, effect=needs("both --mixup and --cutmix", lambda v: v.mixup and v.cutmix),
+    )  # fmt: skip
+    mixup_off_epoch: int = setting(
+        0, "train this many epochs with mixup and CutMix, the rest without; 0: all with", check=between(0, 10**6),
+        metavar="N", in_evaluation=False, effect=_ends_mixing,
+    )  # fmt: skip
+    repeated_augmentation: int = setting(
+        1, "repeated augmentation: an epoch of as many images shows fewer, each this many times, augmented differently",
+        check=between(1, 64), metavar="N", in_evaluation=False,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.config.datasets import SPECS
-from utils.config.field import between, needs, not_empty, setting
+from utils.config.field import between, needs, not_empty, positive_int, setting
 
 CROP_MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bilinear", "bicubic")
@@ -96,6 +96,13 @@ class DataSettings:
         False, "drop the images beyond an epoch's last full global batch, others in each epoch [the last one or two "
         "steps are smaller]", in_evaluation=False,
         effect=needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
+    )  # fmt: skip
+    balanced_sampler: bool = setting(
+        False, "show each class equally often in an epoch, not each image exactly once", in_evaluation=False
+    )
+    train_samples: int | None = setting(
+        None, "train on this many of the training images only, the first in the order of --seed, for trying out",
+        type=int, check=positive_int, metavar="N", in_evaluation=False,
     )  # fmt: skip
     val_batch_size: int | None = setting(
         None, "images per process and forward pass in validation [batch size]", type=int, check=between(1, 2**20),
