@@ -32,6 +32,8 @@ _ELSEWHERE = {
     "augment flip": "hflip",
     "mixup": "mixup-alpha",
     "cutmix": "cutmix-alpha",
+    "repeated-augmentation": "aug-repeats ra-sampler ra-reps repeated-aug",
+    "train-samples": "limit-train-batches max-train-samples",
     "arch": "model model-name network net backbone",
     "weights": "initial-checkpoint pretrained-path",
     "compile": "torchcompile torch-compile",

@@ -4,13 +4,20 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy import stats
 from timm.data.distributed_sampler import RepeatAugSampler
 
+import main
+from utils.config.arguments import parse
+from utils.data.loaders import loaders
 from utils.data.sample_plan import SamplePlan, sample_uniforms
 from utils.data.sampling import Sampling
+from utils.data.sets.datasets import get_data
+from utils.runtime.distributed import Distributed, RankInfo
 
 few = settings(max_examples=40, deadline=None)
 
@@ -200,3 +207,102 @@ def test_it_says_what_an_epoch_holds():
         "45 images of each class an epoch, not each image exactly once"
     )
     assert str(Sampling(0, available)) == "each image once an epoch"
+
+
+# ------------------------------------------------------------------------------- through the loader
+
+
+def make(*flags, rank=0, world_size=1):
+    args = parse(["--device", "cpu", "--workers", "0", "--seed", "3", *map(str, flags)], world_size)
+    data = get_data(args.data, torch.device("cpu"))
+    return loaders(data, args, Distributed(RankInfo(rank, world_size), args.run), channels_last=False)[0], data
+
+
+def steps_of(*flags, world_size=1, first_step=0):
+    """{step: its samples, images and targets, over all ranks and passes, in the order of the plan}."""
+    ranks = [
+        list(make(*flags, rank=rank, world_size=world_size)[0].batches(1, first_step)) for rank in range(world_size)
+    ]
+    steps = {}
+    for passes in zip(*ranks, strict=True):
+        for part in passes:
+            images = part.images[: len(part.targets)]
+            steps.setdefault(part.number, []).append((torch.as_tensor(part.indices), images, part.targets))
+    return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
+
+
+@pytest.mark.parametrize(
+    "technique",
+    [
+        ("--repeated-augmentation", 3, "--mixup", 0.2, "--cutmix", 1, "--mixup-prob", 0.7, "--mixup-off-epoch", 9),
+        ("--balanced-sampler",), ("--train-samples", 200, "--repeated-augmentation", 2),
+    ],
+)  # fmt: skip
+def test_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader_and_from_any_step(technique):
+    flags = ("--augment", "shift", "flip", "--global-batch-size", 90, *technique)
+    alone = steps_of(*flags)
+    for world_size, passes, loader in ((2, 1, "stream"), (3, 2, "resident")):
+        other = steps_of(*flags, "--accumulate", passes, "--loader", loader, world_size=world_size)
+        assert other.keys() == alone.keys()
+        assert all(torch.equal(*pair) for step in alone for pair in zip(alone[step], other[step], strict=True))
+    late = steps_of(*flags, first_step=len(alone) - 2)
+    assert len(late) == 2
+    assert all(torch.equal(*pair) for step in late for pair in zip(alone[step], late[step], strict=True))
+
+
+@pytest.mark.parametrize("loader", ["resident", "stream"])
+def test_copies_of_an_image_are_augmented_differently_by_either_loader(loader):
+    train, _ = make("--repeated-augmentation", 4, "--augment", "shift", "--loader", loader, "-b", 64)
+    batch = next(train.batches(0))
+    assert Counter(Counter(batch.indices.tolist()).values()) == {4: 16}
+    same = [batch.images[batch.indices == index] for index in set(batch.indices.tolist())]
+    different = [len({image.numpy().tobytes() for image in copies}) for copies in same]
+    assert np.mean(different) > 3  # of nine possible shifts, two copies may have the same
+
+
+def test_files_are_cropped_differently_for_each_copy(tmp_path):
+    for name in "ab":
+        for split in ("train", "val"):
+            (tmp_path / split / name).mkdir(parents=True)
+            pixels = np.random.default_rng(ord(name)).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
+    flags = ("--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--augment", "resized-crop")
+    train, _ = make(*flags, "--repeated-augmentation", 2, "-b", 2)
+    batch = next(train.batches(0))
+    assert len(set(batch.indices.tolist())) == 1 and not torch.equal(*batch.images)
+
+
+def test_the_first_samples_are_those_of_the_first_epochs_plan_and_no_others():
+    train, data = make("--train-samples", 100)
+    order = SamplePlan(len(data.train), 64, 64, seed=3).order(0)
+    for epoch in (0, 5):
+        seen = [index for batch in train.batches(epoch) for index in batch.indices.tolist()]
+        assert sorted(seen) == sorted(order[:100].tolist())
+    with pytest.raises(ValueError, match="--train-samples 5,000: there are 1,437 training images"):
+        make("--train-samples", 5000)
+
+
+def test_settings_that_contradict_or_do_nothing_are_reported(capsys, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="--balanced-sampler and --repeated-augmentation"):
+        make("--balanced-sampler", "--repeated-augmentation", 2)
+    monkeypatch.chdir(tmp_path)
+    flags = (
+        "--mixup-prob 0.5",
+        "--mixup 1 --mixup-switch-prob 0.1",
+        "--mixup-off-epoch 3",
+        "--mixup 1 --mixup-off-epoch 20",
+    )
+    reasons = ("--mixup or --cutmix", "both --mixup and --cutmix", "--mixup or --cutmix", "--epochs 20 end before")
+    for line, reason in zip(flags, reasons, strict=True):
+        assert main.main(["--dry-run", "--device", "cpu", "--arch", "fc", *line.split()]) == 0
+        (warning,) = capsys.readouterr().err.splitlines()
+        assert "does nothing" in warning and reason in warning
+
+
+def test_the_plan_says_how_many_images_of_each_class_are_left(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["--dry-run", "--device", "cpu", "--arch", "fc", "--train-samples", "100"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Sampling"))
+    assert "of 100 of the 1,437 training images: " in row
+    counts = [int(part.split()[0]) for part in row.partition("images: ")[2].split(", ")]
+    assert len(counts) == 10 and sum(counts) == 100
