@@ -210,7 +210,7 @@ def build(run: Run) -> Components:
             ema=build_ema(model, None if evaluating else args.average.ema_decay),
             optimizer=build_optimizer(args.optimisation, model),
             lr_policy=None if evaluating else build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
-            criterion=build_criterion(args.loss),
+            criterion=build_criterion(args.loss, weights_of_classes(run, data)),
             scaler=build_scaler(args.precision, distributed.device),
         )
 
@@ -236,6 +236,17 @@ def read_data(run: Run) -> Data:
     if point is not None:
         trained = Trained(point.path, point.classes, point.settings.get("datapath"), point.state.get("fingerprint"))
     return get_test_data(args.data, device, trained, val_split_is_explicit=args.origins["val_split"] != CHECKPOINT)
+
+
+def weights_of_classes(run: Run, data: Data) -> torch.Tensor | None:
+    """The weight of each class in the loss, for the images that are trained on; None without ``--class-weights``."""
+    from utils.data.sampling import first_samples
+    from utils.optim.class_weights import class_weights
+
+    if data.train is None or run.args.loss.class_weights is None:
+        return None
+    labels = data.train.labels.cpu()[first_samples(len(data.train), run.args)]
+    return class_weights(labels, data.classes, run.args.loss.class_weights).to(run.distributed.device)
 
 
 def refuse_other_data(run: Run, data: Data) -> None:

@@ -15,8 +15,8 @@ from utils.config.settings import UserError
 BALANCED = "balanced"
 
 
-def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str | None) -> torch.Tensor | None:
-    """The weight of each class, float32 (classes,), whose mean over the training images is 1; None without ``setting``.
+def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:
+    """The weight of each class, float32 (classes,), whose mean over the training images is 1.
 
     ``labels``: int64 (n,), those of the training images. ``setting``: 'balanced' for n / (k * count), as scikit-learn's
     ``compute_class_weight``, with the k classes that have images; otherwise a CSV or YAML file of class names and
@@ -26,8 +26,6 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str | N
     divides by the sum of the weights in the micro-batch, which differs between ranks and forward passes: their average
     would not be the gradient of one large batch.
     """
-    if setting is None:
-        return None
     counts = torch.bincount(labels.cpu(), minlength=len(classes)).double()
     if setting == BALANCED:
         present = counts > 0

@@ -166,9 +166,10 @@ def _loss(args: Settings) -> str:
         "gamma": loss.focal_gamma if loss.loss == "focal" else None,
         "gradient penalty": penalty or None,
     }
+    weights = f", class weights {loss.class_weights}" if loss.class_weights else ""
     summed = ", summed over classes" if loss.loss == "bce" and loss.bce_sum else ""
     values = "".join(f", {name} {value:g}" for name, value in parts.items() if value is not None)
-    return loss.loss.replace("-", " ") + summed + values
+    return loss.loss.replace("-", " ") + summed + weights + values
 
 
 def _optimizer(args: Settings) -> str:

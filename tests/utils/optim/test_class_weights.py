@@ -5,8 +5,12 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 
+import main
+from utils.config import arguments
 from utils.config.settings import UserError
 from utils.optim.class_weights import class_weights
+from utils.record.run import Run
+from utils.runtime.distributed import Distributed, RankInfo
 
 LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)
 NAMES = ("cat", "dog", "no")
@@ -24,10 +28,6 @@ def test_a_class_without_images_counts_as_absent():
     found = class_weights(LABELS, (*NAMES, "owl"), "balanced")
     torch.testing.assert_close(found[:3], class_weights(LABELS, NAMES, "balanced"))
     assert found[3] == 1
-
-
-def test_without_the_setting_there_are_none():
-    assert class_weights(LABELS, NAMES, None) is None
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,18 @@ def test_what_is_wrong_with_a_file_is_reported_at_once(tmp_path, name, text, exp
     assert len(error.value.mistakes) == len(expected)
     for line, words in zip(error.value.mistakes, expected, strict=True):
         assert line.startswith(f"--class-weights {tmp_path / name}: ") and words in line
+
+
+def test_training_images_alone_count_and_ranks_and_passes_have_the_gradient_of_one_batch():
+    args = arguments.parse(["--device", "cpu", "--class-weights", "balanced", "--train-samples", "200", "--arch", "fc"])
+    with Distributed(RankInfo(), args.run) as distributed:
+        parts = main.build(Run(args, distributed))
+    chosen = parts.train_loader.plan.sampling.available
+    labels = parts.data.train.labels[chosen]
+    expected = compute_class_weight("balanced", classes=np.arange(10), y=labels.numpy())
+    torch.testing.assert_close(parts.criterion.weights, torch.from_numpy(expected).float())
+    torch.manual_seed(0)
+    logits, labels = torch.randn(30, 10, requires_grad=True), labels[:30]
+    (whole,) = torch.autograd.grad(parts.criterion(logits, labels), logits)
+    shares = [parts.criterion(logits[part], labels[part]) * len(part) / 30 for part in torch.arange(30).split(7)]
+    torch.testing.assert_close(torch.autograd.grad(sum(shares), logits)[0], whole)

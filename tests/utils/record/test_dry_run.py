@@ -67,6 +67,7 @@ CHANGES = {
     "bce_sum": ("--loss bce", "--bce-sum"),
     "bce_pos_weight": ("--loss bce", "--bce-pos-weight 2"),
     "focal_gamma": ("--loss focal", "--focal-gamma 3"),
+    "class_weights": ("", "--class-weights balanced"),
     "lr_policy": ("", "--lr-policy gaussian"),
     "lr_milestones": ("--lr-policy multistep", "--lr-milestones 11 15"),
     "lr_gamma": ("--lr-policy multistep", "--lr-gamma 0.5"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.field import between, needs, not_negative, positive, setting
+from utils.config.field import between, needs, not_empty, not_negative, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal")
 
@@ -31,4 +31,8 @@ class LossSettings:
     focal_gamma: float = setting(
         2.0, "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
         check=not_negative, effect=needs("--loss focal", lambda v: v.loss == "focal"),
+    )  # fmt: skip
+    class_weights: str | None = setting(
+        None, "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
+        type=str, check=not_empty, metavar="{balanced,FILE}",
     )  # fmt: skip
