@@ -26,6 +26,7 @@ from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import MovingAverage
+from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
@@ -80,7 +81,10 @@ class TraVal:
         self.lr_policy, self.run_name, self.hooks = lr_policy, curr_scen_name, hooks or Hooks()
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
         self.class_names = (description or {}).get("classes", ())
-        self.reporter = Reporter(self.writer, args, scaled=scaler.is_enabled(), classes=len(self.class_names))
+        self.reporter = Reporter(
+            self.writer, args, scaled=scaler.is_enabled(), classes=len(self.class_names),
+            lr_scales=lr_scales(self.optimizers),
+        )  # fmt: skip
         self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True

@@ -14,7 +14,8 @@ from utils.config.settings import Settings, UserError, as_flag
 
 SHAPES_STATE = ("arch", "optimizer")  # the state fits no other network or optimizer
 SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
-HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay")  # of an optimizer's group; each step sets the learning rate
+# of an optimizer's group; each step sets the learning rate
+HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
 
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
@@ -85,8 +86,8 @@ def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any, 
         groups = optimizer.state_dict()["param_groups"]
         if [len(group["params"]) for group in groups] != [len(group["params"]) for group in state["param_groups"]]:
             raise UserError(
-                f"--weight-decay, --decay-norm-bias: group the parameters in another way than {path} does, whose "
-                "state fits no other; leave them as they were",
+                "--weight-decay, --decay-norm-bias, --layer-decay: group the parameters in another way than "
+                f"{path} does, whose state fits no other; leave them as they were",
                 on_all_ranks=True,
             )
         values = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]

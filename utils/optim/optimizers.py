@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
+from utils.optim.groups import parameter_groups
 
 Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 
@@ -29,15 +30,15 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
 
 def _sgd(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
     momentum = {"momentum": settings.momentum, "nesterov": settings.nesterov}
-    return _fused(torch.optim.SGD, _groups(settings, model), lr=settings.lr, **momentum)
+    return _fused(torch.optim.SGD, parameter_groups(settings, model), lr=settings.lr, **momentum)
 
 
 def _adam(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    return _fused(torch.optim.Adam, _groups(settings, model), lr=settings.lr)
+    return _fused(torch.optim.Adam, parameter_groups(settings, model), lr=settings.lr)
 
 
 def _adamw(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    return _fused(torch.optim.AdamW, _groups(settings, model), lr=settings.lr)
+    return _fused(torch.optim.AdamW, parameter_groups(settings, model), lr=settings.lr)
 
 
 def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
@@ -54,9 +55,9 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
         raise UserError(f"--optimizer muon: {type(model).__name__} has no hidden matrix or filter; use adamw")
     taken = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in taken]
-    groups = parameter_groups(others, settings.weight_decay, settings.decay_norm_bias)
+    hidden, groups = (parameter_groups(settings, model, only) for only in (matrices, others))
     return (
-        timm.optim.Muon(matrices, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        timm.optim.Muon(hidden, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
         _fused(torch.optim.AdamW, groups, lr=settings.lr, betas=(0.9, 0.95)),
     )
 
@@ -68,7 +69,7 @@ def _timm(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optim
         raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
     try:
         return timm.optim.create_optimizer_v2(
-            _groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
+            parameter_groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
             momentum=settings.momentum,
         )  # fmt: skip
     except Exception as error:  # a missing package or GPU: each optimizer raises something else
@@ -101,27 +102,6 @@ def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     kinds = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
     layers = [module for module in model.modules() if isinstance(module, kinds) and module not in last]
     return [layer.weight for layer in layers if layer.weight.requires_grad]
-
-
-def _groups(settings: OptimisationSettings, model: nn.Module) -> list[dict[str, Any]]:
-    return parameter_groups(model.parameters(), settings.weight_decay, settings.decay_norm_bias)
-
-
-def parameter_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float, decay_norm_bias: bool
-) -> list[dict[str, Any]]:
-    """The trainable ``parameters`` in one group, or in two: with decay, and norms and biases without.
-
-    Norms and biases are the parameters of at most one dimension, the convention of timm and big_vision.
-    """
-    parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    if decay_norm_bias or weight_decay == 0:
-        return [{"params": parameters, "weight_decay": weight_decay}]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 def has_momentum(name: str) -> bool:

@@ -11,6 +11,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
+from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import has_momentum
 from utils.precision.amp import resolve_amp
@@ -51,7 +52,7 @@ def plan(run: Run, components: Any) -> str:
         ("Steps", f"{steps} an epoch x {args.optimisation.epochs} epochs = {total:,}" + _cut(args, total)),
         ("Seed", f"{args.run.seed}{', deterministic' if args.run.deterministic else ''}"),
         ("Loss", _loss(args)),
-        ("Optimizer", _optimizer(args)),
+        ("Optimizer", _optimizer(args, components)),
         ("Clipping", _clipping(args)),
         ("Learning rate", _curve(args, components.lr_policy, steps, total)),
         ("Weight average", _average(args, components)),
@@ -172,12 +173,15 @@ def _loss(args: Settings) -> str:
     return loss.loss.replace("-", " ") + summed + weights + values
 
 
-def _optimizer(args: Settings) -> str:
+def _optimizer(args: Settings, components: Any) -> str:
     settings = args.optimisation
     momentum = f", momentum {settings.momentum:g}" if has_momentum(settings.optimizer) else ""
     nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
     decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
-    return f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}"
+    scales = lr_scales(components.optimizer)
+    layers = f", layer decay {settings.layer_decay:g} over {len(scales)} layers" if settings.layer_decay else ""
+    rates = f", learning rates x {min(scales.values()):.3g} to {max(scales.values()):.3g}" if scales else ""
+    return f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}{layers}{rates}"
 
 
 def _clipping(args: Settings) -> str:
@@ -212,7 +216,7 @@ def optimisation_lines(args: Settings, components: Any) -> list[str]:
     """The rows of ``plan`` on the optimizer and the learning rate, for a run's log."""
     steps = components.train_loader.steps_per_epoch
     curve = _curve(args, components.lr_policy, steps, steps * args.optimisation.epochs)
-    return [f"Optimizer: {_optimizer(args)}", f"Learning rate: {curve}"]
+    return [f"Optimizer: {_optimizer(args, components)}", f"Learning rate: {curve}"]
 
 
 def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:

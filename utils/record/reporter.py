@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -17,6 +18,7 @@ from utils.record.metrics import COUNT, Report
 from utils.record.writer import NullWriter
 
 T = TypeVar("T")
+MOST_RATES = 12  # charts of learning rates besides Optim/lr
 MIXED = "of mixed images (mixup, CutMix): the class with the largest share counts as right"
 
 
@@ -24,11 +26,16 @@ class Reporter:
     """Turns ``Progress`` and reports into text and points, and keeps the clocks for the speeds.
 
     ``scaled``: whether the loss is scaled; otherwise no scale and no skipped steps are charted. ``classes``: their
-    number; with at most five, top-5 is always 100 % and log lines omit it.
+    number; with at most five, top-5 is always 100 % and log lines omit it. ``lr_scales``: factors of the learning rate
+    by the names of the parameters that have them; at most ``MOST_RATES`` of them are charted, evenly spread.
     """
 
-    def __init__(self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int) -> None:
+    def __init__(
+        self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int,
+        lr_scales: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.scaled, self.with_top5 = scaled, classes > 5
+        self.lr_scales = _spread(lr_scales, MOST_RATES)
         self.mixed = args.augmentation.mixup > 0 or args.augmentation.cutmix > 0
         if self.mixed:
             writer.describe({"Top1/Training": MIXED, "Top5/Training": MIXED})
@@ -87,6 +94,7 @@ class Reporter:
             "Speed/images_per_second": speed,
             "Speed/data_wait_percent": wait,
         }
+        points |= {f"Optim/lr_group_{name}": last.lr * scale for name, scale in self.lr_scales.items()}
         if self.scaled:
             points |= {"AMP/scale": last.loss_scale, "AMP/skipped_steps": progress.skipped_steps}
         if progress.partly_skipped_steps:
@@ -156,3 +164,11 @@ class Reporter:
         whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
         epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if in_epoch < in_run else ""
         return f"  left {epoch}{whole} of the run"
+
+
+def _spread(values: Mapping[str, float], most: int) -> dict[str, float]:
+    """At most ``most`` of the items, the first and the last among them."""
+    if len(values) <= most:
+        return dict(values)
+    wanted = {round(n * (len(values) - 1) / (most - 1)) for n in range(most)}
+    return {name: value for n, (name, value) in enumerate(values.items()) if n in wanted}

@@ -12,7 +12,8 @@ from utils.config.groups.loss import LossSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.criterion import build_criterion
-from utils.optim.optimizers import build_optimizer, parameter_groups, unknown_optimizer
+from utils.optim.groups import parameter_groups
+from utils.optim.optimizers import build_optimizer, unknown_optimizer
 
 
 def network():
@@ -109,6 +110,10 @@ def test_steps_equal_those_of_timms_factory(name, decay_norm_bias):
     assert_same_steps(settings, make)
 
 
+def decaying(decay_norm_bias):
+    return OptimisationSettings(weight_decay=0.1, decay_norm_bias=decay_norm_bias)
+
+
 def names_without_decay(groups, model):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
@@ -117,7 +122,7 @@ def names_without_decay(groups, model):
 @pytest.mark.parametrize("arch", ["resnet18", "vit_tiny_patch16_224"])
 def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
     model = timm.create_model(arch)
-    ours = parameter_groups(model.parameters(), 0.1, decay_norm_bias=False)
+    ours = parameter_groups(decaying(decay_norm_bias=False), model)
     theirs = timm.optim.param_groups_weight_decay(model, weight_decay=0.1)
     assert names_without_decay(ours, model) == names_without_decay(theirs, model) != set()
 
@@ -126,13 +131,13 @@ def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
 def test_every_trainable_parameter_is_in_exactly_one_group(decay_norm_bias):
     model = network()
     model[0].weight.requires_grad_(False)
-    groups = parameter_groups(model.parameters(), 0.1, decay_norm_bias)
+    groups = parameter_groups(decaying(decay_norm_bias), model)
     found = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(found) == sorted(id(p) for p in model.parameters() if p is not model[0].weight)
 
 
 def test_with_decay_everywhere_all_parameters_decay():
-    groups = parameter_groups(network().parameters(), 0.1, decay_norm_bias=True)
+    groups = parameter_groups(decaying(decay_norm_bias=True), network())
     assert [group["weight_decay"] for group in groups] == [0.1]
 
 

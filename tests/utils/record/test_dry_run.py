@@ -68,6 +68,7 @@ CHANGES = {
     "bce_pos_weight": ("--loss bce", "--bce-pos-weight 2"),
     "focal_gamma": ("--loss focal", "--focal-gamma 3"),
     "class_weights": ("", "--class-weights balanced"),
+    "layer_decay": ("", "--layer-decay 0.75"),
     "lr_policy": ("", "--lr-policy gaussian"),
     "lr_milestones": ("--lr-policy multistep", "--lr-milestones 11 15"),
     "lr_gamma": ("--lr-policy multistep", "--lr-gamma 0.5"),

@@ -74,6 +74,10 @@ class OptimisationSettings:
         True, "apply weight decay to norms and biases too",
         effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
     )  # fmt: skip
+    layer_decay: float | None = setting(
+        None, "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
+        type=float, check=between(0, 1, open_low=True),
+    )  # fmt: skip
     lr_policy: str = setting("cosine", "learning-rate schedule after the warm-up", choices=LR_POLICIES)
     lr_milestones: tuple[float, ...] | None = setting(
         None, "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]", type=float,

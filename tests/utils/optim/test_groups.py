@@ -1,0 +1,130 @@
+"""Layer-wise decay of the learning rate against timm's groups, and what a run does with them."""
+
+import dataclasses
+
+import pytest
+import timm
+import timm.optim
+import torch
+import torchvision
+
+from models import build_model
+from tests.utils.test_train_validation import make, parameters
+from utils.config.groups.model import ModelSettings
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.optim.groups import layer_numbers, lr_scales, parameter_groups
+from utils.optim.optimizers import build_optimizer
+
+SETTINGS = OptimisationSettings(lr=0.1, weight_decay=0.05, decay_norm_bias=False, layer_decay=0.7)
+TIMM = ["test_resnet", "test_vit", "test_convnext", "test_efficientnet", "swin_tiny_patch4_window7_224", "resnet18"]
+
+
+def described(groups, model):
+    """Each group as its parameters' names, scale and weight decay."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        (tuple(names[id(p)] for p in group["params"]), group["lr_scale"], group["weight_decay"]) for group in groups
+    }
+
+
+@pytest.mark.parametrize("arch", TIMM)
+def test_groups_are_timms(arch):
+    with torch.device("meta"):
+        model = timm.create_model(arch)
+    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    expected = timm.optim.param_groups_layer_decay(
+        model, weight_decay=0.05, layer_decay=0.7, no_weight_decay_list=exempt
+    )
+    found = parameter_groups(SETTINGS, model)
+    assert described(found, model) == described(expected, model) and len(found) == len(expected) > 4
+
+
+def test_of_a_vision_transformer_the_position_embedding_does_not_decay_unless_everything_does():
+    model = timm.create_model("test_vit")
+    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(SETTINGS, model) for p in group["params"]}
+    assert decay_of[id(model.pos_embed)] == 0 and decay_of[id(model.blocks[0].attn.qkv.weight)] == 0.05
+    everything = parameter_groups(dataclasses.replace(SETTINGS, decay_norm_bias=True), model)
+    assert {group["weight_decay"] for group in everything} == {0.05}
+
+
+def blocks(model):
+    """The beginnings of the names of each layer's parameters."""
+    numbers = layer_numbers(model)
+    assert list(numbers) == [name for name, _ in model.named_parameters()]
+    layers = [set() for _ in range(max(numbers.values()) + 1)]
+    for name, number in numbers.items():
+        layers[number].add(name.rpartition(".")[0])
+    return layers
+
+
+def test_layers_of_torchvisions_resnet_are_those_of_timms():
+    """The same network under the same names, but that timm's declares its layers itself."""
+    with torch.device("meta"):
+        ours, declared = torchvision.models.resnet18(), timm.create_model("resnet18")
+    assert layer_numbers(ours) == layer_numbers(declared)
+
+
+def test_layers_of_other_networks_are_their_blocks_in_order():
+    with torch.device("meta"):
+        transformer = blocks(torchvision.models.vit_b_16())
+    assert (
+        len(transformer) == 14 and transformer[0] == {"", "conv_proj", "encoder"} and transformer[-1] == {"heads.head"}
+    )
+    assert all(name.startswith("encoder.layers.encoder_layer_4.") for name in transformer[5])
+    assert "encoder.ln" in transformer[12], "the last norm is part of the block before it"
+    own = build_model(ModelSettings(arch="fc"), classes=10, channels=1, image_size=8)
+    assert blocks(own) == [{"layers.1"}, {"layers.3"}, {"layers.5"}]
+    vgg = build_model(ModelSettings(arch="vgg11"), classes=10, channels=1, image_size=8)
+    assert blocks(vgg)[0] == {"features.0", "features.1"} and len(blocks(vgg)) == 9
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "muon"])
+@pytest.mark.parametrize("arch", ["test_vit", "test_resnet"])
+def test_every_trainable_parameter_is_stepped_with_once_at_the_rate_of_its_layer(name, arch):
+    model = timm.create_model(arch)
+    model.get_parameter("norm.weight" if arch == "test_vit" else "bn1.weight").requires_grad_(False)
+    built = build_optimizer(dataclasses.replace(SETTINGS, optimizer=name), model)
+    groups = [group for each in (built if isinstance(built, tuple) else (built,)) for group in each.param_groups]
+    scale_of = [(id(parameter), group["lr_scale"]) for group in groups for parameter in group["params"]]
+    layers = layer_numbers(model)
+    last = max(layers.values())
+    expected = [(id(p), 0.7 ** (last - layers[name])) for name, p in model.named_parameters() if p.requires_grad]
+    assert sorted(scale_of) == sorted(expected)
+    assert list(lr_scales(built).values()) == sorted({scale for _, scale in expected})
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_a_run_steps_each_layer_at_its_own_rate_and_charts_it(name, monkeypatch):
+    """Against an optimizer of timm's groups, stepped by hand."""
+    flags = ("--optimizer", name, "--arch", "fc", "--lr", "0.1", "--lr-policy", "constant", "--layer-decay", "0.5")
+    traval = make(*flags, "--weight-decay", "0.01", "--print-freq", "1")
+    charted = []
+    monkeypatch.setattr(traval.writer, "scalars", lambda points, step: charted.append(points))
+    batch = next(iter(traval.train_loader.batches(0, 0)))
+    before = parameters(traval.model)
+    traval.train(0)
+    points = charted[0]
+    layers = {tag: value for tag, value in points.items() if "lr_group" in tag}
+    assert points["Optim/lr"] == 0.1
+    assert layers == pytest.approx({f"Optim/lr_group_layer_{n}": 0.1 * 0.5 ** (2 - n) for n in range(3)})
+    if name == "muon":
+        return
+    fresh = make(*flags, "--weight-decay", "0.01")
+    assert all(torch.equal(a, b) for a, b in zip(parameters(fresh.model), before, strict=True))
+    by_layer = [[f"layers.{n}.weight", f"layers.{n}.bias"] for n in (1, 3, 5)]
+    named = dict(fresh.model.named_parameters())
+    groups = [{"params": [named[n] for n in names], "lr": 0.1 * 0.5 ** (2 - i)} for i, names in enumerate(by_layer)]
+    reference = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01, lr=0.1, fused=True)
+    torch.nn.functional.cross_entropy(fresh.model(batch.images), batch.targets).backward()
+    reference.step()
+    again = make(*flags, "--weight-decay", "0.01")
+    again.training_step([batch])
+    torch.testing.assert_close(parameters(again.model), parameters(fresh.model), rtol=1e-6, atol=1e-8)
+
+
+def test_of_many_layers_a_dozen_are_charted_first_and_last_among_them():
+    from utils.record.reporter import MOST_RATES, _spread
+
+    scales = {f"layer_{n}": 0.9 ** (62 - n) for n in range(63)}
+    shown = list(_spread(scales, MOST_RATES))
+    assert len(shown) == 12 and (shown[0], shown[-1]) == ("layer_0", "layer_62")

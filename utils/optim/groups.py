@@ -1,0 +1,119 @@
+"""Groups of parameters: those of one group have the same learning rate and weight decay."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from utils.config.groups.optimisation import OptimisationSettings
+
+CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
+
+
+class Rate(NamedTuple):
+    """A learning rate: ``scale`` times that of the schedule; ``name`` is how logs call the parameters that have it."""
+
+    name: str
+    scale: float
+
+
+def parameter_groups(
+    settings: OptimisationSettings, model: nn.Module, only: Iterable[nn.Parameter] | None = None
+) -> list[dict[str, Any]]:
+    """The trainable parameters of ``model``, or those among ``only``, in groups for an optimizer.
+
+    With one learning rate there is one group, or two without ``decay_norm_bias``: with weight decay, and norms and
+    biases without, the parameters of at most one dimension (the convention of timm and big_vision). Where learning
+    rates differ (``rates``), each has its own such groups, with its ``lr_scale`` and ``name``; then the parameters that
+    a timm network lists in ``no_weight_decay()`` do not decay either.
+    """
+    wanted = None if only is None else {id(parameter) for parameter in only}
+    named = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (wanted is None or id(parameter) in wanted)
+    ]
+    rate_of = rates(settings, model)
+    if rate_of is None:
+        return _by_weight_decay(settings, [parameter for _, parameter in named])
+    patterns = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    groups: dict[tuple[Rate, float], dict[str, Any]] = {}
+    for name, parameter in named:
+        exempt = parameter.ndim <= 1 or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        decay = 0.0 if exempt and not settings.decay_norm_bias else settings.weight_decay
+        rate = rate_of[name]
+        group = {"params": [], "weight_decay": decay, "lr_scale": rate.scale, "name": rate.name}
+        groups.setdefault((rate, decay), group)["params"].append(parameter)
+    return list(groups.values())
+
+
+def _by_weight_decay(settings: OptimisationSettings, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    if settings.decay_norm_bias or settings.weight_decay == 0:
+        return [{"params": parameters, "weight_decay": settings.weight_decay}]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] | None:
+    """The rate of each parameter by its name; None if all have that of the schedule."""
+    if settings.layer_decay is None:
+        return None
+    layers = layer_numbers(model)
+    last = max(layers.values())
+    return {name: Rate(f"layer_{n}", settings.layer_decay ** (last - n)) for name, n in layers.items()}
+
+
+def lr_scales(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> dict[str, float]:
+    """The scale of each named rate, lowest first; empty if all parameters have the schedule's rate."""
+    optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    named = [group for each in optimizers for group in each.param_groups if "name" in group]
+    return dict(sorted({group["name"]: group["lr_scale"] for group in named}.items(), key=lambda item: item[1]))
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """The number of the layer, from 0 at the input, that each parameter of ``model`` belongs to, by its name.
+
+    Layer-wise decay (Clark et al., ELECTRA, 2020; Bao et al., BEiT, 2021) is defined over them. A timm network says
+    itself what its layers are (``group_matcher``). In other networks they are the blocks, in the order of their
+    definition: the parts of the network, with nested containers and any part that holds more than half of all
+    parameters taken apart. A part without matrices or filters (a norm), or a parameter beside the parts (a class
+    token), belongs to the layer before it, or to the first.
+    """
+    if hasattr(model, "group_matcher"):
+        from timm.models import group_parameters
+
+        numbers = group_parameters(model, model.group_matcher(coarse=False), reverse=True)
+    else:
+        numbers = {name: n for n, names in enumerate(_blocks(model)) for name in names}
+    last = max(numbers.values())
+    return {name: numbers.get(name, last) for name, _ in model.named_parameters()}
+
+
+def _blocks(model: nn.Module) -> list[list[str]]:
+    """The names of the parameters of each block, see ``layer_numbers``."""
+    half = sum(parameter.numel() for parameter in model.parameters()) / 2
+    before: list[str] = []  # parameters beside the first block
+    blocks: list[list[str]] = []
+
+    def visit(prefix: str, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        divided = isinstance(module, CONTAINERS) or sum(parameter.numel() for parameter in parameters) > half
+        if divided and any(True for _ in module.children()):
+            (blocks[-1] if blocks else before).extend(prefix + name for name, _ in module.named_parameters("", False))
+            for name, child in module.named_children():
+                visit(f"{prefix}{name}.", child)
+            return
+        if not blocks or any(parameter.ndim > 1 for parameter in parameters):
+            blocks.append([])
+        blocks[-1].extend(prefix + name for name, _ in module.named_parameters())
+
+    visit("", model)
+    blocks[0] += before
+    return [names for names in blocks if names]
