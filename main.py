@@ -366,6 +366,7 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
     """Validate once and leave nothing behind."""
     from utils.checkpoint.checkpoint import average_moved_since_validation
     from utils.optim.batch_norm_statistics import layers_with_statistics
+    from utils.record.dry_run import describe_tta
     from utils.record.summary import figures, reached
     from utils.record.writer import build_writer
     from utils.train_validation import TraVal
@@ -376,6 +377,8 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
         distributed=run.distributed, writer=writer, hooks=hooks,
     )  # fmt: skip
     writer.log(f"Preprocessing: {components.data.preprocessing_line}")
+    if run.args.data.tta != "none":
+        writer.log(describe_tta(run.args.data.tta))
     if run.resume_point is not None:
         state = run.resume_point.state
         writer.log(f"Evaluating {run.resume_point.path}{reached(state)}")

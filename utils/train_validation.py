@@ -22,6 +22,7 @@ from utils.loop.hooks import Hooks, call
 from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped, StopSignals
+from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
@@ -204,13 +205,14 @@ class TraVal:
             partial(call, self.hooks.before_validation_batch, self),
         )
         self.consensus.begin()
-        result = raw = validate(self.model, *common)
+        tta = self.args.data.tta
+        result = raw = validate(in_views(self.model, tta), *common)
         if self.ema is not None:
             batch_norm_statistics.recompute(
                 self.ema.module, self.train_loader, epoch, self.args.average.ema_bn_batches, self.distributed,
                 self.autocast, self.stop_if_requested,
             )  # fmt: skip
-            result = validate(self.ema.module, *common)
+            result = validate(in_views(self.ema.module, tta), *common)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:

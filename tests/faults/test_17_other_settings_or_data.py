@@ -43,7 +43,7 @@ OTHER = {
     "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "global_batch_size": "128", "max_shift": "2",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1",
     "mixup_prob": "0.5", "mixup_switch_prob": "0.8", "mixup_off_epoch": "2", "repeated_augmentation": "3",
-    "balanced_sampler": None, "train_samples": "500", "class_weights": "balanced", "arch": "conv2",
+    "balanced_sampler": None, "train_samples": "500", "tta": "flip", "class_weights": "balanced", "arch": "conv2",
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "bce_target_thresh": "0.2", "bce_sum": None,
     "bce_pos_weight": "2", "focal_gamma": "3", "lr_policy": "constant", "lr_gamma": "0.5", "layer_decay": "0.5",

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checkpoint.resume import ResumePoint
+from utils.config.groups.data import VIEWS
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -37,7 +38,7 @@ def plan(run: Run, components: Any) -> str:
     images = f"{len(components.data.train):,} training, {len(components.data.validation):,} validation images"
     rows = [
         ("Data", f"{batch.dataname}: {images}{split}"),
-        *_seen(components),
+        *_seen(args, components),
         ("Augmentation", _augmentation(args, components)),
         ("Mixing", _mixing(args)),
         *_sampling(components),
@@ -68,7 +69,7 @@ def evaluation_plan(run: Run, components: Any) -> str:
     weights = f"weights of {point.path}" if point is not None else "pretrained weights"
     rows = [
         ("Data", f"{args.data.dataname}: {len(components.data.validation):,} validation images"),
-        *_seen(components),
+        *_seen(args, components),
         ("Loader", components.loader_choice),
         ("Network", f"{args.model.arch}, {weights}"),
         *_sizes(components, distributed),
@@ -82,14 +83,20 @@ def _aligned(rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"{title:<14} {text}" for title, text in rows)
 
 
-def _seen(components: Any) -> list[tuple[str, str]]:
+def _seen(args: Settings, components: Any) -> list[tuple[str, str]]:
     """What the network sees."""
     data = components.data
     return [
         ("Classes", f"{len(data.classes)}: {', '.join(data.classes[:5])}{', ...' if len(data.classes) > 5 else ''}"),
         ("Images", f"{data.spec.channels} x {data.image_size} x {data.image_size}"),
         ("Preprocessing", data.preprocessing_line),
+        *([("Validation", describe_tta(args.data.tta))] if args.data.tta != "none" else ()),
     ]
+
+
+def describe_tta(tta: str) -> str:
+    """The line about ``--tta``, which changes what validation measures."""
+    return f"Test-time augmentation {tta}: validation by the mean logits of {VIEWS[tta]} views of each image"
 
 
 def _sizes(components: Any, distributed: Distributed) -> list[tuple[str, str]]:

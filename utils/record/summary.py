@@ -22,7 +22,7 @@ from utils.config.settings import Settings
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.precision.amp import resolve_amp
-from utils.record.dry_run import optimisation_lines
+from utils.record.dry_run import describe_tta, optimisation_lines
 from utils.record.metrics import Report
 from utils.record.run import Run
 
@@ -45,6 +45,8 @@ def announce(run: Run, components: Any) -> None:
         f"loader {components.loader_choice}"
     )
     log(f"Preprocessing: {data.preprocessing_line}")
+    if args.data.tta != "none":
+        log(describe_tta(args.data.tta))
     sampling = components.train_loader.plan.sampling
     if sampling is not None:
         log(f"Sampling: {sampling}, of {len(sampling.available):,} training images")

@@ -236,7 +236,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--new-head"}
     extra |= {"--bce-target-thresh", "--bce-sum", "--bce-pos-weight", "--focal-gamma"}
     extra |= {"--mixup-prob", "--mixup-switch-prob", "--mixup-off-epoch", "--repeated-augmentation"}
-    extra |= {"--balanced-sampler", "--train-samples", "--class-weights"}
+    extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
     assert named - {"--progress"} == set(FLAGS.split()) | extra

@@ -33,6 +33,7 @@ CHANGES = {
     "drop_last": ("", "--drop-last"),
     "balanced_sampler": ("", "--balanced-sampler"),
     "train_samples": ("", "--train-samples 100"),
+    "tta": ("", "--tta flip"),
     "augment": ("", "--augment none"),
     "max_shift": ("", "--max-shift 2"),
     "shift_padding": ("", "--shift-padding reflect"),

@@ -10,6 +10,7 @@ from utils.config.field import between, needs, not_empty, positive_int, setting
 
 CROP_MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bilinear", "bicubic")
+VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
 
 _IMAGE_FILES = needs("images in files", lambda v: not v.in_memory)
 _VALIDATION_BATCH = needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
@@ -111,4 +112,8 @@ class DataSettings:
     loader: str = setting(
         "auto", "resident: all images in device memory; stream: worker processes read them",
         choices=("auto", "resident", "stream"), affects_result=False,
+    )  # fmt: skip
+    tta: str = setting(
+        "none", "test-time augmentation: validate by the mean logits of an image and its mirror image (flip), or also "
+        "of both moved by a pixel, in 6 views (flip-shift)", choices=tuple(VIEWS),
     )  # fmt: skip
