@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.data.sets.datasets import Data
     from utils.loop.hooks import Hooks
-    from utils.optim.ema import MovingAverage
+    from utils.optim.ema import WeightAverage
     from utils.optim.lr_policy import LRPolicy
     from utils.record.run import Run
     from utils.train_validation import TraVal
@@ -51,7 +51,7 @@ class Components(NamedTuple):
     loader_choice: str
     model: torch.nn.Module
     untrained: str
-    ema: MovingAverage | None
+    ema: WeightAverage | None
     optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
     lr_policy: LRPolicy | None
     criterion: torch.nn.Module
@@ -178,7 +178,7 @@ def build(run: Run) -> Components:
     from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
     from utils.optim.criterion import build_criterion
-    from utils.optim.ema import build_ema
+    from utils.optim.ema import build_average
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer
     from utils.precision.amp import build_scaler
@@ -207,20 +207,24 @@ def build(run: Run) -> Components:
             loader_choice=loader_choice,
             model=model,
             untrained=untrained,
-            ema=build_ema(model, None if evaluating else args.average.ema_decay),
+            ema=None if evaluating else build_average(model, args.average, args.optimisation.epochs),
             optimizer=build_optimizer(args.optimisation, model),
-            lr_policy=None if evaluating else build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+            lr_policy=None
+            if evaluating
+            else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
             criterion=build_criterion(args.loss, weights_of_classes(run, data)),
             scaler=build_scaler(args.precision, distributed.device),
         )
 
 
 def refuse_unknown_names(args: Settings) -> None:
-    """Raise ``UserError`` for a network or optimizer that does not exist."""
+    """Raise ``UserError`` for a network, optimizer or metric that does not exist."""
     from models import unknown_arch
     from utils.optim.optimizers import unknown_optimizer
+    from utils.record.selection import unknown_metrics
 
     mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
+    mistakes += unknown_metrics(args.run)
     if any(mistakes):
         raise UserError(*filter(None, mistakes))
 
@@ -384,8 +388,8 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
         writer.log(f"Evaluating {run.resume_point.path}{reached(state)}")
         if average_moved_since_validation(state) and layers_with_statistics(components.model):
             writer.log(
-                "warning: it was saved between two validations: the batch-norm statistics of its moving average are "
-                "averages as well, and it may do much worse than with those that are computed before a validation"
+                "warning: it was saved between two validations: the batch-norm statistics of its average are not "
+                "computed for these weights, and it may do much worse than with those computed before a validation"
             )
     report = traval.validation(0, report=False)
     if report.by_class is not None:

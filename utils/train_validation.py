@@ -26,13 +26,14 @@ from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
-from utils.optim.ema import MovingAverage
+from utils.optim.ema import WeightAverage
 from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
+from utils.record.selection import judge
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
 
@@ -66,7 +67,7 @@ class TraVal:
         *,
         distributed: Distributed,
         lr_policy: LRPolicy | None = None,
-        ema: MovingAverage | None = None,
+        ema: WeightAverage | None = None,
         writer: NullWriter | None = None,
         checkpointer: Checkpointer | None = None,
         description: dict[str, Any] | None = None,
@@ -138,6 +139,8 @@ class TraVal:
                     break
         self.collect()
         self.reporter.end_training(self.progress)
+        if self.ema is not None and self.progress.step_in_epoch == steps:
+            self.ema.end_epoch(self.progress)
         return Report.from_sums(self.progress.epoch_sums)
 
     def training_step(self, batches: Iterable[Batch]) -> None:
@@ -192,8 +195,8 @@ class TraVal:
     def validation(self, epoch: int, report: bool = True) -> Report:
         """Validate, exactly, on all ranks; with ``report`` also log, write the epoch's row and save.
 
-        With a moving average of the weights, its result is the one that counts and the raw weights' is logged
-        beside it. The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
+        With an average of the weights, its result is the one that counts and the raw weights' is logged beside it.
+        The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
         common = (
             self.validation_loader,
@@ -207,7 +210,7 @@ class TraVal:
         self.consensus.begin()
         tta = self.args.data.tta
         result = raw = validate(in_views(self.model, tta), *common)
-        if self.ema is not None:
+        if self.ema is not None and self.ema.has_begun:
             batch_norm_statistics.recompute(
                 self.ema.module, self.train_loader, epoch, self.args.average.ema_bn_batches, self.distributed,
                 self.autocast, self.stop_if_requested,
@@ -216,7 +219,7 @@ class TraVal:
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:
-            self._end_epoch(epoch, result, raw if self.ema is not None else None)
+            self._end_epoch(result, raw if self.ema is not None else None)
         return result
 
     # ---------------------------------------------------------------------------- parts of a step
@@ -297,15 +300,12 @@ class TraVal:
 
     # ------------------------------------------------------------------------------- end of an epoch
 
-    def _end_epoch(self, epoch: int, result: Report, raw: Report | None) -> None:
+    def _end_epoch(self, result: Report, raw: Report | None) -> None:
         """The epoch's row, points, line and checkpoints."""
         progress = self.progress
         row = self.reporter.row(progress, result, raw)
         whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
-        counts = whole or not progress.best_epoch  # a cut epoch's best.pt goes with the first whole one
-        best = counts and result.top1 > progress.best_top1 and math.isfinite(result.loss)
-        if best and whole:
-            progress.best_top1, progress.best_epoch = result.top1, epoch + 1
+        best = judge(progress, row, self.args, whole)
         self.reporter.epoch(row, result, raw, best)
         progress.last_validation = [result.loss, result.top1, result.top5, result.count]
         progress.validated_step = progress.step

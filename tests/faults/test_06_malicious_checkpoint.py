@@ -228,6 +228,8 @@ WRONG_PROGRESS = [
     {"epoch_sums": [1.0]}, {"epoch_sums": [float("nan")] * 4}, {"window_sums": 0.0}, {"window_sums": ["x"] * 4},
     {"last_validation": [1.0] * 3}, {"last_validation": {}}, {"loss_names": "ab"}, {"loss_names": [1]},
     {"skipped_steps": 10**9}, {"step_in_epoch": 10**9}, {"skipped_in_row": 10**9}, {"samples_seen": -1},
+    {"best_value": float("nan")}, {"best_value": "x"}, {"stopping_value": [1.0]}, {"stopping_epoch": None},
+    {"averaged_step": -1}, {"averaged_epochs": 0.5},
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from utils.data.loaders import Batch, ValidationLoader, loaders
 from utils.data.sets.datasets import get_data
 from utils.loop.validation import validate
 from utils.optim.criterion import build_criterion
-from utils.optim.ema import build_ema
+from utils.optim.ema import build_average
 from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
@@ -36,8 +36,8 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
     return TraVal(
         model, train_loader, build_optimizer(args.optimisation, model),
         criterion or build_criterion(args.loss), build_scaler(args.precision, device), args, validation_loader,
-        distributed=Distributed(RankInfo(), args.run), ema=build_ema(model, args.average.ema_decay),
-        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch), **more,
+        distributed=Distributed(RankInfo(), args.run), ema=build_average(model, args.average, args.optimisation.epochs),
+        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average), **more,
     )  # fmt: skip
 
 

@@ -321,11 +321,14 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
 
 
 def average_moved_since_validation(state: dict[str, Any]) -> bool:
-    """Whether a checkpoint's moving average has moved since its batch-norm statistics were computed."""
+    """Whether a checkpoint's average of the weights has moved since its batch-norm statistics were computed."""
     progress, settings = state.get("progress"), state.get("settings")
     if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):
         return False
-    return bool(settings.get("ema_bn_batches")) and progress.get("validated_step") != progress.get("step")
+    validated, averaged = progress.get("validated_step"), progress.get("averaged_step")
+    if settings.get("swa_start_epoch"):  # moves once an epoch
+        return isinstance(validated, int) and isinstance(averaged, int) and averaged > validated
+    return bool(settings.get("ema_bn_batches")) and validated != progress.get("step")
 
 
 def _manifest(folder: Path, warn: Callable[[str], None] = lambda line: None) -> dict[str, list[str]]:

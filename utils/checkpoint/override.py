@@ -14,6 +14,7 @@ from utils.config.settings import Settings, UserError, as_flag
 
 SHAPES_STATE = ("arch", "optimizer")  # the state fits no other network or optimizer
 SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
+SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
 
@@ -26,6 +27,8 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
             mistakes.append(f"{differences[name]}; its state fits no other, also with --resume-override")
     if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.average.ema_decay is None):
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
+    elif "swa_start_epoch" in differences and resume_point.state["ema"] is not None:
+        mistakes.append(f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 
@@ -54,13 +57,15 @@ def carry_over(
     changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
-    if data:
-        progress.best_top1, progress.best_epoch = -1.0, 0
-        changes.append("the best result so far is of other data, and is forgotten")
+    if data or "best_metric" in differences:
+        progress.forget_best()
+        changes.append(f"the best result so far is of {'other data' if data else 'another metric'}, and is forgotten")
     if data or any(name in differences for name in SHAPES_PLAN):
         if progress.step_in_epoch:
             changes.append(_skip_rest(progress, args))
         progress.shifted_steps += progress.epoch * steps_per_epoch - progress.updates
+    if data or any(name in differences for name in SHAPES_STOPPING):
+        progress.wait_anew()
     state = resume_point.state | {
         "progress": progress.state(),
         "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"], resume_point.path),

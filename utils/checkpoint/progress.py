@@ -30,6 +30,10 @@ class Progress:
     latest ``StepRecord``, which may hold NaN. ``last_validation``: loss, top-1, top-5 (percent) and count after step
     ``validated_step``. ``shifted_steps``: what --resume-override added to the position in the learning-rate schedule
     because an epoch got another number of steps.
+    ``best_value``: --best-metric of best.pt, whose top-1 is ``best_top1`` if it is of a whole epoch. ``stopping_value``
+    and ``stopping_epoch``: the figure that early stopping watches, when it last improved, and that epoch. Both values
+    are None as long as there is none. ``averaged_epochs``: epochs whose weights are in the stochastic weight average,
+    the last of which ended with step ``averaged_step``.
     """
 
     epoch: int = field(default=0, metadata=REQUIRED)
@@ -50,6 +54,11 @@ class Progress:
     replaced_images: int = field(default=0, metadata=REQUIRED)
     last_step: list[float] = field(default_factory=list, metadata=REQUIRED)
     shifted_steps: int = field(default=0, metadata=REQUIRED)
+    best_value: float | None = None
+    stopping_value: float | None = None
+    stopping_epoch: int = 0
+    averaged_epochs: int = 0
+    averaged_step: int = 0
 
     @property
     def moved_steps(self) -> int:
@@ -63,11 +72,25 @@ class Progress:
 
     def is_trained(self, args: Settings) -> bool:
         """Whether these settings leave no step to take."""
-        return self.epoch >= args.optimisation.epochs or self.step >= (args.run.max_steps or math.inf)
+        planned = self.epoch < args.optimisation.epochs and self.step < (args.run.max_steps or math.inf)
+        return not planned or self.stops_early(args)
+
+    def stops_early(self, args: Settings) -> bool:
+        """Whether early stopping has waited long enough for an improvement."""
+        patience = args.run.early_stopping
+        return patience is not None and self.epoch - self.stopping_epoch >= patience
 
     def is_finished(self, args: Settings) -> bool:
         """Whether nothing is left to do: neither a step nor the validation after the last one."""
         return self.is_trained(args) and (self.epoch >= args.optimisation.epochs or self.validated_step == self.step)
+
+    def forget_best(self) -> None:
+        """Make the next whole epoch the best so far."""
+        self.best_top1, self.best_epoch, self.best_value = -1.0, 0, None
+
+    def wait_anew(self) -> None:
+        """Let early stopping wait from here on."""
+        self.stopping_value, self.stopping_epoch = None, self.epoch
 
     def add(self, row: list[float]) -> None:
         """Add one step's sums, in step order: the bits must not depend on how steps are grouped."""
@@ -103,7 +126,9 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
         """From a checkpoint's, which ``problems`` finds nothing wrong with."""
-        return cls(**state)
+        # Older ones have no other metric than top-1, and have not watched for early stopping.
+        older = {"best_value": state["best_top1"] if state["best_epoch"] else None, "stopping_epoch": state["epoch"]}
+        return cls(**older | state)
 
     @classmethod
     def problems(cls, state: Any) -> list[str]:
@@ -130,7 +155,9 @@ def _possible(name: str, kind: str, value: Any) -> bool:
     if kind == "int":
         low = -MOST_STEPS if name == "shifted_steps" else 0
         return type(value) is int and low <= value < MOST_STEPS
-    if kind == "float":
+    if kind == "float | None" and value is None:
+        return True
+    if kind in ("float", "float | None"):
         return isinstance(value, float) and math.isfinite(value)
     if kind == "list[str]":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)

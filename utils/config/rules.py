@@ -58,6 +58,7 @@ def rules(
         *_batch_rules(v, is_explicit, origins, world_size),
         *_optimisation_rules(v, is_explicit),
         *_rate_rules(v, is_explicit, origins, learning_rate(values, origins, world_size)[0]),
+        *_average_rules(v, is_explicit),
         *_start_rules(v, is_explicit),
         *_data_rules(v),
         *(_place_rules(v) if begins or checkpoint_known else ()),
@@ -136,6 +137,25 @@ def _rate_rules(v: SimpleNamespace, is_explicit: IsExplicit, origins: dict[str, 
         ("warmup_epochs", "lr_policy", "lr_pct_start"),
         v.warmup_epochs and v.lr_policy in RISING_POLICIES,
         f"--warmup-epochs contradicts --lr-policy {v.lr_policy}, which rises by itself; give --lr-pct-start instead",
+    )
+
+
+def _average_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator[Rule]:
+    """Averages of the weights."""
+    yield Rule(
+        ("ema_decay", "swa_start_epoch"),
+        v.ema_decay is not None and v.swa_start_epoch is not None,
+        "--ema-decay and --swa-start-epoch are two averages of the weights; give one",
+    )
+    yield Rule(
+        ("swa_start_epoch", "epochs"),
+        v.swa_start_epoch is not None and v.swa_start_epoch > v.epochs,
+        f"--swa-start-epoch {v.swa_start_epoch or 0:g} is beyond --epochs {v.epochs}",
+    )
+    yield Rule(
+        ("ema_bn_batches", "swa_start_epoch"),
+        is_explicit("ema_bn_batches") and v.ema_bn_batches == 0 and v.swa_start_epoch is not None,
+        "--ema-bn-batches 0 contradicts --swa-start-epoch, whose weights need batch-norm statistics of their own",
     )
 
 

@@ -1,15 +1,27 @@
-"""Exponential moving average of the weights."""
+"""Averages of the weights: exponential, after each step, or uniform, after each epoch."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from utils.config.groups.average import AverageSettings
 
 Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
+
+
+class Position(Protocol):
+    """What ``EpochAverage`` needs of ``utils.checkpoint.progress.Progress``."""
+
+    epoch: int
+    step: int
+    averaged_epochs: int
+    averaged_step: int
 
 
 class MovingAverage:
@@ -23,6 +35,8 @@ class MovingAverage:
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
     All other buffers are copied.
     """
+
+    has_begun = True
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.module, self.decay = copy.deepcopy(model), decay
@@ -46,6 +60,9 @@ class MovingAverage:
         for copies, models in self._copied.values():
             torch._foreach_copy_(copies, models)
 
+    def end_epoch(self, progress: Position) -> None:
+        """Nothing: steps count, epochs do not."""
+
     def state(self) -> dict[str, Any]:
         """For a checkpoint, with clean parameter names."""
         return {"model": self.module.state_dict()}
@@ -53,6 +70,54 @@ class MovingAverage:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` gave."""
         self.module.load_state_dict(state["model"])
+
+
+class EpochAverage:
+    """``module``, a copy of ``model`` with the mean of its weights at the ends of epochs ``first_epoch`` (from 1) on.
+
+    Stochastic weight averaging: Izmailov et al., Averaging weights leads to wider optima and better generalization,
+    2018; computed by torch's ``AveragedModel``. Buffers are those of the latest epoch: the statistics of batch norm
+    must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``). The mean is there once
+    an epoch has entered it (``has_begun``).
+    """
+
+    def __init__(self, model: nn.Module, first_epoch: int) -> None:
+        self.model, self.first_epoch = model, first_epoch
+        self._average = AveragedModel(model)
+        self.module, self.has_begun = self._average.module, False
+
+    def update(self, updates: int) -> None:
+        """Nothing: steps do not count, epochs do."""
+
+    def end_epoch(self, progress: Position) -> None:
+        """Take the weights after the last step of an epoch into the mean; once, also if it is called again."""
+        if progress.epoch + 1 < self.first_epoch or progress.averaged_step == progress.step:
+            return
+        self._average.n_averaged.fill_(progress.averaged_epochs)
+        self._average.update_parameters(self.model)
+        progress.averaged_epochs += 1
+        progress.averaged_step, self.has_begun = progress.step, True
+
+    def state(self) -> dict[str, Any] | None:
+        """For a checkpoint, with clean parameter names; None before the first epoch of the mean has ended."""
+        return {"model": self.module.state_dict()} if self.has_begun else None
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what ``state`` gave."""
+        self.has_begun = state is not None
+        if self.has_begun:
+            self.module.load_state_dict(state["model"])
+
+
+WeightAverage = MovingAverage | EpochAverage
+
+
+def build_average(model: nn.Module, settings: AverageSettings, epochs: int) -> WeightAverage | None:
+    """The average of ``model``'s weights that ``settings`` ask for, if any, in a run of ``epochs`` epochs."""
+    if settings.ema_decay is not None:
+        return MovingAverage(model, settings.ema_decay)
+    first = settings.first_averaged_epoch(epochs)
+    return EpochAverage(model, first) if first is not None else None
 
 
 def build_ema(model: nn.Module, decay: float | None) -> MovingAverage | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from utils.config.groups.average import AverageSettings
 from utils.config.groups.optimisation import OptimisationSettings
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
@@ -18,7 +19,7 @@ class LRPolicy:
 
     ``total_steps`` is the planned length. Over ``warmup_steps`` the rate rises linearly: step k has
     (k + 1) / warmup_steps of ``lr``. Later steps have ``lr`` times the factor that ``POLICIES`` gives for ``policy``,
-    and at least ``lr_min``.
+    and at least ``lr_min``. From ``swa_step`` on, if there is one, all steps have ``swa_lr``.
 
     Policies that fall smoothly may restart: the first cycle takes ``cycle_steps``, each further one ``cycle_mul`` times
     as many, and begins at ``cycle_decay`` times the rate. ``power`` is that of ``poly``, ``step_length`` the steps
@@ -40,8 +41,12 @@ class LRPolicy:
     step_length: int = 1
     pct_start: float | None = None
     div_factor: float | None = None
+    swa_step: int | None = None
+    swa_lr: float = 0.0
 
     def __call__(self, step: int) -> float:
+        if self.swa_step is not None and step >= self.swa_step:
+            return self.swa_lr
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         return self.lr * max(self.floor, POLICIES[self.policy](self, step))
@@ -119,13 +124,16 @@ POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
 }
 
 
-def build_lr_policy(settings: OptimisationSettings, steps_per_epoch: int) -> LRPolicy:
-    """The policy that ``settings`` name. The only place where epochs become steps."""
+def build_lr_policy(
+    settings: OptimisationSettings, steps_per_epoch: int, average: AverageSettings | None = None
+) -> LRPolicy:
+    """The policy that ``settings`` name, with the end that ``average`` asks for. Only here epochs become steps."""
 
     def steps(epochs: float) -> int:
         return round(epochs * steps_per_epoch)
 
     cycle = settings.lr_cycle_epochs
+    constant_from = average and average.swa_lr and average.first_averaged_epoch(settings.epochs)
     return LRPolicy(
         policy=settings.lr_policy,
         lr=settings.lr,
@@ -141,4 +149,6 @@ def build_lr_policy(settings: OptimisationSettings, steps_per_epoch: int) -> LRP
         step_length=max(1, steps(settings.lr_step_epochs or 0)),
         pct_start=settings.lr_pct_start,
         div_factor=settings.lr_div_factor,
+        swa_step=(constant_from - 1) * steps_per_epoch if constant_from else None,
+        swa_lr=average.swa_lr if constant_from else 0.0,
     )

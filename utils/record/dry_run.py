@@ -18,6 +18,7 @@ from utils.optim.optimizers import has_momentum
 from utils.precision.amp import resolve_amp
 from utils.record.run import Run
 from utils.record.run_folder import RunFolder
+from utils.record.selection import selection_line
 from utils.runtime.distributed import Distributed
 
 MOST_CLASSES = 20  # whose images are counted one by one
@@ -57,6 +58,7 @@ def plan(run: Run, components: Any) -> str:
         ("Clipping", _clipping(args)),
         ("Learning rate", _curve(args, components.lr_policy, steps, total)),
         ("Weight average", _average(args, components)),
+        ("Selection", selection_line(args.run)),
         ("Precision", _precision(args, components, distributed.device)),
         ("Run folder", place),
     ]
@@ -205,16 +207,18 @@ def _listed(components: dict[str, float | None], between: str) -> str:
 
 def _average(args: Settings, components: Any) -> str:
     decay, batches = args.average.ema_decay, args.average.ema_bn_batches
-    if decay is None:
+    first = args.average.first_averaged_epoch(args.optimisation.epochs)
+    if decay is None and first is None:
         return "none"
     source = f"computed over {batches} training batches before each validation" if batches else "averaged"
-    return f"decay {decay:g}" + (
+    return (f"decay {decay:g}" if first is None else f"mean of the weights after each epoch from epoch {first} on") + (
         f", batch-norm statistics {source}" if layers_with_statistics(components.model) else ""
     )
 
 
 def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
-    points = sorted({0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
+    swa = set() if policy.swa_step is None else {policy.swa_step}
+    points = sorted({*swa, 0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
     values = "  ".join(f"epoch {point / steps:.3g}: {policy(point):.4g}" for point in points if point < total)
     return "; ".join([f"{policy.policy}  {values}", *_schedule_words(args, policy, steps)])
 
@@ -245,6 +249,8 @@ def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:
         words.append(f"not below {policy.lr_min:g}")
     if settings.warmup_epochs:
         words.append(f"warm-up over {settings.warmup_epochs:g} epochs")
+    if policy.swa_step is not None:
+        words.append(f"constant from epoch {policy.swa_step // steps + 1} on")
     return [*words, *filter(None, [lr_source(args)])]
 
 

@@ -24,11 +24,16 @@ class Epoch(NamedTuple):
 
 
 class EpochScalar(NamedTuple):
-    """A column, and a point if it has a ``tag``. An epoch for which ``value`` gives None has neither."""
+    """A column, and a point if it has a ``tag``. An epoch for which ``value`` gives None has neither.
+
+    --best-metric and --early-stopping-metric offer every column that begins with ``val_`` (``selection.py``), and
+    ``lower_is_better`` says in which direction such a one improves.
+    """
 
     column: str
     value: Callable[[Epoch], float | None]
     tag: str | None = None
+    lower_is_better: bool = False
 
 
 def _by_class(name: str) -> Callable[[Epoch], float | None]:
@@ -43,7 +48,7 @@ EPOCH_SCALARS = (
     EpochScalar("train_loss", lambda epoch: epoch.training.loss),
     EpochScalar("train_top1", lambda epoch: epoch.training.top1),
     EpochScalar("train_top5", lambda epoch: epoch.training.top5),
-    EpochScalar("val_loss", lambda epoch: epoch.validation.loss, "Loss/Test"),
+    EpochScalar("val_loss", lambda epoch: epoch.validation.loss, "Loss/Test", lower_is_better=True),
     EpochScalar("val_top1", lambda epoch: epoch.validation.top1, "Top1/Test"),
     EpochScalar("val_top5", lambda epoch: epoch.validation.top5, "Top5/Test"),
     EpochScalar("val_count", lambda epoch: epoch.validation.count),
@@ -56,7 +61,7 @@ EPOCH_SCALARS = (
     EpochScalar("val_macro_recall", _by_class("macro_recall"), "Macro_Recall/Test"),
     EpochScalar("val_macro_f1", _by_class("macro_f1"), "Macro_F1/Test"),
     EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test"),
-    EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test"),
+    EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test", lower_is_better=True),
 )
 RAW_SCALARS = (
     EpochScalar("raw_val_loss", lambda epoch: epoch.raw and epoch.raw.loss, "Loss/Test_raw"),

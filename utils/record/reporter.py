@@ -15,6 +15,7 @@ from utils.config.settings import Settings
 from utils.record.curves import StepRecord
 from utils.record.epoch_scalars import Epoch, points_of, row_of
 from utils.record.metrics import COUNT, Report
+from utils.record.selection import PREFIX, best_metric, stopping_metric
 from utils.record.writer import NullWriter
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ class Reporter:
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
+        deciding = {best_metric(args.run).column, stopping_metric(args.run).column}
+        self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
         self.steps_per_epoch = 0
         self._trained: float | None = None  # when the previous epoch's training part ended
 
@@ -121,8 +124,8 @@ class Reporter:
     def row(self, progress: Progress, result: Report, raw: Report | None) -> dict[str, float]:
         """A finished epoch's row of metrics.csv, with all figures of its validation.
 
-        ``raw`` is the raw weights' result if ``result`` is that of their moving average. The epoch's sums must still be
-        in ``progress``.
+        ``raw`` is the raw weights' result if ``result`` is that of their average. The epoch's sums must still be in
+        ``progress``.
         """
         training, seconds = Report.from_sums(progress.epoch_sums), time.perf_counter() - self._began
         images_per_second = (training.count - self._count_before) / self._train_seconds
@@ -130,12 +133,15 @@ class Reporter:
         return row_of(Epoch(progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images))
 
     def epoch(self, row: dict[str, float], result: Report, raw: Report | None, best: bool) -> None:
-        """Points and log line of the epoch whose ``row`` and results are given."""
+        """Points and log line of the epoch whose ``row`` and results are given.
+
+        ``raw`` is in the line unless it is ``result`` itself, as before an average has begun.
+        """
         self.writer.scalars(points_of(row), row["step"])
-        raw_text = f"  (raw weights {self._text(raw)})" if raw is not None else ""
+        raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
         self.writer.log(
-            f"epoch {row['epoch']}/{self.epochs}  validation {self._text(result)}{raw_text}  "
-            f"epoch {row['seconds']:.1f} s" + ("  best so far" if best else "")
+            f"epoch {row['epoch']}/{self.epochs}  validation {self._text(result)}{raw_text}{self._best_text(row)}"
+            f"  epoch {row['seconds']:.1f} s{'  best so far' if best else ''}"
         )
         if not math.isfinite(result.loss):
             self.writer.log(
@@ -145,6 +151,10 @@ class Reporter:
 
     def _text(self, report: Report) -> str:
         return report.text(self.with_top5)
+
+    def _best_text(self, row: dict[str, float]) -> str:
+        """The figures that choose best.pt and the end, unless the line shows them anyway."""
+        return "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
 
     def _time_left(self, progress: Progress) -> str:
         """How long the epoch's training and the run will still take at the average speed of this epoch's steps.

@@ -25,6 +25,7 @@ from utils.precision.amp import resolve_amp
 from utils.record.dry_run import describe_tta, optimisation_lines
 from utils.record.metrics import Report
 from utils.record.run import Run
+from utils.record.selection import Metric, best_metric, stopping_rule
 
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
 ROUNDING = 1e-6  # in percent
@@ -68,14 +69,33 @@ def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
     args, folder, log = run.args, run.run_folder.folder, run.writer.log
     for line in doubts(report, data, progress.step) if args.data.dataname != "synthetic" else ():  # of random labels
         log(f"warning: {line}")
+    if early := stopped_early(args, progress):
+        log(f"Stopped early: {early}")
+    swa = args.average.first_averaged_epoch(args.optimisation.epochs)
+    if swa and not progress.averaged_epochs:
+        log(f"warning: no weights were averaged: --swa-start-epoch begins in epoch {swa}, and the run ended before")
+    metric = best_metric(args.run)
     if progress.best_epoch:
-        log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}")
+        other = f", where {metric.column} is {progress.best_value:.4f}" if metric.column != "val_top1" else ""
+        log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
     elif math.isfinite(report.loss):
         log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
     inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
     logs = args.run.output if inside else str(folder)
     log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
-    log(final_line(progress, folder))
+    log(final_line(progress, folder, metric))
+
+
+def stopped_early(args: Settings, progress: Progress) -> str:
+    """Why early stopping has ended a run, and what it was spared; empty if it has not."""
+    planned = args.optimisation.epochs
+    if progress.epoch >= planned or not progress.stops_early(args):
+        return ""
+    best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
+    return (
+        f"{stopping_rule(args.run)}; {best if progress.stopping_value is not None else 'it never was finite'}; the "
+        f"learning-rate schedule was planned for {planned} epochs"
+    )
 
 
 def doubts(report: Report, data: Data, steps: int) -> list[str]:
@@ -110,8 +130,10 @@ def tensorboard() -> str:
     return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
-def final_line(progress: Progress, folder: Path | None) -> str:
+def final_line(progress: Progress, folder: Path | None, metric: Metric | None = None) -> str:
     """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
+
+    If another ``metric`` than top-1 chose it, its figure follows: ``best_macro_f1``.
 
     ``val_epoch``: the epoch of that validation, also of one that --max-steps cut. Such a first epoch is the best one
     while there is no whole one. Without any finite validation loss there is no best: 'nan', epoch 0.
@@ -121,8 +143,11 @@ def final_line(progress: Progress, folder: Path | None) -> str:
     best = (progress.best_top1, progress.best_epoch)
     if not progress.best_epoch:
         best = (report.top1, epoch) if math.isfinite(report.loss) else (math.nan, 0)
+    other = ""
+    if metric is not None and metric.name != "top1":
+        other = f" best_{metric.name}={math.nan if progress.best_value is None else progress.best_value:.4f}"
     run = f" run={folder}" if folder else ""
-    return f"{figures(report)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{run}"
+    return f"{figures(report)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{other}{run}"
 
 
 def figures(report: Report) -> str:
@@ -143,8 +168,10 @@ def report_finished(run: Run) -> int:
     point = run.resume_point
     progress = Progress.from_state(point.state["progress"])
     if run.is_main:
-        print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps")
-        print(final_line(progress, point.folder))
+        early = stopped_early(run.args, progress)
+        end = f"; it stopped early {early}" if early else ""
+        print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
+        print(final_line(progress, point.folder, best_metric(run.args.run)))
     return 0
 
 

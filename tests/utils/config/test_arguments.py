@@ -230,6 +230,8 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--lr-cycle-epochs", "--lr-cycle-mul", "--lr-cycle-decay", "--lr-pct-start", "--lr-div-factor"}
     extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
     extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
+    extra |= {"--best-metric", "--early-stopping", "--early-stopping-metric", "--early-stopping-delta"}
+    extra |= {"--swa-start-epoch", "--swa-lr"}
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}

@@ -20,6 +20,10 @@ BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
 # For each setting that shapes the result: a command line without it, and what is added. None: see the last tests.
 CHANGES = {
     "seed": ("", "--seed 7"),
+    "best_metric": ("", "--best-metric loss"),
+    "early_stopping": ("", "--early-stopping 3"),
+    "early_stopping_metric": ("--early-stopping 3", "--early-stopping-metric loss"),
+    "early_stopping_delta": ("--early-stopping 3", "--early-stopping-delta 0.1"),
     "dataname": ("--image-size 8", "--dataname synthetic"),
     "val_split": None,
     "image_size": ("", "--image-size 16"),
@@ -88,6 +92,8 @@ CHANGES = {
     "grad_penalty": ("", "--grad-penalty 0.1"),
     "ema_decay": ("", "--ema-decay 0.9"),
     "ema_bn_batches": ("--arch vgg11 --ema-decay 0.9", "--ema-bn-batches 5"),
+    "swa_start_epoch": ("", "--swa-start-epoch 0.75"),
+    "swa_lr": ("--swa-start-epoch 0.75", "--swa-lr 0.05"),
     "amp": ("", "--amp bf16"),
     "tf32": None,
     "init_scale": ("--amp fp16", "--init-scale 2"),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.field import between, needs, setting
+from utils.config.field import between, needs, positive, setting
+
+
+def _epoch_or_fraction(value: float) -> str | None:
+    problem = between(0, 10**6, open_low=True)(value)
+    return problem or (None if value < 1 or value == int(value) else "must be a whole epoch, or a fraction below 1")
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,23 @@ class AverageSettings:
         "as long as a step",
         check=between(0, 10**6), metavar="N",
         effect=needs(
-            "--ema-decay, and batch norm in the network", lambda v: v.ema_decay is not None and v.gathers_statistics
+            "--ema-decay or --swa-start-epoch, and batch norm in the network",
+            lambda v: (v.ema_decay or v.swa_start_epoch) and v.gathers_statistics,
         ),
     )  # fmt: skip
+    swa_start_epoch: float | None = setting(
+        None, "stochastic weight averaging: mean of the weights at the ends of this epoch (from 1) and of all later "
+        "ones, or of those after this fraction of --epochs; validation reports its results",
+        type=float, check=_epoch_or_fraction, metavar="EPOCH",
+    )  # fmt: skip
+    swa_lr: float | None = setting(
+        None, "constant learning rate from the beginning of that epoch on [that of --lr-policy]", type=float,
+        check=positive, effect=needs("--swa-start-epoch", lambda v: v.swa_start_epoch is not None),
+    )  # fmt: skip
+
+    def first_averaged_epoch(self, epochs: int) -> int | None:
+        """The epoch, from 1, of a run of ``epochs`` that --swa-start-epoch means; None without it."""
+        start = self.swa_start_epoch
+        if start is None or start >= 1:
+            return start and int(start)
+        return min(epochs, round(start * epochs) + 1)

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.field import LARGEST_INT, between, needs, not_empty, positive_int, safe_name, setting
+from utils.config.field import (
+    LARGEST_INT,
+    between,
+    needs,
+    not_empty,
+    not_negative,
+    positive_int,
+    safe_name,
+    setting,
+)
 
 _NEW_FOLDER = needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
+_STOPS = needs("--early-stopping", lambda v: v.early_stopping is not None)
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,22 @@ class RunSettings:
     max_steps: int | None = setting(
         None, "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
         type=int, check=positive_int, affects_result=False, in_recipe=False, in_evaluation=False,
+    )  # fmt: skip
+    best_metric: str = setting(
+        "top1", "figure of the validation that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
+        check=not_empty, metavar="NAME", in_evaluation=False,
+    )  # fmt: skip
+    early_stopping: int | None = setting(
+        None, "finish the run after this many epochs without improvement", type=int, check=positive_int,
+        metavar="PATIENCE", in_evaluation=False,
+    )  # fmt: skip
+    early_stopping_metric: str | None = setting(
+        None, "figure of the validation that has to improve [that of --best-metric]", type=str, check=not_empty,
+        metavar="NAME", in_evaluation=False, effect=_STOPS,
+    )  # fmt: skip
+    early_stopping_delta: float = setting(
+        0.0, "smallest change of it that is an improvement, in its own unit: percent for top1", check=not_negative,
+        in_evaluation=False, effect=_STOPS,
     )  # fmt: skip
     timeout: float = setting(
         600.0, "seconds to wait for a silent process before all end", check=between(1, 10**6),

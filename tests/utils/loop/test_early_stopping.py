@@ -1,0 +1,95 @@
+"""A run that stops early is finished: in its files, for a resume and in what it prints."""
+
+import copy
+
+import pytest
+
+import main
+from tests.end_to_end.processes import load, rows
+from tests.utils.loop.test_between_steps import THREE_STEPS, names, results, watched  # noqa: F401 - a fixture
+from utils import train_validation
+from utils.record.metrics import Report
+
+VALUES = (50, 60, 60, 55, 99)
+
+
+def test_the_epoch_that_ends_the_run_is_the_final_one(results):  # noqa: F811
+    results += [(top1, 1.0) for top1 in VALUES]
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "9", "--early-stopping", "2", "--save-every-epochs", "3")
+    traval.fit()
+    assert names(recorder) == [("best",), ("best",), ("last",), ("final", "last")]
+    assert (traval.progress.epoch, traval.progress.best_epoch) == (4, 2) and traval.progress.is_finished(traval.args)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_run_that_is_cut_and_goes_on_stops_after_the_same_epoch(results, cut):  # noqa: F811
+    flags = (*THREE_STEPS, "--epochs", "9", "--early-stopping", "2")
+    results += [(top1, 1.0) for top1 in VALUES]
+    whole, *_ = watched(*flags)
+    whole.fit()
+    results[:] = [(top1, 1.0) for top1 in VALUES]
+    first, *_ = watched(*flags)
+    for epoch in range(cut):
+        first.train(epoch)
+        first.validation(epoch)
+    second, *_ = watched(*flags)
+    second.load_state(copy.deepcopy(first.state()))
+    second.fit()
+    ours, theirs = second.progress.state(), whole.progress.state()
+    assert ours == theirs and ours["epoch"] == 4
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch, capsys):
+    """A run of main.py that stops after epoch 3 of 20, and its output."""
+    given = [Report(loss, 50.0, 90.0, 360) for loss in (1.0, 2.0, 3.0)]
+    monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
+    monkeypatch.chdir(tmp_path)
+    assert main.main([*FLAGS, "--resume", "auto"]) == 0
+    (run,) = tmp_path.glob("runs/digits/fc/*")
+    return run, capsys.readouterr().out.splitlines()
+
+
+FLAGS = ["--device", "cpu", "--arch", "fc", "--no-progress", "--early-stopping", "2", "--best-metric", "loss"]
+
+
+def test_the_log_says_why_the_run_ended_and_the_last_line_what_the_best_is(stopped):
+    run, lines = stopped
+    assert "Stopped early: after 2 epoch(s) in which val_loss has not improved; the best, 1.0000, is that of epoch 1; the "\
+        "learning-rate schedule was planned for 20 epochs" in lines  # fmt: skip
+    assert lines[-1].startswith("val_top1=50.0000 ")
+    assert " val_epoch=3 best_top1=50.0000 best_epoch=1 best_loss=1.0000 run=" in lines[-1]
+    assert len(rows(run)) == 3 and load(run, "final.pt")["progress"]["epoch"] == 3
+    assert load(run, "best.pt")["progress"]["epoch"] == 1
+
+
+def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, capsys, monkeypatch):
+    run, lines = stopped
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main.main([*FLAGS, "--resume", "auto"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert "is finished: 3 epochs, 69 steps; it stopped early after 2 epoch(s)" in first
+    assert last.partition(" run=")[0] == lines[-1].partition(" run=")[0]
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    given = [Report(4.0, 50.0, 90.0, 360)]
+    monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
+    more = ["--resume", str(run), "--resume-override", "--early-stopping", "3", "--device", "cpu"]
+    assert main.main(more) == 0 and len(rows(run)) == 4
+
+
+def test_another_metric_makes_a_resume_forget_the_best(stopped, capsys, monkeypatch):
+    run, _ = stopped
+    given = [Report(4.0, 40.0, 90.0, 360), Report(4.0, 40.0, 90.0, 360)]
+    monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
+    more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", "--best-metric", "top1"]
+    assert main.main([*more, "--device", "cpu", "--max-steps", "92"]) == 0
+    output = capsys.readouterr()
+    assert "the best result so far is of another metric, and is forgotten" in output.err
+    assert " best_top1=40.0000 best_epoch=4 run=" in output.out.splitlines()[-1]
+
+
+def test_an_unknown_metric_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["--device", "cpu", "--best-metric", "tpo1"]) == 2
+    assert capsys.readouterr().err.startswith("main.py: --best-metric 'tpo1': no such figure of a validation; did you")
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,176 @@
+"""Stochastic weight averaging against torch.optim.swa_utils, a written-out mean and the uninterrupted run."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
+
+import main
+from tests.end_to_end.processes import load, rows
+from tests.utils.loop.test_between_steps import THREE_STEPS, equal, results, watched  # noqa: F401 - a fixture
+from tests.utils.test_train_validation import make
+from utils.checkpoint.checkpoint import average_moved_since_validation
+from utils.config.arguments import parse
+from utils.optim.ema import build_average
+from utils.optim.lr_policy import build_lr_policy
+
+SWA = ("--epochs", "4", "--swa-start-epoch", "2", "--swa-lr", "0.02")
+
+
+def with_batch_norm(*flags):
+    """A TraVal of a small network with batch norm."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)]
+    return make(*THREE_STEPS, *flags, model=nn.Sequential(*layers))
+
+
+def after_each_epoch(traval):
+    """The weights at the end of each epoch of a whole run."""
+    kept = []
+    for epoch in range(traval.args.optimisation.epochs):
+        traval.train(epoch)
+        kept.append(copy.deepcopy(traval.model))
+        traval.validation(epoch)
+    return kept
+
+
+def test_the_average_is_the_mean_over_the_epochs_and_that_of_torch():
+    traval, recorder, saver = watched(*THREE_STEPS, *SWA)
+    models = after_each_epoch(traval)
+    theirs = AveragedModel(models[0])
+    for model in models[1:]:
+        theirs.update_parameters(model)
+    for name, value in saver.states[-1]["ema"]["model"].items():
+        mean = sum(model.state_dict()[name].double() for model in models[1:]) / 3
+        torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
+        assert torch.equal(value, theirs.module.state_dict()[name])
+    assert [state["ema"] is None for state in saver.states] == [True, False, False, False]
+    assert traval.progress.averaged_epochs == 3
+
+
+def test_the_averages_result_counts_beside_that_of_the_raw_weights(results):  # noqa: F811
+    # two validations an epoch from the second on: of the raw weights, then of the average
+    results += [(50, 1.0), (40, 1.0), (60, 1.0), (99, 1.0), (55, 1.0)]
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "3", "--swa-start-epoch", "2")
+    traval.fit()
+    found = [(row["val_top1"], row["raw_val_top1"]) for (row,) in recorder.of("epoch")]
+    assert found == [(50, 50), (60, 40), (55, 99)]
+    assert (traval.progress.best_top1, traval.progress.best_epoch) == (60, 2)
+    lines = [line for line, *_ in recorder.of("log") if "validation" in line]
+    assert ["raw weights" in line for line in lines] == [False, True, True]
+
+
+def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_same_batches():
+    traval = with_batch_norm("--epochs", "2", "--swa-start-epoch", "1", "--ema-bn-batches", "100")
+    traval.fit()
+    theirs = copy.deepcopy(traval.ema.module)
+    images = torch.cat([batch.images for batch in traval.train_loader.shared_out(1, 100)[1]])
+    update_bn([images], theirs)  # one batch: its mean and unbiased variance are those over all images
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(traval.ema.module[1], name), getattr(theirs[1], name), rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(getattr(traval.model[1], name), getattr(theirs[1], name), rtol=1e-2)
+
+
+@pytest.mark.parametrize("policy", ["cosine", "constant"])
+def test_the_rate_is_that_of_torchs_swalr_from_the_first_epoch_of_the_mean_on(policy):
+    args = parse(["--epochs", "4", "--swa-start-epoch", "3", "--swa-lr", "0.02", "--lr-policy", policy])
+    without = parse(["--epochs", "4", "--lr-policy", policy])
+    ours, before = build_lr_policy(args.optimisation, 5, args.average), build_lr_policy(without.optimisation, 5)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=before(9))
+    scheduler = SWALR(optimizer, swa_lr=0.02, anneal_epochs=0)
+    for step in range(20):
+        if step < 10:
+            assert ours(step) == before(step)
+            continue
+        optimizer.step()
+        scheduler.step()
+        assert ours(step) == optimizer.param_groups[0]["lr"] == 0.02
+
+
+def test_without_a_rate_of_its_own_the_schedule_goes_on():
+    args = parse(["--epochs", "4", "--swa-start-epoch", "3"])
+    ours, plain = build_lr_policy(args.optimisation, 5, args.average), build_lr_policy(args.optimisation, 5)
+    assert [ours(step) for step in range(20)] == [plain(step) for step in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs", "first"),
+    [("16", 20, 16), ("1", 20, 1), ("0.75", 20, 16), ("0.29", 100, 30), ("0.99", 5, 5), ("0.001", 5, 1)],
+)
+def test_the_first_epoch_is_given_by_its_number_or_as_a_fraction_of_all(given, epochs, first):
+    args = parse(["--epochs", str(epochs), "--swa-start-epoch", given])
+    assert args.average.first_averaged_epoch(epochs) == first
+    assert build_average(nn.Linear(1, 1), args.average, epochs).first_epoch == first
+
+
+@pytest.mark.parametrize("cut", ["in an epoch", "in validation", "between epochs"])
+def test_an_interrupted_run_ends_with_the_same_bits(cut):
+    whole, first, second = (with_batch_norm(*SWA) for _ in range(3))
+    whole.fit()
+    for epoch in range(2):
+        first.train(epoch)
+        first.validation(epoch)
+    if cut == "in an epoch":
+        planned, first.args = first.args, with_batch_norm(*SWA, "--max-steps", "8").args
+        first.train(2)
+        first.args = planned
+    elif cut == "in validation":
+        first.train(2)
+    second.load_state(copy.deepcopy(first.state()))
+    assert equal(first.state(), second.state())
+    second.fit()
+    ours, theirs = second.state(), whole.state()
+    assert equal(ours, theirs) and ours["progress"]["averaged_epochs"] == 3
+
+
+def test_what_was_saved_between_the_average_and_its_statistics_is_known():
+    traval = with_batch_norm(*SWA)
+    state = {"settings": {"swa_start_epoch": 2.0, "ema_bn_batches": 16}}
+    moved = []
+    for epoch in range(3):
+        traval.train(epoch)
+        moved.append(average_moved_since_validation(state | traval.state()))
+        traval.validation(epoch)
+        moved.append(average_moved_since_validation(state | traval.state()))
+    assert moved == [False, False, True, False, True, False]
+    assert not average_moved_since_validation(state | {"ema": {}, "progress": {"averaged_step": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--swa-start-epoch 5 --ema-decay 0.9", "are two averages of the weights; give one"),
+        ("--swa-start-epoch 21", "--swa-start-epoch 21 is beyond --epochs 20"),
+        ("--swa-start-epoch 5 --ema-bn-batches 0", "need batch-norm statistics of their own"),
+        ("--swa-start-epoch 1.5", "must be a whole epoch, or a fraction below 1"),
+        ("--swa-start-epoch 0", "must be more than 0"),
+    ],
+)
+def test_what_contradicts_it_is_refused(line, words, capsys):
+    assert main.main(line.split()) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert words in message
+
+
+def test_a_run_saves_evaluates_and_refuses_to_drop_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--device", "cpu", "--arch", "fc", "--no-progress"]
+    assert main.main([*flags, "--epochs", "2", "--swa-start-epoch", "2", "--batch-size", "240"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    (run,) = tmp_path.glob("runs/digits/*/*")
+    assert "raw_val_top1" in rows(run)[0] and load(run, "final.pt")["ema"] is not None
+    assert main.main(["--evaluate", "--resume", f"{run}/checkpoints/final.pt", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last.partition(" val_epoch")[0]
+    assert main.main(["--resume", str(run), "--swa-start-epoch", "1", "--device", "cpu"]) == 2
+    assert "--swa-start-epoch 1: " in (line := capsys.readouterr().err) and "made with --swa-start-epoch 2; " in line
+    assert main.main(["--resume", str(run), "--resume-override", "--swa-start-epoch", "1", "--device", "cpu"]) == 2
+    assert "the checkpoint holds an average that has begun" in capsys.readouterr().err
+
+
+def test_a_run_that_ends_before_its_average_begins_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = ["--device", "cpu", "--arch", "fc", "--no-progress", "--swa-start-epoch", "15", "--max-steps", "2"]
+    assert main.main(line) == 0
+    assert "warning: no weights were averaged: --swa-start-epoch begins in epoch 15" in capsys.readouterr().out
