@@ -1,0 +1,253 @@
+"""The operations of augmentation policies, batched: uint8 images (k, c, h, w), each with an argument of its own.
+
+Names, arguments and pixels are those of torchvision.transforms.v2.functional on uint8 tensors, which treats one image
+at a time. An image's result does not depend on the others of its batch: whole numbers are summed as such, and floats
+are combined by single operations that round the same wherever an image lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from utils.data.augment.geometry import MATRICES, mirrored, warp
+from utils.runtime.distributed import to_device
+
+# uint8 (k, c, h, w) and an argument for each image, float64 (k,) on the host, to levels 0 to 255, which are cut off to
+# whole ones.
+Kernel = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
+LEVELS = 255
+GREY = (0.2989, 0.587, 0.114)  # of red, green and blue
+BLUR_REACH = 8  # pixels, four standard deviations of the widest blur
+# Which of high, low, falling and rising is red, green and blue in each sixth of the circle of hues.
+HUE_SIDES = ((0, 2, 1, 1, 3, 0), (3, 0, 0, 2, 1, 1), (1, 1, 3, 0, 0, 2))
+IDENTITY = "Identity"
+NEED_COLOUR = ("Color", "Desaturate", "Hue")  # these leave grey images as they are, as in torchvision and Pillow
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """How a geometric operation looks up pixels.
+
+    ``interpolation``: 'nearest' or 'bilinear'. ``fill``: the level of each channel outside of an image; () is black.
+    """
+
+    interpolation: str = "nearest"
+    fill: tuple[int, ...] = ()
+
+
+def apply_layers(
+    images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
+) -> torch.Tensor:
+    """Operation ``names[choices[i, 0]]`` with argument ``arguments[i, 0]`` on image i, then that of column 1, ...
+
+    ``images``: uint8 (n, c, h, w). ``choices``: integers (n, layers), negative for none; ``arguments``: float64 of the
+    same shape; both on the host, which groups the images by operation without asking the device.
+    """
+    kinds = _kinds(names)
+    places = np.arange(len(images))  # of each image in ``images``, which are reordered
+    images = images.contiguous()
+    for choice, argument in zip(choices.T, arguments.T, strict=True):
+        kind = np.where(choice < 0, -1, kinds[choice])
+        order = np.argsort(kind, kind="stable")
+        images = _reordered(images, places[order])
+        places = np.argsort(order)
+        bounds = np.flatnonzero(np.diff(kind[order], prepend=-2, append=-2))
+        for first, end in zip(bounds[:-1], bounds[1:], strict=True):
+            own = order[first:end]
+            if kind[own[0]] >= 0:
+                _apply(images[first:end], names, choice[own], argument[own], canvas)
+    return _reordered(images, places)
+
+
+def _kinds(names: Sequence[str]) -> np.ndarray:
+    """The kind of each operation: what is done in one go. That is all geometric ones together; -1 does nothing."""
+    geometric = len(names)
+    kinds = [-1 if name == IDENTITY else geometric if name in MATRICES else k for k, name in enumerate(names)]
+    return np.array(kinds)
+
+
+def _reordered(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
+    return images.index_select(0, to_device(torch.from_numpy(places), images.device))
+
+
+def _apply(
+    images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
+) -> None:
+    """Replace the images by those after their operations, which are all of one kind."""
+    if names[choices[0]] in MATRICES:
+        matrices = np.empty((len(choices), 6))
+        for choice in np.unique(choices):
+            own = choices == choice
+            matrices[own] = MATRICES[names[choice]](arguments[own], *images.shape[-2:])
+        images.copy_(warp(images, matrices, canvas.interpolation, canvas.fill))
+    else:
+        images.copy_(KERNELS[names[choices[0]]](images, arguments))
+
+
+def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """One number for each image, (k, 1, 1, 1) on the images' device, rounded to ``dtype``."""
+    return to_device(torch.from_numpy(numbers).to(dtype), images.device).view(-1, 1, 1, 1)
+
+
+# --------------------------------------------------------------------------------- levels of pixels
+
+
+def _blend(images: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> torch.Tensor:
+    """``ratios`` (k,) of the images and the rest of the others, which may be of less shape."""
+    own, rest = per_image(ratios, images), per_image(1.0 - ratios, images)
+    # addcmul rounds once, as torchvision's add with alpha does.
+    return torch.addcmul(images * own, others, rest).clamp_(0, LEVELS)
+
+
+def brightness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
+    """0: black, 1: as it was."""
+    return (images * per_image(factors, images)).clamp_(0, LEVELS)
+
+
+def grey_levels(images: torch.Tensor) -> torch.Tensor:
+    """Whole levels, float32 (k, 1, h, w), of uint8 images of one or three channels."""
+    if images.shape[1] == 1:
+        return images.float()
+    red, green, blue = images.unbind(1)
+    return red.mul(GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2]).floor_().unsqueeze(1)
+
+
+def color(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
+    """Saturation. 0: grey, 1: as it was."""
+    return images if images.shape[1] == 1 else _blend(images, grey_levels(images), factors)
+
+
+def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
+    """0: all of the mean grey, 1: as it was."""
+    height, width = images.shape[-2:]
+    sums = grey_levels(images).flatten(1).to(torch.int32).sum(1)
+    return _blend(images, sums.float().div_(height * width).view(-1, 1, 1, 1), factors)
+
+
+def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
+    """0: blurred, 1: as it was. The outermost pixels stay."""
+    if min(images.shape[-2:]) <= 2:
+        return images
+    levels = images.short()
+    sums = levels[..., :-2, :] + levels[..., 1:-1, :] + levels[..., 2:, :]
+    sums = sums[..., :-2] + sums[..., 1:-1] + sums[..., 2:]
+    inner = levels[..., 1:-1, 1:-1]
+    blurred = sums.add_(inner, alpha=4).float().div_(13).round_()  # all nine pixels once, the middle one five times
+    output, inner = images.float(), inner.float()
+    sharper = torch.addcmul(inner, blurred.sub_(inner), per_image(1.0 - factors, images)).clamp_(0, LEVELS)
+    output[..., 1:-1, 1:-1] = sharper
+    return output
+
+
+def posterize(images: torch.Tensor, bits: np.ndarray) -> torch.Tensor:
+    """Keep the ``bits`` highest of the eight bits; whole numbers, beyond 0 to 8 as the nearest of them."""
+    kept = np.clip(bits, 0, 8).astype(np.int64)
+    return images & per_image(256 - (1 << (8 - kept)), images, torch.uint8)
+
+
+def solarize(images: torch.Tensor, thresholds: np.ndarray) -> torch.Tensor:
+    """Invert levels of at least ``thresholds``; above 255 none."""
+    least = np.ceil(thresholds.astype(np.float32)).clip(0)
+    inverting = per_image(np.where(least <= LEVELS, LEVELS, 0), images, torch.uint8)
+    at_least = images >= per_image(least.clip(0, LEVELS), images, torch.uint8)
+    return images ^ (at_least * inverting)
+
+
+def solarize_add(images: torch.Tensor, added: np.ndarray) -> torch.Tensor:
+    """Add to levels below 128, up to 255."""
+    return images + (images < 128) * per_image(np.clip(added, 0, 128), images, torch.uint8)
+
+
+def autocontrast(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
+    """Stretch each channel to the full range."""
+    low, high = (
+        edge(images.flatten(2), 2)[..., None, None].float() for edge in (torch.amin, torch.amax)
+    )
+    flat = low == high
+    scale = (high - low).mul_(1.0 / LEVELS).masked_fill_(flat, 1.0)
+    return images.float().sub_(low.masked_fill_(flat, 0.0)).div_(scale).clamp_(0, LEVELS)
+
+
+def equalize(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
+    """Make all levels about equally frequent in each channel, as Pillow does."""
+    levels = images.flatten(2).flatten(0, 1).long()  # (k * c, h * w)
+    first = torch.arange(0, 256 * len(levels), 256, device=images.device)[:, None]
+    counts = torch.zeros(256 * len(levels), dtype=torch.int32, device=images.device)
+    one = torch.ones(1, dtype=torch.int32, device=images.device)
+    counts.scatter_add_(0, (levels + first).flatten(), one.expand(levels.numel()))
+    counts = counts.view(-1, 256)
+    below = counts.cumsum(1)
+    highest = counts.gather(1, below.argmax(1, keepdim=True))  # pixels of the highest level that occurs
+    step = (levels.shape[1] - highest).div_(LEVELS, rounding_mode="floor")
+    shifted = (below - counts).add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, LEVELS)
+    table = torch.where(step > 0, shifted, torch.arange(256, device=images.device)).to(torch.uint8)
+    return table.gather(1, levels).view_as(images)
+
+
+def invert(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
+    return ~images
+
+
+def gaussian_blur(images: torch.Tensor, sigmas: np.ndarray) -> torch.Tensor:
+    """Convolve with a Gaussian of standard deviation ``sigmas``, at most 2 pixels; edges mirror the image."""
+    distances = np.arange(BLUR_REACH + 1)
+    weights = np.exp(-0.5 * (distances / sigmas[:, None]) ** 2)
+    weights /= 2 * weights.sum(1, keepdims=True) - 1  # each but the middle one counts on both sides
+    columns = [per_image(column, images) for column in weights.T]
+    levels = images.float()
+    for axis in (2, 3):
+        size = levels.shape[axis]
+        places = mirrored(torch.arange(-BLUR_REACH, size + BLUR_REACH, device=images.device), size)
+        padded = levels.index_select(axis, places)
+        levels = levels * columns[0]
+        for distance in range(1, BLUR_REACH + 1):
+            sides = (padded.narrow(axis, BLUR_REACH + step, size) for step in (-distance, distance))
+            levels.add_(torch.add(*sides).mul_(columns[distance]))
+    return levels.round_().clamp_(0, LEVELS)
+
+
+def hue(images: torch.Tensor, shifts: np.ndarray) -> torch.Tensor:
+    """Turn the hue by ``shifts`` of a full circle, -0.5 to 0.5; through HSV, step by step as torchvision."""
+    if images.shape[1] == 1:
+        return images
+    colours = images.float().mul_(1.0 / LEVELS)
+    high = colours.amax(1)
+    span = high - colours.amin(1)
+    grey = span == 0
+    saturation = span / high.masked_fill(grey, 1.0)
+    red, green, blue = ((high[:, None] - colours) / span.masked_fill(grey, 1.0)[:, None]).unbind(1)
+    of_green = torch.where(colours[:, 1] == high, red.add(2.0).sub_(blue), green.add(4.0).sub_(red))
+    sixths = torch.where(colours[:, 0] == high, blue - green, of_green)
+    turned = sixths.mul_(1.0 / 6.0).add_(1.0).fmod_(1.0).add_(per_image(shifts, images)[:, 0]).remainder_(1.0).mul_(6)
+    sector = turned.floor()
+    falling = saturation * turned.sub_(sector)
+    low = 1.0 - saturation
+    sides = [high, *(side.mul_(high).clamp_(0.0, 1.0) for side in (low.clone(), 1.0 - falling, falling + low))]
+    places = torch.tensor(HUE_SIDES, device=images.device)[:, sector.long() % 6].movedim(0, 1)
+    return torch.stack(sides, dim=1).gather(1, places).mul_(LEVELS + 1 - 1e-3)
+
+
+def _desaturate(images: torch.Tensor, amounts: np.ndarray) -> torch.Tensor:
+    """0: as it was, 1: grey."""
+    return color(images, np.clip(1.0 - amounts, 0.0, 1.0))
+
+
+KERNELS: dict[str, Kernel] = {
+    "Brightness": brightness,
+    "Color": color,
+    "Contrast": contrast,
+    "Sharpness": sharpness,
+    "Posterize": posterize,
+    "Solarize": solarize,
+    "SolarizeAdd": solarize_add,
+    "AutoContrast": autocontrast,
+    "Equalize": equalize,
+    "Invert": invert,
+    "Desaturate": _desaturate,
+    "GaussianBlur": gaussian_blur,
+    "Hue": hue,
+}
