@@ -1,0 +1,56 @@
+"""Each operation of the policies against torchvision's own, to the pixel, at each magnitude of its tables."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as vision
+
+from utils.data.augment.operations import IDENTITY, KERNELS, Canvas, apply_layers
+
+SPACES = {
+    "RandAugment": (v2.RandAugment(), 31),
+    "TrivialAugmentWide": (v2.TrivialAugmentWide(), 31),
+    "AutoAugment": (v2.AutoAugment(), 10),
+    "AugMix": (v2.AugMix(), 10),
+}
+RELATIVE = ("Brightness", "Color", "Contrast", "Sharpness")  # torchvision adds one to their magnitude
+
+
+def images_of(count, channels, height, width=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, channels, height, width or height), dtype=torch.uint8, generator=generator)
+    images[1::4] = 40 + images[1::4] // 3  # little contrast
+    images[2::4, :, : height // 2] = 0  # few levels
+    images[3::4] = 77  # a single one
+    return images
+
+
+def cases_of(space, height, width):
+    """All (operation, magnitude) of a table of torchvision."""
+    transform, bins = SPACES[space]
+    for name, (magnitudes, signed) in transform._AUGMENTATION_SPACE.items():
+        table = magnitudes(bins, height, width)
+        for magnitude in [0.0] if table is None else table.tolist():
+            yield from ((name, sign * magnitude) for sign in ((1, -1) if signed else (1,)))
+
+
+def argument_of(name, magnitude):
+    if name.startswith("Translate"):
+        return float(int(magnitude))
+    return 1 + magnitude if name in RELATIVE else 255 * magnitude if name == "Solarize" else magnitude
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 13, 18)])
+def test_each_operation_at_each_magnitude_is_torchvisions_to_the_pixel(space, channels, height, width):
+    transform, cases = SPACES[space][0], list(cases_of(space, height, width))
+    images = images_of(len(cases), channels, height, width)
+    names = sorted({name for name, _ in cases})
+    interpolation = str(getattr(transform.interpolation, "value", transform.interpolation))
+    arguments = np.array([[argument_of(name, magnitude)] for name, magnitude in cases])
+    choices = np.array([[names.index(name)] for name, _ in cases])
+    found = apply_layers(images, names, choices, arguments, Canvas(interpolation))
+    for (name, magnitude), image, one in zip(cases, images, found, strict=True):
+        expected = transform._apply_image_or_video_transform(image, name, magnitude, transform.interpolation, transform._fill)
+        assert torch.equal(one, expected), (name, magnitude, (one != expected).sum())
