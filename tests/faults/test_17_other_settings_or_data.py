@@ -41,6 +41,7 @@ def rates(run):
 OTHER = {
     "seed": "7", "dataname": "synthetic", "image_size": "16", "val_image_size": "16", "crop_pct": "0.9",
     "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "global_batch_size": "128", "max_shift": "2",
+    "auto_augment": "ra",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1",
     "mixup_prob": "0.5", "mixup_switch_prob": "0.8", "mixup_off_epoch": "2", "repeated_augmentation": "3",
     "balanced_sampler": None, "train_samples": "500", "tta": "flip", "class_weights": "balanced", "arch": "conv2",

@@ -28,6 +28,7 @@ _ELSEWHERE = {
     "workers": "j num-workers",
     "batch-size": "train-batch-size per-device-train-batch-size per-gpu-batch-size bs",
     "val-batch-size": "validation-batch-size vb eval-batch-size test-batch-size per-device-eval-batch-size",
+    "auto-augment": "aa autoaugment",
     "augment none": "no-aug",
     "augment flip": "hflip",
     "mixup": "mixup-alpha",

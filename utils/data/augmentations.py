@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,45 +17,20 @@ from torch.nn import functional
 
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.augmentation import AugmentationSettings
+from utils.data.augment.base import (
+    CROP_STREAM,
+    CUTOUT_STREAM,
+    FLIP_STREAM,
+    SHIFT_STREAM,
+    Augmentation,
+    Numbers,
+    Samples,
+)
+from utils.data.augment.geometry import mirrored
+from utils.data.augment.libraries import build_policy
 from utils.data.images.decoding import CROP_AREA, CROP_RATIO
-from utils.data.sample_plan import sample_uniforms
 
-# Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
-SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM, MIX_STREAM = 1, 2, 3, 4, 5
 CROP_NUMBERS = 22
-
-Numbers = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The samples of a batch; ``indices``: int64 (n,), their numbers in the data set."""
-
-    seed: int
-    epoch: int
-    indices: np.ndarray
-
-    def uniforms(self, stream: int, count: int) -> np.ndarray:
-        """Random numbers in [0, 1): float32 (n, count), row by row a function of (seed, epoch, index, stream) alone."""
-        return sample_uniforms(self.seed, self.epoch, self.indices, stream, count)
-
-
-class Augmentation(Protocol):
-    """One augmentation. Its text (``str``) describes it in the plan of a run.
-
-    ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
-    overwrite. Otherwise it applies to pixel levels, 0 to 255, in uint8 or after a crop in float32, and leaves them.
-    """
-
-    normalised: ClassVar[bool]
-
-    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Tensors (n, ...) on the CPU for stored images of ``height`` x ``width`` pixels; () if nothing is to do."""
-        ...
-
-    def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
-        """The images (n, c, h, w), augmented by what ``draw`` gave, which is on their device now."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -167,13 +142,14 @@ class Cutout:
 
 
 class Context(NamedTuple):
-    """What augmentations are built from; ``size`` and ``interpolation`` are those of the network's images."""
+    """What augmentations are built from; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
 
     settings: AugmentationSettings
     max_shift: int
     size: int
     interpolation: str = "bilinear"
     crop_while_decoding: bool = False
+    mean: tuple[float, ...] = ()
 
 
 # By the names of --augment, in the order in which they are applied.
@@ -185,6 +161,14 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
 }
 
 
+# By the settings that switch them on, applied in this order after the others.
+BY_FLAG: dict[str, Callable[[Context], Augmentation]] = {
+    "auto_augment": lambda context: build_policy(context.settings.auto_augment, context.mean),
+    "cutout": lambda context: Cutout(context.settings.cutout, context.size),
+}
+OFF = (None, "none", 0)
+
+
 def chosen_names(settings: AugmentationSettings, spec: DatasetSpec) -> tuple[str, ...]:
     """The names of ``--augment``, by default the data set's."""
     names = spec.augment if settings.augment is None else settings.augment
@@ -192,11 +176,11 @@ def chosen_names(settings: AugmentationSettings, spec: DatasetSpec) -> tuple[str
 
 
 def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augmentation, ...]:
-    """The augmentations of these names, and ``--cutout``, in the order in which they are applied."""
+    """The augmentations of these names, and those with flags of their own, in the order in which they are applied."""
     chosen = [build(context) for name, build in AUGMENTATIONS.items() if name in names]
     chosen.sort(key=lambda one: not (isinstance(one, ResizedCrop) and one.while_decoding))  # the workers come first
-    cutout = context.settings.cutout
-    return (*chosen, *([Cutout(cutout, context.size)] if cutout else []))
+    by_flag = (build(context) for flag, build in BY_FLAG.items() if getattr(context.settings, flag) not in OFF)
+    return (*chosen, *by_flag)
 
 
 def fused(augmentations: Sequence[Augmentation]) -> tuple[Augmentation, ...]:
@@ -233,13 +217,6 @@ def take(images: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         return images.index_select(0, places)
     # index_select copies whole images only if each is contiguous in its view.
     return images.permute(0, 2, 3, 1).index_select(0, places).permute(0, 3, 1, 2)
-
-
-def mirrored(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Places on a line of ``size`` pixels; those beyond an end are mirrored there without repeating the end pixel."""
-    period = max(1, 2 * (size - 1))
-    places = places % period
-    return torch.minimum(places, period - places)
 
 
 def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Tensor:

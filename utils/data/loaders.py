@@ -217,6 +217,7 @@ def loaders(
     context = Context(
         args.augmentation, args.augmentation.max_shift or data.spec.max_shift, shown.image_size,
         shown.interpolation, crop_while_decoding=not (reads_memory or data.spec.fixed_size),
+        mean=shown.mean,
     )  # fmt: skip
     transform = BatchTransform(
         shown.image_size, shown.mean, shown.std, build_augmentations(augment, context), seed, channels_last,

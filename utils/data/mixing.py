@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from utils.config.groups.augmentation import AugmentationSettings
-from utils.data.augmentations import MIX_STREAM, inside, take
+from utils.data.augment.base import MIX_STREAM
+from utils.data.augmentations import inside, take
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import keys_of
 from utils.runtime.distributed import to_device

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from utils.data.augmentations import CROP_NUMBERS, CROP_STREAM
+from utils.data.augment.base import CROP_STREAM
+from utils.data.augmentations import CROP_NUMBERS
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch

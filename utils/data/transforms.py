@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from utils.data.augmentations import Augmentation, Numbers, Samples, fused, in_range
+from utils.data.augment.base import Augmentation, Numbers, Samples
+from utils.data.augmentations import fused, in_range
 from utils.runtime.distributed import to_device
 
 
@@ -58,7 +59,10 @@ class BatchTransform:
         return fused(self.augmentations)
 
     def _on_device(self, images: torch.Tensor, drawn: list[Numbers]) -> torch.Tensor:
-        on_device = [tuple(to_device(number, images.device) for number in numbers) for numbers in drawn]
+        on_device = [
+            tuple(to_device(each, images.device) if isinstance(each, torch.Tensor) else each for each in numbers)
+            for numbers in drawn
+        ]
         return self._device_part(images, *_statistics(self.mean, self.std, 255, images.device), on_device)
 
     @cached_property

@@ -21,6 +21,7 @@ MOST_CHARACTERS = 80  # of the specific name, without --name's text
 SHORT = {
     "accumulate": "acc",
     "augment": "aug",
+    "auto_augment": "aa",
     "clip_grad_agc": "agc",
     "clip_grad_norm": "clip",
     "ema_decay": "ema",

@@ -10,7 +10,7 @@ from timm.data import mixup as timm_mixup
 from torchvision.transforms import v2
 
 from utils.config.arguments import parse
-from utils.data.augmentations import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
+from utils.data.augment.base import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader, loaders
 from utils.data.mixing import MIX_STREAM, Mixing, boxes

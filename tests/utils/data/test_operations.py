@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms.v2 import functional as vision
+from torchvision.transforms import v2
 
-from utils.data.augment.operations import IDENTITY, KERNELS, Canvas, apply_layers
+from utils.data.augment.operations import Canvas, apply_layers
 
 SPACES = {
     "RandAugment": (v2.RandAugment(), 31),
@@ -52,5 +51,7 @@ def test_each_operation_at_each_magnitude_is_torchvisions_to_the_pixel(space, ch
     choices = np.array([[names.index(name)] for name, _ in cases])
     found = apply_layers(images, names, choices, arguments, Canvas(interpolation))
     for (name, magnitude), image, one in zip(cases, images, found, strict=True):
-        expected = transform._apply_image_or_video_transform(image, name, magnitude, transform.interpolation, transform._fill)
+        expected = transform._apply_image_or_video_transform(
+            image, name, magnitude, transform.interpolation, transform._fill
+        )
         assert torch.equal(one, expected), (name, magnitude, (one != expected).sum())

@@ -12,10 +12,11 @@ from torchvision.transforms.v2 import functional as vision
 from utils.config.groups.augmentation import AUGMENTATIONS as CHOICES
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.data import augmentations
+from utils.data.augment import base
+from utils.data.augment.base import CROP_STREAM
 from utils.data.augmentations import (
     AUGMENTATIONS,
     CROP_NUMBERS,
-    CROP_STREAM,
     Context,
     build_augmentations,
     mirrored,
@@ -176,7 +177,7 @@ def test_the_registry_holds_exactly_the_augmentations_that_can_be_set():
 
 
 def test_no_two_kinds_of_randomness_share_a_stream():
-    streams = [value for name, value in vars(augmentations).items() if name.endswith("_STREAM")]
+    streams = [value for name, value in vars(base).items() if name.endswith("_STREAM")]
     assert len(streams) >= 5 and len(set(streams)) == len(streams)
 
 

@@ -41,6 +41,7 @@ CHANGES = {
     "augment": ("", "--augment none"),
     "max_shift": ("", "--max-shift 2"),
     "shift_padding": ("", "--shift-padding reflect"),
+    "auto_augment": ("", "--auto-augment ra"),
     "cutout": ("", "--cutout 2"),
     "mixup": ("", "--mixup 0.2"),
     "cutmix": ("--mixup 0.2", "--cutmix 1"),

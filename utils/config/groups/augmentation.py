@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from utils.config.auto_augment import CHOICES, EXAMPLES, policy_check
 from utils.config.field import between, needs, not_negative, setting
 
 AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
@@ -33,6 +34,10 @@ class AugmentationSettings:
     shift_padding: str = setting(
         "zero", "padding that a shift uncovers", choices=("zero", "reflect"), in_evaluation=False, effect=_SHIFT
     )
+    auto_augment: str | None = setting(
+        None, f"augmentation policy: {', '.join(CHOICES)}; timm's with options, such as {EXAMPLES}; or none", type=str,
+        check=policy_check, metavar="POLICY", in_evaluation=False,
+    )  # fmt: skip
     cutout: int = setting(
         0, "side in pixels of the square that cutout blanks in each image", check=between(0, 8192), in_evaluation=False
     )

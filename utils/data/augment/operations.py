@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,6 +39,9 @@ class Canvas:
     interpolation: str = "nearest"
     fill: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.interpolation}, {f'level {self.fill} outside' if self.fill else 'black outside'}"
+
 
 def apply_layers(
     images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
@@ -56,7 +60,7 @@ def apply_layers(
         images = _reordered(images, places[order])
         places = np.argsort(order)
         bounds = np.flatnonzero(np.diff(kind[order], prepend=-2, append=-2))
-        for first, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for first, end in pairwise(bounds):
             own = order[first:end]
             if kind[own[0]] >= 0:
                 _apply(images[first:end], names, choice[own], argument[own], canvas)
@@ -164,9 +168,7 @@ def solarize_add(images: torch.Tensor, added: np.ndarray) -> torch.Tensor:
 
 def autocontrast(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
     """Stretch each channel to the full range."""
-    low, high = (
-        edge(images.flatten(2), 2)[..., None, None].float() for edge in (torch.amin, torch.amax)
-    )
+    low, high = (edge(images.flatten(2), 2)[..., None, None].float() for edge in (torch.amin, torch.amax))
     flat = low == high
     scale = (high - low).mul_(1.0 / LEVELS).masked_fill_(flat, 1.0)
     return images.float().sub_(low.masked_fill_(flat, 0.0)).div_(scale).clamp_(0, LEVELS)

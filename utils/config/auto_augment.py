@@ -1,0 +1,113 @@
+"""The names of augmentation policies, as torchvision's and timm's training scripts take them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+TORCHVISION, TIMM = "torchvision", "timm"
+MOST_STEPS = 16  # operations one after the other, or chains side by side
+
+
+class _Option(NamedTuple):
+    """An option of a timm string: its default, what converts its text, and the least and largest value."""
+
+    default: float | str | None
+    convert: Callable[[str], float | str] = int
+    least: float = 0
+    most: float = 1000
+
+
+_LEVEL, _NOISE = _Option(10), _Option(0.0, float)
+_STEPS = _Option(2, least=1, most=MOST_STEPS)
+_OF_ONE_POLICY = {"mstd": _NOISE}
+# By the first word of a policy: the options that may follow it, each with a dash.
+_TIMM = {
+    "rand": {
+        "m": _LEVEL, "n": _STEPS, "p": _Option(0.5, float, most=1), "mstd": _NOISE, "mmax": _Option(10, least=1),
+        "inc": _Option(0, most=1), "t": _Option("", str),
+    },
+    "original": _OF_ONE_POLICY, "originalr": _OF_ONE_POLICY, "v0": _OF_ONE_POLICY, "v0r": _OF_ONE_POLICY,
+    "3a": _OF_ONE_POLICY,
+    "augmix": {
+        "m": _Option(3), "w": _Option(3, least=1, most=MOST_STEPS), "d": _Option(-1, least=1, most=MOST_STEPS),
+        "a": _Option(1.0, float, least=1e-3), "mstd": _Option(float("inf"), float),
+    },
+}  # fmt: skip
+_TORCHVISION = ("ra", "ta_wide", "autoaugment", "imagenet", "cifar10", "svhn", "augmix")
+CHOICES = (*_TORCHVISION, *(name for name in _TIMM if name not in _TORCHVISION))
+EXAMPLES = "rand-m9-mstd0.5-inc1, augmix-m5-w4-d2"
+_SETS = ("", "weights", "3a", "3aw")  # of operations, after t
+_WITHOUT_END = 100  # timm: a larger deviation means any level up to m
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """A policy: the library whose operations and magnitudes it has, its name there, and timm's options."""
+
+    library: str
+    name: str
+    options: dict[str, float | str]
+
+
+def read_policy(text: str) -> PolicyName:
+    """What ``text`` names. Raises ``ValueError`` that says what it must be.
+
+    ``augmix`` alone is torchvision's; with options it is timm's.
+    """
+    name, *sections = text.split("-")
+    if not sections and name in _TORCHVISION:
+        return PolicyName(TORCHVISION, "imagenet" if name == "autoaugment" else name, {})
+    if name not in _TIMM:
+        if name in _TORCHVISION:
+            raise ValueError(f"{name} takes no options")
+        near = difflib.get_close_matches(name, CHOICES, n=1)
+        raise ValueError(
+            f"choose from {', '.join(CHOICES)}, the last {len(CHOICES) - len(_TORCHVISION)} and augmix with options as "
+            f"in {EXAMPLES}" + (f" (did you mean {near[0]}?)" if near else "")
+        )
+    options = {key: option.default for key, option in _TIMM[name].items()}
+    seen = set()
+    for section in sections:
+        key, value = _read_option(name, section)
+        if key in seen:
+            raise ValueError(f"{key} is given twice")
+        seen.add(key)
+        options[key] = value
+    if options.get("m", 0) > options.get("mmax", 10):
+        raise ValueError(f"m{options['m']} is more than the largest magnitude, {options.get('mmax', 10)}")
+    if options.get("mstd", 0) > _WITHOUT_END:
+        options["mstd"] = float("inf")
+    return PolicyName(TIMM, name, options)
+
+
+def _read_option(name: str, section: str) -> tuple[str, float | str]:
+    known = _TIMM[name]
+    if section.startswith("t") and "t" in known:
+        if section[1:] not in _SETS[1:]:
+            raise ValueError(f"{section}: operations are {', '.join('t' + word for word in _SETS[1:])}")
+        return "t", section[1:]
+    match = re.fullmatch(r"([a-z]+)([0-9.]+)", section)
+    if not match or match[1] not in known:
+        keys = ", ".join(known)
+        raise ValueError(f"{section!r} is no option of {name}; there are {keys}, each with its value, as in mstd0.5")
+    option = known[match[1]]
+    try:
+        value = option.convert(match[2])
+    except ValueError:
+        raise ValueError(f"{section}: must be {'a whole number' if option.convert is int else 'a number'}") from None
+    if not option.least <= value <= option.most:
+        raise ValueError(f"{section}: must be from {option.least:g} to {option.most:g}")
+    return match[1], value
+
+
+def policy_check(text: str) -> str | None:
+    """What is wrong with the name of a policy, or none; None if nothing is."""
+    try:
+        text == "none" or read_policy(text)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,49 @@
+"""What every augmentation is given and does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from utils.data.sample_plan import sample_uniforms
+
+# Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
+SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM, MIX_STREAM = 1, 2, 3, 4, 5
+POLICY_STREAM, CHAIN_STREAM = 10, 11
+
+# Of the samples, row by row. Tensors go to the images' device; numpy arrays stay on the host, to group images by them.
+Numbers = tuple[torch.Tensor | np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a batch; ``indices``: int64 (n,), their numbers in the data set."""
+
+    seed: int
+    epoch: int
+    indices: np.ndarray
+
+    def uniforms(self, stream: int, count: int) -> np.ndarray:
+        """Random numbers in [0, 1): float32 (n, count), row by row a function of (seed, epoch, index, stream) alone."""
+        return sample_uniforms(self.seed, self.epoch, self.indices, stream, count)
+
+
+class Augmentation(Protocol):
+    """One augmentation. Its text (``str``) describes it in the plan of a run.
+
+    ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
+    overwrite. Otherwise it applies to pixel levels, 0 to 255, in uint8 or after a crop in float32, and leaves them.
+    """
+
+    normalised: ClassVar[bool]
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""
+        ...
+
+    def apply(self, images: torch.Tensor, *numbers: torch.Tensor | np.ndarray) -> torch.Tensor:
+        """The images (n, c, h, w), augmented by what ``draw`` gave; its tensors are on their device now."""
+        ...

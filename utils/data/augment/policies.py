@@ -1,0 +1,218 @@
+"""Augmentation policies: which operations an image goes through, and how strongly.
+
+Operations, magnitudes and tables are torchvision's or timm's own; here they are drawn for a whole batch, from random
+numbers of the samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from utils.data.augment.base import CHAIN_STREAM, POLICY_STREAM, Numbers, Samples
+from utils.data.augment.operations import Canvas, apply_layers, per_image
+
+# (levels, details, height, width) to the arguments of an operation, float64 (k,). A detail is one more random number:
+# a direction, for most.
+Arguments = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+NUMBERS = 4  # for an operation: whether it is applied, its detail, two for its level
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations that a policy knows: their names in ``operations.KERNELS`` and what their levels mean."""
+
+    names: tuple[str, ...]
+    arguments: tuple[Arguments, ...]
+    canvas: Canvas
+
+    def apply(self, images: torch.Tensor, choices: np.ndarray, levels: np.ndarray, details: np.ndarray) -> torch.Tensor:
+        """The images after their operations ``choices``, (n, layers) as the others; negative for none."""
+        values = np.zeros(choices.shape)
+        for choice in np.unique(choices[choices >= 0]):
+            own = choices == choice
+            values[own] = self.arguments[choice](levels[own], details[own], *images.shape[-2:])
+        return apply_layers(images, self.names, choices, values, self.canvas)
+
+
+@dataclass(frozen=True)
+class Level:
+    """How strong an operation is.
+
+    With ``bins``, any of that many, 0 to ``bins`` - 1. Otherwise normally distributed around ``mean`` with the standard
+    deviation ``std``, inf for uniform from 0 to ``mean``, and cut off at 0 and ``largest``.
+    """
+
+    mean: float = 0.0
+    std: float = 0.0
+    largest: float = math.inf
+    bins: int = 0
+
+    def draw(self, uniforms: np.ndarray, means: np.ndarray | float | None = None) -> np.ndarray:
+        """Levels, float64 (n, layers), from ``uniforms`` (n, layers, 2); around ``means`` if given."""
+        first, second = np.moveaxis(uniforms.astype(np.float64), -1, 0)
+        mean = self.mean if means is None else means
+        if self.bins:
+            return np.floor(first * self.bins)
+        if math.isinf(self.std):
+            levels = mean * first
+        elif self.std:
+            levels = mean + self.std * np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+        else:
+            levels = np.broadcast_to(mean, first.shape)
+        return np.clip(levels, 0, self.largest)
+
+    def __str__(self) -> str:
+        if self.bins:
+            return f"bins 0 to {self.bins - 1}"
+        if math.isinf(self.std):
+            return f"magnitude 0 to {self.mean:g}"
+        return f"magnitude {self.mean:g}" + (f", std {self.std:g}" if self.std else "")
+
+
+@dataclass(frozen=True)
+class RandomOperations:
+    """``layers`` random operations, each applied with a probability.
+
+    RandAugment (Cubuk et al., 2019) and with one operation TrivialAugment (Müller and Hutter, 2021). ``weights`` of the
+    operations exclude an operation twice on the same image; without any, all are equally likely each time.
+    """
+
+    name: str
+    operations: Operations
+    layers: int
+    level: Level
+    probability: float = 1.0
+    weights: tuple[float, ...] = ()
+    normalised: ClassVar[bool] = False
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Operations, levels and details: (n, layers) each."""
+        choosing = len(self.weights) or self.layers
+        uniforms = samples.uniforms(POLICY_STREAM, choosing + self.layers * NUMBERS)
+        first, others = uniforms[:, :choosing], uniforms[:, choosing:].reshape(len(uniforms), self.layers, NUMBERS)
+        if (
+            self.weights
+        ):  # the smallest of exponential times: as drawing one after the other (Efraimidis, Spirakis, 2006)
+            times = -np.log1p(-first.astype(np.float64)) / np.array(self.weights)
+            choices = np.argsort(times, axis=1, kind="stable")[:, : self.layers]
+        else:
+            choices = (first * len(self.operations.names)).astype(np.int64)
+        choices = np.where(others[..., 0] < self.probability, choices, -1)
+        return choices, self.level.draw(others[..., 2:]), others[..., 1].astype(np.float64)
+
+    @torch.compiler.disable
+    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
+        return self.operations.apply(whole_levels(images), *numbers)
+
+    def __str__(self) -> str:
+        sometimes = f", each with probability {self.probability:g}" if self.probability < 1 else ""
+        kinds = f"{'weighted ' if self.weights else ''}operations"
+        return (
+            f"{self.name} ({self.layers} of {len(self.operations.names)} {kinds}{sometimes}, {self.level}, "
+            f"{self.operations.canvas})"
+        )
+
+
+@dataclass(frozen=True)
+class SubPolicies:
+    """One of several fixed sequences of operations: AutoAugment (Cubuk et al., 2018).
+
+    ``choices``, ``probabilities`` and ``levels``: (sequences, longest), -1 as the operation where one is shorter.
+    """
+
+    name: str
+    operations: Operations
+    choices: np.ndarray
+    probabilities: np.ndarray
+    levels: np.ndarray
+    level: Level
+    normalised: ClassVar[bool] = False
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Operations, levels and details: (n, longest) each."""
+        count, longest = self.choices.shape
+        uniforms = samples.uniforms(POLICY_STREAM, 1 + longest * NUMBERS)
+        sequence = (uniforms[:, 0] * count).astype(np.int64)
+        others = uniforms[:, 1:].reshape(len(uniforms), longest, NUMBERS)
+        choices = np.where(others[..., 0] < self.probabilities[sequence], self.choices[sequence], -1)
+        return choices, self.level.draw(others[..., 2:], self.levels[sequence]), others[..., 1].astype(np.float64)
+
+    @torch.compiler.disable
+    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
+        return self.operations.apply(whole_levels(images), *numbers)
+
+    def __str__(self) -> str:
+        noise = f", magnitudes with std {self.level.std:g}" if self.level.std else ""
+        return f"{self.name} (one of {len(self.choices)} sequences{noise}, {self.operations.canvas})"
+
+
+@dataclass(frozen=True)
+class AugMix:
+    """Several random chains of operations, mixed with each other and with the image (Hendrycks et al., 2019).
+
+    ``depth``: operations of a chain, -1 for 1 to 3. ``alpha``: of the Dirichlet distribution of the chains' weights and
+    the beta distribution of the image's. ``rounds_twice``: the mixture of the chains is cut off to whole levels before
+    the image joins, as timm does.
+    """
+
+    name: str
+    operations: Operations
+    level: Level
+    width: int = 3
+    depth: int = -1
+    alpha: float = 1.0
+    rounds_twice: bool = False
+    normalised: ClassVar[bool] = False
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Operations, levels and details, (n, width, longest) each; weights of image and chains, (n, 1 + width)."""
+        from scipy.special import betaincinv, gammaincinv  # here, so that only runs that mix pay for the import
+
+        longest = self.depth if self.depth > 0 else 3
+        uniforms = samples.uniforms(POLICY_STREAM, self.width * (1 + longest * (NUMBERS + 1)))
+        uniforms = uniforms.reshape(-1, self.width, 1 + longest * (NUMBERS + 1))
+        depth = longest if self.depth > 0 else 1 + (uniforms[..., :1] * longest).astype(np.int64)
+        others = uniforms[..., 1:].reshape(*uniforms.shape[:2], longest, NUMBERS + 1)
+        choices = (others[..., NUMBERS] * len(self.operations.names)).astype(np.int64)
+        choices = np.where(np.arange(longest) < depth, choices, -1)
+        mixing = samples.uniforms(CHAIN_STREAM, 1 + self.width).astype(np.float64)
+        own = betaincinv(self.alpha, self.alpha, mixing[:, :1])
+        parts = gammaincinv(self.alpha, np.maximum(mixing[:, 1:], 2.0**-25))  # none is 0 in floats, so their sum is not
+        weights = np.concatenate([own, parts / parts.sum(1, keepdims=True)], axis=1)
+        return choices, self.level.draw(others[..., 2:4]), others[..., 1].astype(np.float64), weights
+
+    @torch.compiler.disable
+    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
+        choices, levels, details, weights = numbers
+        images = whole_levels(images)
+        chains = images.repeat_interleave(self.width, dim=0)
+        chains = self.operations.apply(chains, *(each.reshape(len(chains), -1) for each in (choices, levels, details)))
+        chains = chains.view(len(images), self.width, *images.shape[1:])
+        weights = weights.astype(np.float32)
+        own, rest = weights[:, 0], 1 - weights[:, 0]
+        parts = weights[:, 1:] if self.rounds_twice else weights[:, 1:] * rest[:, None]
+        mixed = torch.zeros_like(images, dtype=torch.float32) if self.rounds_twice else images * per_image(own, images)
+        for number in range(self.width):
+            mixed.add_(chains[:, number] * per_image(parts[:, number], images))
+        if self.rounds_twice:
+            mixed = mixed.clamp_(0, 255).floor_()
+            mixed = images + (mixed - images) * per_image(own, images)  # here the weight is that of the chains
+        return mixed.to(torch.uint8)
+
+    def __str__(self) -> str:
+        depth = f"{self.depth}" if self.depth > 0 else "1 to 3"
+        return (
+            f"{self.name} ({self.width} chains of {depth} of {len(self.operations.names)} operations, {self.level}, "
+            f"alpha {self.alpha:g}, {self.operations.canvas})"
+        )
+
+
+def whole_levels(images: torch.Tensor) -> torch.Tensor:
+    """uint8 images of uint8 or float levels, 0 to 255."""
+    return images if images.dtype == torch.uint8 else images.round().to(torch.uint8)
