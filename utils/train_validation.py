@@ -23,12 +23,14 @@ from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped, StopSignals
 from utils.loop.test_time_augmentation import in_views
+from utils.loop.two_passes import TwoPasses
 from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import WeightAverage
 from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
+from utils.optim.sam import SharpnessAware
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
 from utils.record.metrics import Report
@@ -111,6 +113,9 @@ class TraVal:
         for optimizer in self.optimizers:
             optimizer.register_step_post_hook(lambda moved, *_: self._moved.add(moved))
         self.sums = StepSums(self.args.logging.print_freq, self.distributed)
+        self.two_passes = None
+        if self.args.optimisation.sam_rho:
+            self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
         self._one = torch.ones((), device=self.device)
 
     # ---------------------------------------------------------------------------------- verbs
@@ -146,15 +151,16 @@ class TraVal:
     def training_step(self, batches: Iterable[Batch]) -> None:
         """One optimizer step over one or more forward passes, whose gradients add up."""
         lr = self._begin_step()
-        for batch in batches:
+        for batch in self._passes(batches):
             with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
                 outputs = self.forward(self.network, batch)  # autocast covers this and no more
                 call(self.hooks.before_backward, self, batch, outputs)
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(outputs.loss).backward(batch.weight + 0 * outputs.loss.detach())
                 call(self.hooks.after_backward, self, batch, outputs)
-            self.sums.add_pass(batch, outputs)
-            self.bad_images.note(batch)
+            if self.two_passes is None or not self.two_passes.is_second:
+                self.sums.add_pass(batch, outputs)
+                self.bad_images.note(batch)
 
         scale = self.scaler.scale(self._one)
         for optimizer in self.optimizers:
@@ -242,6 +248,13 @@ class TraVal:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
         return lr
+
+    def _passes(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """The step's forward passes: its batches, and with SAM all of them again, at the weights uphill."""
+        if self.two_passes is None:
+            return batches
+        scale, seed = partial(self.scaler.scale, self._one), partial(self.watch.seed, self.progress)
+        return self.two_passes.of(batches, scale, seed)
 
     def _after_step(self, epoch: int, bar: tqdm) -> None:
         """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""

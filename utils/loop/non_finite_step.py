@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ from utils.loop.bad_batch import save_bad_batch
 from utils.loop.forward import Outputs
 from utils.precision.amp import resolve_amp
 from utils.precision.buffers import BufferCopy
-from utils.precision.diagnosis import BadStep, examine
+from utils.precision.diagnosis import UNSEEN, BadStep, examine
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
+
+UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
 
 
 class NonFiniteStepHandler:
@@ -47,6 +50,10 @@ class NonFiniteStepHandler:
     def begin_step(self, progress: Progress) -> None:
         """Copy what a forward pass changes, and seed the step's randomness by its position."""
         self._buffers.remember()
+        self.seed(progress)
+
+    def seed(self, progress: Progress) -> None:
+        """Seed the randomness of the step after ``progress`` by its position."""
         self.distributed.seed(self._seed(progress))
 
     def undo_and_explain(
@@ -60,7 +67,7 @@ class NonFiniteStepHandler:
         batches = self.train_loader.replay_step(progress.epoch, progress.step_in_epoch)
         if self.args.precision.dump_bad_batch and self.folder is not None:
             self._dump(batches, progress, scale)
-        self.distributed.seed(self._seed(progress))
+        self.seed(progress)
         finding = examine(
             self.model,
             batches,
@@ -71,7 +78,10 @@ class NonFiniteStepHandler:
         self._go_back()
         findings = self.distributed.gather(finding)
         position = progress.step + 1, progress.epoch + 1, float(scale)
-        return self._write_down(BadStep.from_findings(*position, findings, self._samples(progress)))
+        bad = BadStep.from_findings(*position, findings, self._samples(progress))
+        if bad.origin == UNSEEN and self.args.optimisation.sam_rho:
+            bad = dataclasses.replace(bad, origin=UPHILL)
+        return self._write_down(bad)
 
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
         """Log a step that some optimizers skipped, but not all, because of the parameters ``names``."""

@@ -187,10 +187,14 @@ def _optimizer(args: Settings, components: Any) -> str:
     momentum = f", momentum {settings.momentum:g}" if has_momentum(settings.optimizer) else ""
     nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
     decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
+    adaptive = ", adaptive" if settings.sam_adaptive else ""
+    sam = f", sharpness-aware (rho {settings.sam_rho:g}{adaptive}), two passes a step" if settings.sam_rho else ""
     scales = lr_scales(components.optimizer)
     layers = f", layer decay {settings.layer_decay:g} over {len(scales)} layers" if settings.layer_decay else ""
     rates = f", learning rates x {min(scales.values()):.3g} to {max(scales.values()):.3g}" if scales else ""
-    return f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}{layers}{rates}"
+    return (
+        f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}{layers}{rates}{sam}"
+    )
 
 
 def _clipping(args: Settings) -> str:

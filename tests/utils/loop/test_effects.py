@@ -67,6 +67,7 @@ NEEDS = [
     ("bce_pos_weight", "--bce-pos-weight 2", {}, "--bce-pos-weight 2 does nothing: it needs --loss bce"),
     ("focal_gamma", "--focal-gamma 3 --loss bce", {}, "--focal-gamma 3 does nothing: it needs --loss focal"),
     ("ema_bn_batches", "--ema-bn-batches 4", {}, "--ema-bn-batches 4 does nothing: it needs --ema-decay or --swa-start-"),
+    ("sam_adaptive", "--sam-adaptive", {}, "--sam-adaptive does nothing: it needs --sam-rho"),
     (
         "ema_bn_batches", "--ema-bn-batches 0 --ema-decay 0.9", {"gathers_statistics": False},
         "--ema-bn-batches 0 does nothing: it needs --ema-decay or --swa-start-epoch, and batch norm in the network",
@@ -112,7 +113,7 @@ def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes
         f"--decode gpu {FILES}",
         "--lr-base 0.1 --lr-base-size 64 --lr-base-scale sqrt --lr-min 0.01 --lr-cycle-epochs 5 --lr-cycle-mul 2 "
         "--lr-cycle-decay 0.5",
-        "--lr-policy step --lr-step-epochs 3 --lr-gamma 0.5",
+        "--lr-policy step --lr-step-epochs 3 --lr-gamma 0.5 --sam-rho 0.05 --sam-adaptive",
         "--lr-policy poly --lr-power 3",
         "--lr-policy triangular --lr-pct-start 0.2 --lr-div-factor 2",
         "--ema-decay 0.9 --ema-bn-batches 0",

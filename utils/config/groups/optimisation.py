@@ -133,3 +133,11 @@ class OptimisationSettings:
         "gradient penalty: add this factor times the gradient's norm to the loss of each forward pass",
         check=not_negative,
     )
+    sam_rho: float = setting(
+        0.0, "sharpness-aware minimisation: distance of the weights that give the gradient, for example 0.05; a step "
+        "takes twice as long", check=not_negative,
+    )  # fmt: skip
+    sam_adaptive: bool = setting(
+        False, "measure --sam-rho relative to each weight (ASAM; then about ten times as large)",
+        effect=needs("--sam-rho", lambda v: v.sam_rho > 0),
+    )  # fmt: skip
