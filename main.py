@@ -177,7 +177,6 @@ def build(run: Run) -> Components:
     from models.prepare import known_preprocessing, prepare_network, read_weights
     from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
-    from utils.optim.criterion import build_criterion
     from utils.optim.ema import build_average
     from utils.optim.lr_policy import build_lr_policy
     from utils.optim.optimizers import build_optimizer
@@ -212,7 +211,7 @@ def build(run: Run) -> Components:
             lr_policy=None
             if evaluating
             else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
-            criterion=build_criterion(args.loss, weights_of_classes(run, data)),
+            criterion=build_loss(run, data),
             scaler=build_scaler(args.precision, distributed.device),
         )
 
@@ -265,6 +264,22 @@ def refuse_other_data(run: Run, data: Data) -> None:
         run.resume_point.refuse_other_data(data.classes, None if run.args.run.evaluate else data.fingerprint)
 
 
+def build_loss(run: Run, data: Data) -> torch.nn.Module:
+    """The training loss; with a teacher, its own as well."""
+    from models.teacher import build_teacher, refuse_other_teacher
+    from utils.optim.criterion import build_criterion
+    from utils.optim.distillation import Distillation
+
+    settings = run.args.loss
+    criterion = build_criterion(settings, weights_of_classes(run, data))
+    if run.args.run.evaluate or settings.teacher is None:
+        return criterion
+    teacher = build_teacher(settings.teacher, data, run.distributed.device)
+    if run.resume_point is not None:
+        refuse_other_teacher(teacher, run.resume_point, run.warn if run.args.run.resume_override else None)
+    return Distillation(criterion, teacher, settings)
+
+
 def build_traval(
     run: Run, components: Components, checkpointer: Checkpointer, stop_signals: StopSignals, hooks: Hooks | None
 ) -> TraVal:
@@ -276,8 +291,8 @@ def build_traval(
         components.model, components.train_loader, components.optimizer, components.criterion, components.scaler,
         run.args, components.validation_loader, distributed=run.distributed, lr_policy=components.lr_policy,
         ema=components.ema, writer=run.writer, checkpointer=checkpointer,
-        description=describe(run.args, components.data), stop_signals=stop_signals, curr_scen_name=run.run_folder.name,
-        hooks=hooks,
+        description=describe(run.args, components.data, components.criterion), stop_signals=stop_signals,
+        curr_scen_name=run.run_folder.name, hooks=hooks,
     )  # fmt: skip
 
 

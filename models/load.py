@@ -37,6 +37,11 @@ def load_model(path: str | os.PathLike[str]) -> Loaded:
     The weights are the moving average's if the run kept one, as in its reported results. torch's random state does not
     change. Raises ``UserError`` (a ``ValueError``) with the path and what is wrong with it.
     """
+    return load_with_arch(path)[0]
+
+
+def load_with_arch(path: str | os.PathLike[str]) -> tuple[Loaded, str]:
+    """What ``load_model`` gives, and the network's name as ``--arch`` takes it."""
     path, state = _read(Path(path))
     arch, classes = state.get("arch"), state.get("classes")
     if not isinstance(arch, str) or not _are_names(classes):
@@ -58,7 +63,7 @@ def load_model(path: str | os.PathLike[str]) -> Loaded:
             "as well, and it may do much worse than best.pt, which has those that are computed before a validation",
             stacklevel=2,
         )
-    return Loaded(network.eval(), tuple(classes), preprocessing)
+    return Loaded(network.eval(), tuple(classes), preprocessing), arch
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -30,7 +30,7 @@ def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_s
     """Which layers of a pretrained ``model`` do not have the library's weights, in words; '' for none."""
     if not settings.pretrained:
         return ""
-    layers, trained = [], _classes(settings.arch)
+    layers, trained = [], classes_of(settings.arch)
     if trained != classes or settings.new_head:
         layers.append(last_layer(classes, trained))
     if small_stem_replaces_convolution(model, image_size):
@@ -90,7 +90,7 @@ def _share(size: int, resized: int) -> float:
     return share
 
 
-def _classes(arch: str) -> int:
+def classes_of(arch: str) -> int:
     """The number of classes of the weights' last layer; 0 if they have none."""
     library, name = locate(arch)
     if library == "torchvision":

@@ -208,6 +208,8 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
     passes = [AuditBatch(p["images"].to(device), p["targets"].to(device), p["weight"]) for p in dump["passes"]]
     scale = dump["scale"] if dump["amp"] == "fp16" else args.precision.init_scale
     lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
+    if args.loss.teacher:
+        lines.append(f"without the loss of the teacher {args.loss.teacher}, which a saved batch does not hold")
     weights = f"weights as they were before step {dump['step']} (epoch {dump['epoch']}, rank {dump['rank']})"
     return AuditSubject(model, criterion, passes, scale, dump["seed"], weights, lines)
 

@@ -128,7 +128,7 @@ def test_other_ways_to_crop_are_timms_too(tree, tmp_path, monkeypatch, mode):
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "googlenet", "resnet50"])
 def test_torchvisions_weights_are_evaluated_as_torchvision_evaluates_them(tree, tmp_path, monkeypatch, name):
     network = torchvision_weights(monkeypatch, tmp_path, name)
-    monkeypatch.setattr("models.pretrained._classes", lambda arch: 2)  # its last layer is put in below
+    monkeypatch.setattr("models.pretrained.classes_of", lambda arch: 2)  # its last layer is put in below
     parts, images, _ = built(tree, "--evaluate", "--pretrained", "--arch", f"torchvision/{name}")
     transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     theirs = shown_by(transform, parts)

@@ -33,6 +33,7 @@ KEYS = (
     "format", "arch", "model", "ema", "optimizer", "scaler", "progress", "classes", "preprocessing", "settings",
     "versions", "fingerprint",
 )  # fmt: skip
+OPTIONAL = {"teacher"}  # keys of some runs' checkpoints
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
@@ -58,11 +59,13 @@ class Checkpointer:
         return self._writing.failed
 
     def save(self, state: dict[str, Any], *names: str) -> None:
-        """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...). Its keys are ``KEYS``.
+        """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...).
+
+        Its keys are ``KEYS``, and any of ``OPTIONAL``.
 
         Waits for the write before and raises its error.
         """
-        assert set(state) == set(KEYS), set(state) ^ set(KEYS)
+        assert set(state) - OPTIONAL == set(KEYS), set(state) ^ set(KEYS)
         if not self.is_main:
             return
         self.wait()

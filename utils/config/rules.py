@@ -8,6 +8,7 @@ without one, only has no effect and is reported (``utils/loop/effects.py``).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -292,6 +293,8 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["pretrained"] = False  # of a recipe
     elif values["pretrained"] and outranks(origins["pretrained"], origins["weights"]):
         values["weights"] = None
+    if values["teacher"] and os.path.exists(values["teacher"]):
+        values["teacher"] = os.path.abspath(values["teacher"])  # a run may be resumed from another working directory
     if values["arch"] is None:
         values["arch"] = SPECS[values["dataname"]].default_arch
     values["lr"] = lr

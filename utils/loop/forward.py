@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from utils.optim.distillation import Distillation
 from utils.optim.gradient_penalty import gradient_norm, twice_differentiable
 
 Loss = torch.Tensor | dict[str, torch.Tensor]
@@ -39,14 +40,15 @@ def forward(
 ) -> Outputs:
     """Run ``network`` on ``batch``; ``autocast`` covers this and the criterion only.
 
-    ``criterion`` gives the mean loss, or named ones, whose sum is minimised. ``penalty`` times the norm of the loss's
-    gradient is added, for which ``network`` must be a module and ``scaler`` the one in use. Without targets, the loss
-    is a sum over no logits: 0, with zero gradients, so that this rank takes part in the step.
+    ``criterion`` gives the mean loss, or named ones, whose sum is minimised; a ``Distillation`` is given the images as
+    well. ``penalty`` times the norm of the loss's gradient is added, for which ``network`` must be a module and
+    ``scaler`` the one in use. Without targets, the loss is a sum over no logits: 0, with zero gradients, so that this
+    rank takes part in the step.
     """
     count = len(batch.targets)
     with twice_differentiable(bool(penalty)), autocast:
         logits = network(batch.images)[:count]
-        loss = criterion(logits, batch.targets) if count else logits.sum()
+        loss = _loss(criterion, logits, batch) if count else logits.sum()
     losses = dict(loss) if isinstance(loss, dict) else {}
     if losses:
         loss = sum(losses.values())
@@ -55,3 +57,9 @@ def forward(
         losses["grad_penalty"] = penalty * gradient_norm(loss, network.parameters(), scaler)
         loss = loss + losses["grad_penalty"]
     return Outputs(logits, loss, losses)
+
+
+def _loss(criterion: Callable[..., Loss], logits: torch.Tensor, batch: Labelled) -> Loss:
+    if isinstance(criterion, Distillation):  # its teacher looks at the images, too
+        return criterion(logits, batch.targets, batch.images[: len(logits)])
+    return criterion(logits, batch.targets)

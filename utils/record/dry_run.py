@@ -12,6 +12,7 @@ from utils.config.groups.data import VIEWS
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
+from utils.optim.distillation import Distillation
 from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import has_momentum
@@ -54,6 +55,7 @@ def plan(run: Run, components: Any) -> str:
         ("Steps", f"{steps} an epoch x {args.optimisation.epochs} epochs = {total:,}" + _cut(args, total)),
         ("Seed", f"{args.run.seed}{', deterministic' if args.run.deterministic else ''}"),
         ("Loss", _loss(args)),
+        *_teacher(args, components),
         ("Optimizer", _optimizer(args, components)),
         ("Clipping", _clipping(args)),
         ("Learning rate", _curve(args, components.lr_policy, steps, total)),
@@ -180,6 +182,16 @@ def _loss(args: Settings) -> str:
     summed = ", summed over classes" if loss.loss == "bce" and loss.bce_sum else ""
     values = "".join(f", {name} {value:g}" for name, value in parts.items() if value is not None)
     return loss.loss.replace("-", " ") + summed + weights + values
+
+
+def _teacher(args: Settings, components: Any) -> list[tuple[str, str]]:
+    """Its row, if there is one."""
+    if not isinstance(components.criterion, Distillation):
+        return []
+    loss = args.loss
+    temperature = f", temperature {loss.distillation_temperature:g}" if loss.distillation == "soft" else ""
+    how = f"{loss.distillation} distillation, alpha {loss.distillation_alpha:g}{temperature}"
+    return [("Teacher", f"{components.criterion.teacher}; {how}")]
 
 
 def _optimizer(args: Settings, components: Any) -> str:

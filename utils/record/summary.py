@@ -21,6 +21,7 @@ from utils.config import arguments
 from utils.config.settings import Settings
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
+from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
 from utils.record.dry_run import describe_tta, optimisation_lines
 from utils.record.metrics import Report
@@ -51,6 +52,8 @@ def announce(run: Run, components: Any) -> None:
     sampling = components.train_loader.plan.sampling
     if sampling is not None:
         log(f"Sampling: {sampling}, of {len(sampling.available):,} training images")
+    if isinstance(components.criterion, Distillation):
+        log(f"Teacher: {components.criterion.teacher}")
     if components.untrained:
         log(f"Pretrained but for {components.untrained}")
     log(
@@ -175,9 +178,11 @@ def report_finished(run: Run) -> int:
     return 0
 
 
-def describe(args: Settings, data: Data) -> dict[str, Any]:
+def describe(args: Settings, data: Data, criterion: torch.nn.Module | None = None) -> dict[str, Any]:
     """The parts of a checkpoint that do not change during a run."""
+    teacher = {"teacher": criterion.teacher.state_in_checkpoint} if isinstance(criterion, Distillation) else {}
     return {
+        **teacher,
         "format": FORMAT,
         "arch": args.model.arch,
         "classes": list(data.classes),

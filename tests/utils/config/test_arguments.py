@@ -238,6 +238,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
     extra |= {"--new-head"}
     extra |= {"--bce-target-thresh", "--bce-sum", "--bce-pos-weight", "--focal-gamma"}
+    extra |= {"--teacher", "--distillation", "--distillation-alpha", "--distillation-temperature"}
     extra |= {"--mixup-prob", "--mixup-switch-prob", "--mixup-off-epoch", "--repeated-augmentation"}
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}

@@ -66,6 +66,12 @@ NEEDS = [
     ("bce_sum", "--bce-sum --loss focal", {}, "--bce-sum does nothing: it needs --loss bce"),
     ("bce_pos_weight", "--bce-pos-weight 2", {}, "--bce-pos-weight 2 does nothing: it needs --loss bce"),
     ("focal_gamma", "--focal-gamma 3 --loss bce", {}, "--focal-gamma 3 does nothing: it needs --loss focal"),
+    ("distillation", "--distillation hard", {}, "--distillation hard does nothing: it needs --teacher"),
+    ("distillation_alpha", "--distillation-alpha 0.1", {}, "--distillation-alpha 0.1 does nothing: it needs --teacher"),
+    (
+        "distillation_temperature", "--teacher T --distillation hard --distillation-temperature 3", {},
+        "--distillation-temperature 3 does nothing: it needs --teacher and --distillation soft",
+    ),
     ("ema_bn_batches", "--ema-bn-batches 4", {}, "--ema-bn-batches 4 does nothing: it needs --ema-decay or --swa-start-"),
     ("sam_adaptive", "--sam-adaptive", {}, "--sam-adaptive does nothing: it needs --sam-rho"),
     (

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from utils.config.field import between, needs, not_empty, not_negative, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal")
+DISTILLATIONS = ("soft", "hard")
 
 _BCE = needs("--loss bce", lambda v: v.loss == "bce")
+_TEACHER = needs("--teacher", lambda v: v.teacher is not None)
 
 
 @dataclass(frozen=True)
@@ -35,4 +37,21 @@ class LossSettings:
     class_weights: str | None = setting(
         None, "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
         type=str, check=not_empty, metavar="{balanced,FILE}",
+    )  # fmt: skip
+    teacher: str | None = setting(
+        None, "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
+        "network (downloads its pretrained weights)", type=str, check=not_empty, metavar="PATH_OR_NAME",
+    )  # fmt: skip
+    distillation: str = setting(
+        "soft", "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
+        choices=DISTILLATIONS, effect=_TEACHER,
+    )  # fmt: skip
+    distillation_alpha: float = setting(
+        0.5, "share of the teacher's loss; that of the labels has the rest", check=between(0, 1), effect=_TEACHER
+    )
+    distillation_temperature: float = setting(
+        1.0, "temperature of both softmaxes in soft distillation; the loss is multiplied by its square", check=positive,
+        effect=needs(
+            "--teacher and --distillation soft", lambda v: v.teacher is not None and v.distillation == "soft"
+        ),
     )  # fmt: skip

@@ -1,0 +1,130 @@
+"""The teacher of ``--teacher``: the network of a checkpoint, or a library's pretrained one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from models.build import build_model, locate, unknown_arch
+from models.load import load_with_arch
+from models.pretrained import classes_of, preprocessing_of
+from utils.checkpoint.resume import ResumePoint
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
+from utils.data.preprocessing import Preprocessing
+from utils.data.sets.datasets import Data
+from utils.optim.distillation import Origin, Teacher
+
+SHOWN_CLASSES = 3  # in a message
+
+
+class Known(NamedTuple):
+    """A trained network, in evaluation mode on the CPU, and what it was trained for."""
+
+    network: nn.Module
+    arch: str
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+
+
+def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
+    """The teacher ``source``, a checkpoint's path or a network's name, on ``device``, for ``data``'s images.
+
+    Raises ``UserError`` if there is none, or if it has other classes or channels than ``data``.
+    """
+    flag = f"--teacher {source}"
+    try:
+        known = _of_checkpoint(source) if os.path.exists(source) else _of_library(source)
+    except UserError as error:
+        reasons = (line.removeprefix("--pretrained: ").removeprefix(f"{source}: ") for line in error.mistakes)
+        raise UserError(*(f"{flag}: {reason}" for reason in reasons)) from error
+    own, theirs = data.preprocessing, known.preprocessing
+    if own.channels != theirs.channels:
+        raise UserError(f"{flag}: sees images of {theirs.channels} channel(s), and the data has {own.channels}")
+    order = _order(flag, data.classes, known.classes)
+    normalisation = None
+    if (own.mean, own.std) != (theirs.mean, theirs.std):
+        mean, std, their_mean, their_std = map(torch.tensor, (own.mean, own.std, theirs.mean, theirs.std))
+        normalisation = std / their_std, (mean - their_mean) / their_std
+    origin = Origin(source, known.arch, _digest(known))
+    return Teacher(known.network, origin, theirs.val_image_size, normalisation, order).to(device)
+
+
+def refuse_other_teacher(teacher: Teacher, resume_point: ResumePoint, warn: Callable[[str], None] | None) -> None:
+    """Raise ``UserError`` if ``teacher`` is another one than that of the run to resume; with ``warn``, only say so."""
+    begun = resume_point.state.get("teacher")
+    digest = begun.get("digest") if isinstance(begun, dict) else None
+    if digest in (None, teacher.origin.digest):  # a run without one differs in its settings
+        return
+    difference = (
+        f"--teacher {teacher.origin.source}: is another network ({teacher.origin.digest[:12]}) than the teacher of "
+        f"{resume_point.path} ({str(digest)[:12]})"
+    )
+    if warn is None:
+        raise UserError(f"{difference}; give that one, or go on like this with --resume PATH --resume-override")
+    warn(f"{difference}; going on with this one")
+
+
+def _of_checkpoint(path: str) -> Known:
+    (network, classes, preprocessing), arch = load_with_arch(path)
+    return Known(network, arch, classes, preprocessing)
+
+
+def _of_library(name: str) -> Known:
+    """A network of timm or torchvision with its pretrained weights, whose classes are ImageNet's."""
+    if mistake := unknown_arch(name):
+        raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
+    if locate(name)[0] == "own":
+        raise UserError("has no pretrained weights; give the path of a checkpoint that you have trained")
+    values, weights = preprocessing_of(name, testing=False)
+    preprocessing = Preprocessing.from_state(values, weights)
+    classes = _library_classes(name)
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(
+            ModelSettings(arch=name, pretrained=True), classes=len(classes), channels=3,
+            image_size=preprocessing.image_size,
+        )  # fmt: skip
+    return Known(network.eval(), name, classes, preprocessing)
+
+
+def _library_classes(name: str) -> tuple[str, ...]:
+    """ImageNet's names (WordNet numbers) of the classes of a library's weights."""
+    import timm
+
+    count, names = classes_of(name), timm.data.ImageNetInfo().label_names()
+    if count != len(names):
+        raise UserError(f"its {count} classes are not those of ImageNet-1k, and their names are not known")
+    return tuple(names)
+
+
+def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Tensor | None:
+    """Where the student's classes are among the teacher's, by name."""
+    if list(classes) == list(theirs):
+        return None
+    lacking, more = sorted(set(classes) - set(theirs)), sorted(set(theirs) - set(classes))
+    if lacking or more:
+        parts = [f"lacks {_some(lacking)}"] if lacking else []
+        parts += [f"has {_some(more)} besides"] if more else []
+        raise UserError(f"{flag}: knows other classes than the data: it {' and '.join(parts)}")
+    places = {name: place for place, name in enumerate(theirs)}
+    return torch.tensor([places[name] for name in classes])
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_CLASSES])
+    return f"{shown} and {len(names) - SHOWN_CLASSES:,} more" if len(names) > SHOWN_CLASSES else shown
+
+
+def _digest(known: Known) -> str:
+    """SHA-256 of all that its answers depend on."""
+    facts = repr((known.arch, known.classes, known.preprocessing.state()))
+    digest = hashlib.sha256(facts.encode("utf-8", "backslashreplace"))
+    for name, tensor in sorted(known.network.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""Knowledge distillation: a loss that also compares the network with a teacher's answers to the same images."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from utils.config.groups.loss import LossSettings
+
+
+class Origin(NamedTuple):
+    """What identifies a teacher. ``digest``: SHA-256 of its weights, classes and preprocessing."""
+
+    source: str
+    arch: str
+    digest: str
+
+
+class Teacher(nn.Module):
+    """A trained network that answers the student's images: float (n, c, h, w) into logits (n, classes).
+
+    It stays in evaluation mode and needs no gradient. Its images are those of the student, augmented and mixed,
+    renormalised by ``scale`` and ``shift`` (c,) where mean or standard deviation differ, and resized to ``size`` pixels
+    where theirs is another. ``order``: the student's classes among the teacher's, int64 (classes,), None if they agree.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        origin: Origin,
+        size: int,
+        normalisation: tuple[torch.Tensor, torch.Tensor] | None = None,
+        order: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network.eval().requires_grad_(False)
+        self.origin, self.size = origin, size
+        scale, shift = normalisation or (None, None)
+        self.register_buffer("scale", None if scale is None else scale[:, None, None])
+        self.register_buffer("shift", None if shift is None else shift[:, None, None])
+        self.register_buffer("order", order)
+
+    @torch.no_grad()
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.scale is not None:
+            images = images * self.scale + self.shift
+        if images.shape[-1] != self.size:
+            images = functional.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
+        logits = self.network(images)
+        return logits if self.order is None else logits[:, self.order]
+
+    @property
+    def state_in_checkpoint(self) -> dict[str, str]:
+        """What a run's checkpoints hold of it: not its weights."""
+        return self.origin._asdict()
+
+    def __str__(self) -> str:
+        tensors = [*self.network.parameters(), *self.network.buffers()]
+        megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+        parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        adapted = ", renormalised" if self.scale is not None else ""
+        return (
+            f"{self.origin.source}: {self.origin.arch}, {parameters:,} parameters ({megabytes:,.1f} MB in the memory "
+            f"of each process's device), sees {self.size} pixels{adapted}, SHA-256 {self.origin.digest[:12]}"
+        )
+
+
+class Distillation(nn.Module):
+    """``(1 - alpha)`` times the loss of the labels and ``alpha`` times that of a teacher's answers.
+
+    ``soft``: the Kullback-Leibler divergence of the teacher's and the network's softmax at ``temperature``, times its
+    square (Hinton et al., Distilling the knowledge in a neural network, 2015). DeiT's code divides it by the number of
+    classes too; here it is the mean over images, as in timm. ``hard``: cross entropy with the teacher's predictions as
+    labels (Touvron et al., Training data-efficient image transformers, 2021).
+    """
+
+    def __init__(self, criterion: nn.Module, teacher: Teacher, settings: LossSettings) -> None:
+        super().__init__()
+        self.criterion, self.teacher = criterion, teacher
+        self.hard, self.alpha = settings.distillation == "hard", settings.distillation_alpha
+        self.temperature = settings.distillation_temperature
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The two terms as they add up: means over n of ``logits`` (n, classes), tensors ().
+
+        ``targets``: as the criterion takes them. ``images``: float (n, c, h, w), those that ``logits`` are of.
+        """
+        loss = self.criterion(logits, targets)
+        losses = loss if isinstance(loss, dict) else {"criterion": loss}
+        terms = {name: (1 - self.alpha) * value for name, value in losses.items()}
+        return terms | {"distillation": self.alpha * self.compare(logits, self.teacher(images))}
+
+    def compare(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        """The teacher's term, a tensor (): ``logits`` against the teacher's ``answers``, (n, classes) each."""
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logits, answers = logits.to(dtype), answers.to(dtype)
+        if self.hard:
+            return functional.cross_entropy(logits, answers.argmax(1))
+        network, teacher = ((values / self.temperature).log_softmax(1) for values in (logits, answers))
+        return self.temperature**2 * functional.kl_div(network, teacher, reduction="batchmean", log_target=True)
