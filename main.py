@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from utils.data.sets.datasets import Data
     from utils.loop.hooks import Hooks
     from utils.optim.ema import WeightAverage
+    from utils.optim.freezing import Freezing
     from utils.optim.lr_policy import LRPolicy
     from utils.record.run import Run
     from utils.train_validation import TraVal
@@ -51,6 +52,7 @@ class Components(NamedTuple):
     loader_choice: str
     model: torch.nn.Module
     untrained: str
+    freezing: Freezing
     ema: WeightAverage | None
     optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
     lr_policy: LRPolicy | None
@@ -193,10 +195,10 @@ def build(run: Run) -> Components:
         data = data.shown_to(known_preprocessing(args, run.resume_point, weights), args.data)
         refuse_other_data(run, data)
         distributed.seed(args.run.seed)
-        model, untrained, channels_last = prepare_network(args, data, distributed.device, run.resume_point, weights)
+        network = prepare_network(args, data, distributed.device, run.resume_point, weights)
         del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
-            data, args, distributed, channels_last=channels_last, only_plan=args.run.dry_run,
+            data, args, distributed, channels_last=network.channels_last, only_plan=args.run.dry_run,
             progress=ProgressLog(log, args.logging.progress),
         )  # fmt: skip
         return Components(
@@ -204,10 +206,11 @@ def build(run: Run) -> Components:
             train_loader=train_loader,
             validation_loader=validation_loader,
             loader_choice=loader_choice,
-            model=model,
-            untrained=untrained,
-            ema=None if evaluating else build_average(model, args.average, args.optimisation.epochs),
-            optimizer=build_optimizer(args.optimisation, model),
+            model=network.model,
+            untrained=network.untrained,
+            freezing=network.freezing,
+            ema=None if evaluating else build_average(network.model, args.average, args.optimisation.epochs),
+            optimizer=network.freezing.separate(build_optimizer(args.optimisation, network.model)),
             lr_policy=None
             if evaluating
             else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
@@ -292,7 +295,7 @@ def build_traval(
         run.args, components.validation_loader, distributed=run.distributed, lr_policy=components.lr_policy,
         ema=components.ema, writer=run.writer, checkpointer=checkpointer,
         description=describe(run.args, components.data, components.criterion), stop_signals=stop_signals,
-        curr_scen_name=run.run_folder.name, hooks=hooks,
+        curr_scen_name=run.run_folder.name, hooks=hooks, freezing=components.freezing,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError
 from utils.data.preprocessing import Known, Preprocessing
 from utils.data.sets.datasets import Data
+from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
 from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
 from utils.runtime.determinism import refuse_without_determinism
@@ -35,6 +36,7 @@ class Prepared(NamedTuple):
     model: torch.nn.Module
     untrained: str
     channels_last: bool
+    freezing: Freezing
 
 
 def prepare_network(
@@ -61,9 +63,11 @@ def prepare_network(
         checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
     elif weights is not None:
         untrained = load_start(model, *weights, settings.new_head)
+    frozen = () if args.run.evaluate else args.model.freeze or ()
+    freezing = Freezing(model, frozen, settings.unfreeze_epoch, settings.freeze_bn and not args.run.evaluate)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
-    return Prepared(model, untrained, channels_last)
+    return Prepared(model, untrained, channels_last, freezing)
 
 
 def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:

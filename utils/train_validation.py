@@ -28,6 +28,7 @@ from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.ema import WeightAverage
+from utils.optim.freezing import Freezing, has_trainable
 from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
 from utils.optim.sam import SharpnessAware
@@ -76,8 +77,9 @@ class TraVal:
         stop_signals: StopSignals | None = None,
         curr_scen_name: str = "",
         hooks: Hooks | None = None,
+        freezing: Freezing | None = None,
     ) -> None:
-        self.model, self.ema = model, ema  # bare: its names are the checkpoint's
+        self.model, self.ema, self.freezing = model, ema, freezing  # bare: its names are the checkpoint's
         self.train_loader, self.validation_loader = train_loader, validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion, self.scaler = criterion, scaler
@@ -99,11 +101,8 @@ class TraVal:
             self._prepare_training()
 
     def _prepare_training(self) -> None:
-        static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
-        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static)
-        self.clip = GradientClipper(
-            self.args.optimisation, self.model, self.optimizers, each_skips=self.scaler.is_enabled()
-        )
+        self._set_frozen(epoch=0)
+        self._prepare_trainable()
         folder = self.checkpointer.folder.parent if self.checkpointer is not None else None
         self.watch = NonFiniteStepHandler(
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
@@ -117,6 +116,20 @@ class TraVal:
         if self.args.optimisation.sam_rho:
             self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
         self._one = torch.ones((), device=self.device)
+
+    def _set_frozen(self, epoch: int) -> bool:
+        """Freeze what is frozen in ``epoch`` and release the rest; gives whether other parameters train than before."""
+        average = self.ema.module if self.ema is not None else None
+        return self.freezing is not None and self.freezing.set_epoch(epoch, self.model, average)
+
+    def _prepare_trainable(self) -> None:
+        """What depends on which parameters train: their optimizers, the exchange of gradients, clipping."""
+        self.active = [optimizer for optimizer in self.optimizers if has_trainable(optimizer)]
+        static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
+        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static)
+        self.clip = GradientClipper(
+            self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled()
+        )
 
     # ---------------------------------------------------------------------------------- verbs
 
@@ -132,6 +145,9 @@ class TraVal:
     def train(self, epoch: int) -> Report:
         """Train the rest of the epoch; returns its report over all ranks."""
         steps, title = self.train_loader.steps_per_epoch, f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
+        if self._set_frozen(epoch):
+            self.distributed.unwrap(self.network)
+            self._prepare_trainable()
         self.network.train()
         self.consensus.begin()
         self.reporter.begin_epoch(self.progress, steps)
@@ -163,16 +179,16 @@ class TraVal:
                 self.bad_images.note(batch)
 
         scale = self.scaler.scale(self._one)
-        for optimizer in self.optimizers:
+        for optimizer in self.active:
             self.scaler.unscale_(optimizer)
         norm = self.clip()  # clipping and the logged norm are of the true gradient
         call(self.hooks.before_update, self, norm)
         self._refuse_non_finite(norm)
         self._moved.clear()
         # The scaler reads each one's flag on the host, after all work launched before: the shortest step goes first.
-        for optimizer in reversed(self.optimizers):
+        for optimizer in reversed(self.active):
             self.scaler.step(optimizer)
-        if len(self._moved) < len(self.optimizers):
+        if len(self._moved) < len(self.active):
             self._explain_skip(scale)
         self.scaler.update()
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
@@ -180,7 +196,7 @@ class TraVal:
         if self._moved and self.ema is not None:
             self.ema.update(self.progress.moved_steps)
         self.sums.end_step(lr, norm, scale)
-        self.progress.count_step(len(self._moved), len(self.optimizers))
+        self.progress.count_step(len(self._moved), len(self.active))
         call(self.hooks.after_update, self)
 
     def forward(self, network: nn.Module, batch: Batch) -> Outputs:
@@ -290,7 +306,7 @@ class TraVal:
             bad, by = self.watch.undo_and_explain(self.progress, scale, self.forward), ""
         else:
             bad = self.watch.explain_part(self.progress, scale, self.clip.overflowed())
-            by = " by " + ", ".join(type(skipped).__name__ for skipped in self.optimizers if skipped not in self._moved)
+            by = " by " + ", ".join(type(skipped).__name__ for skipped in self.active if skipped not in self._moved)
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
     def _stop(self, message: str) -> None:

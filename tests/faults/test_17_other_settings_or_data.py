@@ -55,7 +55,8 @@ OTHER = {
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
-    "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None,
+    "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1",
+    "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "lr_base"}
 AGAINST_THE_RUN = {"swa_start_epoch"}  # which has another average: see tests/utils/optim/test_epoch_average.py
@@ -219,6 +220,8 @@ IMPOSSIBLE = [
     (("--arch", "conv4", "--optimizer", "lamb", "--lr", "1"), ("--arch conv4", "--optimizer lamb")),
     (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
     (("--layer-decay", "0.5"), ("--layer-decay",)),
+    (("--freeze", "layers.1"), ("--freeze layers.1",)),
+    (("--unfreeze-epoch", "2"), ("--unfreeze-epoch 2",)),
     (("--image-size", "16"), ("size mismatch",)),
 ]
 

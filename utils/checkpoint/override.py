@@ -12,7 +12,7 @@ from utils.checkpoint.progress import NOTHING, Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError, as_flag
 
-SHAPES_STATE = ("arch", "optimizer")  # the state fits no other network or optimizer
+SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
 SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 # of an optimizer's group; each step sets the learning rate
@@ -29,6 +29,9 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
     elif "swa_start_epoch" in differences and resume_point.state["ema"] is not None:
         mistakes.append(f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun")
+    begun = resume_point.state["settings"].get("unfreeze_epoch")
+    if "unfreeze_epoch" in differences and (begun is None) != (args.model.unfreeze_epoch is None):
+        mistakes.append(f"{differences['unfreeze_epoch']}; only its number can change there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 

@@ -31,7 +31,8 @@ class Facts(NamedTuple):
     its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
-    network has convolutions. ``gathers_statistics``: it has batch norm with running statistics.
+    network has convolutions. ``has_statistics``: it has batch norm with running statistics. ``gathers_statistics``: and
+    updates some of them in training.
     ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
     """
 
@@ -49,6 +50,7 @@ class Facts(NamedTuple):
     warmup_steps: int
     remainder: int
     has_filters: bool
+    has_statistics: bool
     gathers_statistics: bool
     never_called: tuple[str, ...]
 
@@ -72,7 +74,8 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         warmup_steps=parts.lr_policy.warmup_steps if train else 0,
         remainder=parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
         has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
-        gathers_statistics=bool(layers_with_statistics(parts.model)),
+        has_statistics=any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()),
+        gathers_statistics=bool(layers_with_statistics(parts.model)) or parts.freezing.releases_statistics,
         never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),
     )
 

@@ -45,7 +45,7 @@ def plan(run: Run, components: Any) -> str:
         ("Mixing", _mixing(args)),
         *_sampling(components),
         ("Loader", components.loader_choice),
-        ("Network", _network(args, point) + (f"; {components.untrained} begins anew" if components.untrained else "")),
+        ("Network", _network(args, point, components)),
         *_sizes(components, distributed),
         (
             "Batch",
@@ -161,12 +161,14 @@ def _sampling(components: Any) -> list[tuple[str, str]]:
     return [("Sampling", text)]
 
 
-def _network(args: Settings, point: ResumePoint | None) -> str:
+def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
     model = args.model
     start = "pretrained weights" if model.pretrained else f"initialisation {model.init}"
     start = f"weights of {model.weights}" if model.weights else start
     resumes = f"; resumes from {point.path}" if point is not None else ""
-    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{resumes}"
+    anew = f"; {components.untrained} begins anew" if components.untrained else ""
+    frozen = f"; {components.freezing}" if components.freezing else ""
+    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{resumes}{anew}{frozen}"
 
 
 def _loss(args: Settings) -> str:

@@ -56,6 +56,8 @@ def announce(run: Run, components: Any) -> None:
         log(f"Teacher: {components.criterion.teacher}")
     if components.untrained:
         log(f"Pretrained but for {components.untrained}")
+    if components.freezing:
+        log(f"Training: {components.freezing}")
     log(
         f"{args.model.arch}: {parameters:,} parameters; {run.distributed.world_size} process(es) on "
         f"{run.distributed.describe_device()}; batch {args.data.global_batch_size}"

@@ -219,6 +219,11 @@ class Distributed:
             self._settle(wrapped, image_shape)
         return wrapped
 
+    def unwrap(self, network: torch.nn.Module) -> None:
+        """End what ``wrap`` gave, as other parameters train from now on: the model then needs another wrapper."""
+        if self.world_size > 1:
+            network._remove_autograd_hooks()  # the object may live on, and would exchange gradients again
+
     def _settle(self, wrapped: torch.nn.parallel.DistributedDataParallel, image_shape: tuple[int, ...]) -> None:
         """Two backward passes whose only effect is DDP's final order of gradients.
 

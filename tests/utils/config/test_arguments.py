@@ -236,11 +236,11 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
-    extra |= {"--new-head"}
     extra |= {"--bce-target-thresh", "--bce-sum", "--bce-pos-weight", "--focal-gamma"}
     extra |= {"--teacher", "--distillation", "--distillation-alpha", "--distillation-temperature"}
     extra |= {"--mixup-prob", "--mixup-switch-prob", "--mixup-off-epoch", "--repeated-augmentation"}
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
+    extra |= {"--new-head", "--freeze", "--unfreeze-epoch", "--freeze-bn"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
     assert named - {"--progress"} == set(FLAGS.split()) | extra

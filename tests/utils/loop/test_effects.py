@@ -15,7 +15,7 @@ SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 RICH = Facts(
     continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",),
     in_memory=False, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
-    gathers_statistics=True, never_called=(),
+    has_statistics=True, gathers_statistics=True, never_called=(),
 )  # fmt: skip
 FILES = "--dataname folder --datapath D"
 
@@ -45,6 +45,10 @@ NEEDS = [
     ("max_shift", "--max-shift 2", {"augmentation": ("flip",)}, "--max-shift 2 does nothing: it needs shift in --augment"),
     ("shift_padding", "--shift-padding reflect", {"augmentation": ()}, "--shift-padding reflect does nothing: it needs shift"),
     ("pretrained", "--pretrained --evaluate --resume R", {}, "--pretrained does nothing: it needs no other weights"),
+    ("new_head", "--new-head", {}, "--new-head does nothing: it needs --weights or --pretrained"),
+    ("unfreeze_epoch", "--unfreeze-epoch 2", {}, "--unfreeze-epoch 2 does nothing: it needs --freeze"),
+    ("unfreeze_epoch", "--freeze a --unfreeze-epoch 20", {}, "--unfreeze-epoch 20 does nothing: --epochs 20 end before"),
+    ("freeze_bn", "--freeze-bn", {"has_statistics": False}, "--freeze-bn does nothing: it needs batch norm with"),
     ("channels_last", "--channels-last", {"has_filters": False}, "--channels-last on does nothing: it needs a network with"),
     ("momentum", "--momentum 0.9 --optimizer lion", {"has_momentum": False}, "--momentum 0.9 does nothing: --optimizer lion"),
     ("decay_norm_bias", "--no-decay-norm-bias --weight-decay 0", {}, "--no-decay-norm-bias does nothing: it needs a --weight"),

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
-from utils.config.field import needs, not_empty, setting
+from utils.config.field import needs, not_empty, positive_int, setting
 
 INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
+
+
+def _unfreezes(v: Any) -> str | None:
+    if not v.freeze:
+        return "does nothing: it needs --freeze"
+    return f"does nothing: --epochs {v.epochs} end before" if v.unfreeze_epoch >= v.epochs else None
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,19 @@ class ModelSettings:
     new_head: bool = setting(
         False, "begin the last layer anew, for other classes than those of --weights or --pretrained",
         in_evaluation=False, effect=needs("--weights or --pretrained", lambda v: v.weights or v.pretrained),
+    )  # fmt: skip
+    freeze: tuple[str, ...] | None = setting(
+        None, "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; "
+        "their batch norms keep their statistics too", type=str, many=True, metavar="PATTERN",
+        check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
+    )  # fmt: skip
+    unfreeze_epoch: int | None = setting(
+        None, "train what --freeze names, too, after this many epochs", type=int, check=positive_int, metavar="N",
+        in_evaluation=False, effect=_unfreezes,
+    )  # fmt: skip
+    freeze_bn: bool = setting(
+        False, "normalise by the statistics that the network's batch norms begin with, and keep them",
+        in_evaluation=False, effect=needs("batch norm with running statistics", lambda v: v.has_statistics),
     )  # fmt: skip
     channels_last: str = setting(
         "auto", "channels-last memory format; auto: where measurements found it faster",

@@ -1,0 +1,301 @@
+"""What is frozen does not move, costs nothing, and trains from the epoch on that was asked for."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import main
+from models import build_model
+from tests.end_to_end.forked import Forked
+from tests.end_to_end.processes import load, rows
+from tests.faults.small_run import told
+from tests.utils.test_train_validation import make, steps
+from utils.config.arguments import parse
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
+from utils.optim.freezing import Freezing
+from utils.optim.optimizers import build_optimizer
+
+# A network of each origin: a part of it, and its last layer.
+ORIGINS = {
+    "conv2": ("features.0", "classifier.5"),
+    "timm/test_resnet": ("layer1", "fc"),
+    "timm/test_vit": ("blocks.0", "head"),
+    "torchvision/squeezenet1_1": ("features.3", "classifier.1"),
+}
+DIGITS = ("--device", "cpu", "--no-progress", "--arch", "timm/test_resnet", "--batch-size", "512", "--epochs", "4")
+
+
+def build(arch, classes=10, size=32):
+    torch.manual_seed(0)
+    return build_model(ModelSettings(arch=arch), classes=classes, channels=1, image_size=size)
+
+
+def below(names, *layers):
+    return {name for name in names if any(name == layer or name.startswith(f"{layer}.") for layer in layers)}
+
+
+def trained(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def same(state, other):
+    """Whether nested states have the same bits."""
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(same(state[key], other[key]) for key in state)
+    if isinstance(state, list | tuple):
+        return len(state) == len(other) and all(map(same, state, other))
+    return torch.equal(state, other) if torch.is_tensor(state) else state == other
+
+
+# --------------------------------------------------------------------------------------------- which
+
+
+@pytest.mark.parametrize("arch", ORIGINS)
+def test_a_pattern_is_a_layer_a_glob_or_all_but_the_head(arch):
+    part, head = ORIGINS[arch]
+    names = {name for name, _ in build(arch).named_parameters()}
+    for pattern, frozen in {
+        part: below(names, part),
+        f"{part}*": {name for name in names if name.startswith(part)},
+        "*.weight": {name for name in names if name.endswith(".weight")},
+        "all-but-head": names - below(names, head),
+        "backbone": names - below(names, head),
+    }.items():
+        model = build(arch)
+        freezing = Freezing(model, [pattern])
+        assert frozen and trained(model) == names - frozen, pattern
+        assert freezing.count == sum(p.numel() for name, p in model.named_parameters() if name in frozen)
+    model = build(arch)
+    Freezing(model, [part, head])
+    assert trained(model) == names - below(names, part, head)
+
+
+def test_a_part_called_backbone_is_what_that_name_means():
+    model = nn.Sequential()
+    model.add_module("backbone", nn.Linear(2, 2))
+    model.add_module("neck", nn.Linear(2, 2))
+    model.add_module("out", nn.Linear(2, 2))
+    Freezing(model, ["backbone"])
+    assert trained(model) == {"neck.weight", "neck.bias", "out.weight", "out.bias"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("layr1", "--freeze layr1: no parameter or layer of the network has such a name; did you mean layer1"),
+        ("layer1.0.conv1.weights", "did you mean layer1.0.conv1.weight"),
+        ("encoder", "its parts are conv1, bn1, layer1"),
+        ("*", "--freeze *: leaves nothing to train"),
+    ],
+)
+def test_a_pattern_for_nothing_or_everything_is_refused(pattern, words):
+    with pytest.raises(UserError) as caught:
+        Freezing(build("timm/test_resnet"), [pattern])
+    assert words in str(caught.value)
+
+
+def test_the_run_says_what_is_frozen_and_refuses_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, (line,) = told(capsys, (*DIGITS, "--freeze", "layr1", "--dry-run"))
+    assert code == 2 and "did you mean layer1" in line
+    assert main.main([*DIGITS, "--freeze", "layer1", "--unfreeze-epoch", "2", "--max-steps", "1"]) == 0
+    (log,) = Path("runs/digits/timm-test_resnet").glob("*/log.txt")
+    model = build("timm/test_resnet", size=8)
+    count = sum(parameter.numel() for parameter in model.layer1.parameters())
+    words = f"layer1 ({count:,} parameters) frozen until the end of epoch 2, its batch-norm statistics frozen ("
+    assert f"Training: {words}" in log.read_text()
+    capsys.readouterr()
+    assert main.main([*DIGITS, "--freeze", "layer1", "--unfreeze-epoch", "2", "--dry-run"]) == 0
+    assert words in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------- what it does
+
+
+def test_a_frozen_part_trains_as_one_that_timm_has_frozen():
+    """timm.utils.freeze turns batch norms into layers that normalise by what they have, as ours do."""
+    model = build("timm/test_resnet", size=8)
+    for layer in model.modules():  # statistics that are not those of any batch here
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.fill_(0.1)
+            layer.running_var.fill_(2.0)
+    plain = copy.deepcopy(model)
+    freezing = Freezing(model, ["conv1", "bn1", "layer1", "layer2"])
+    traval = make("--arch", "timm/test_resnet", "--amp", "off", model=model, freezing=freezing)
+    timm.utils.freeze(plain, ["conv1", "bn1", "layer1", "layer2"])
+    plain.train()
+    optimizer = torch.optim.SGD(
+        [p for p in plain.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True
+    )
+    traval.network.train()
+    for (batch,) in steps(traval, 3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(batch.images), batch.targets).backward()
+        optimizer.step()
+    theirs = plain.state_dict()
+    for name, value in traval.model.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert torch.equal(model.layer1[0].bn1.running_mean, torch.full_like(model.layer1[0].bn1.running_mean, 0.1))
+    assert not torch.equal(model.layer3[0].bn1.running_mean, torch.full_like(model.layer3[0].bn1.running_mean, 0.1))
+
+
+@pytest.mark.parametrize("arch", ORIGINS)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_parameters_get_no_gradient_no_state_and_no_decay(arch, optimizer):
+    part, _ = ORIGINS[arch]
+    model = build(arch)
+    freezing = Freezing(model, [part])
+    before = copy.deepcopy(model.state_dict())
+    traval = make(
+        "--optimizer", optimizer, "--weight-decay", "0.5", "--lr", "0.01", "--image-size", "32", "--ema-decay", "0.9", "--batch-size", "16", model=model, freezing=freezing,
+    )  # fmt: skip
+    held = [p for one in traval.optimizers for group in one.param_groups for p in group["params"]]
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)] for p in held} == trained(model)
+    assert {traval.clip._names[p] for p in traval.clip.parameters} == trained(model)
+    traval.network.train()
+    steps(traval, 2)
+    for name, value in model.state_dict().items():
+        frozen = below({name}, part)
+        if frozen:
+            assert torch.equal(value, before[name]) and torch.equal(traval.ema.module.state_dict()[name], value), name
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters() if not below({name}, part))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_freeze_bn_keeps_all_statistics_and_trains_the_rest_also_after_unfreezing():
+    model = build("timm/test_resnet", size=8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    freezing = Freezing(model, ["layer1"], epochs=1, all_statistics=True)
+    traval = make("--arch", "timm/test_resnet", "--batch-size", "512", model=model, freezing=freezing)
+    freezing.separate(traval.optimizers)
+    traval.train(0)
+    assert torch.equal(model.layer1[0].conv1.weight, before["layer1.0.conv1.weight"])
+    traval.progress.finish_epoch()
+    traval.train(1)
+    for name, value in model.state_dict().items():
+        statistics = any(word in name for word in ("running", "num_batches"))
+        assert torch.equal(value, before[name]) == statistics, name
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "lion", "adafactor"])
+def test_unfreezing_is_a_plain_loop_that_begins_to_train_these_parameters(optimizer):
+    """The reference keeps requires_grad and discards the gradients instead."""
+    model = build("timm/test_resnet", size=8)
+    plain = copy.deepcopy(model)
+    freezing = Freezing(model, ["*.weight"], epochs=1)  # of convolutions and norms, whose biases train
+    assert not freezing.norms
+    flags = ("--optimizer", optimizer, "--lr", "0.01", "--batch-size", "512")
+    traval = make(*flags, model=model, freezing=freezing)
+    freezing.separate(traval.optimizers)
+    theirs = build_optimizer(parse([*flags]).optimisation, plain)
+    if optimizer == "sgd":  # fused, it begins the momentum of all parameters at once
+        theirs = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, foreach=False)
+    for epoch in (0, 1):
+        batches = list(traval.train_loader.batches(epoch))
+        traval.train(epoch)
+        traval.progress.finish_epoch()
+        for batch in batches:
+            nn.functional.cross_entropy(plain(batch.images), batch.targets).backward()
+            for name, parameter in plain.named_parameters():
+                if epoch == 0 and name in freezing.names:
+                    parameter.grad = None
+            theirs.step()
+            theirs.zero_grad()
+        held = sum(len(one) > 0 for one in theirs.state.values())
+        assert sum(len(one) > 0 for one in traval.optimizers[0].state.values()) == held
+    for ours, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_optimizer_without_parameters_to_train_waits():
+    """Muon's matrices are all frozen at first; under the scaler it would have nothing to look for an overflow in."""
+    model = build("fc", size=8)
+    traval = make(
+        "--arch", "fc", "--optimizer", "muon", "--lr", "0.001", "--batch-size", "512", "--amp", "fp16",
+        "--init-scale", "8", model=model, freezing=Freezing(model, ["all-but-head"], epochs=1),
+    )  # fmt: skip
+    muon, adamw = traval.optimizers
+    traval.train(0)
+    assert traval.active == [adamw] and not muon.state and traval.progress.partly_skipped_steps == 0
+    traval.progress.finish_epoch()
+    traval.train(1)
+    assert traval.active == [muon, adamw] and muon.state and traval.progress.skipped_steps == 0
+
+
+# --------------------------------------------------------------------------------- resume, ranks
+
+MIXTURES = {
+    "scaler, average, two optimizers": (
+        "--arch",
+        "fc",
+        "--optimizer",
+        "muon",
+        "--lr",
+        "0.001",
+        "--amp",
+        "fp16",
+        "--ema-decay",
+        "0.9",
+    ),
+    "accumulation": ("--batch-size", "100", "--accumulate", "5", "--freeze-bn"),
+}
+
+
+def finals(run):
+    state = load(run, "final.pt")
+    return {key: state[key] for key in ("model", "ema", "optimizer", "scaler")}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_resume_before_and_after_unfreezing_gives_the_same_bits(tmp_path, monkeypatch, mixture):
+    monkeypatch.chdir(tmp_path)
+    flags = [*DIGITS, "--deterministic", "--freeze", "all-but-head", "--unfreeze-epoch", "2", *MIXTURES[mixture]]
+    assert main.main([*flags, "--output", "whole"]) == 0
+    (whole,) = tmp_path.glob("whole/digits/*/*")
+    for stop in (2, 6, 7, 100):  # of 12 steps, 3 an epoch; 6 is between the two
+        assert main.main([*flags, "--output", "cut", "--resume", "auto", "--max-steps", str(stop)]) == 0
+    (cut,) = tmp_path.glob("cut/digits/*/*")
+    assert same(finals(whole), finals(cut))
+
+
+def test_unfreezing_may_come_at_another_epoch_by_override(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = [*DIGITS, "--arch", "fc", "--freeze", "layers.1", "--unfreeze-epoch", "3", "--max-steps", "4"]
+    assert main.main(line) == 0
+    (run,) = tmp_path.glob("runs/digits/fc/*")
+    before = load(run, "last.pt")["model"]["layers.1.weight"]
+    flags = ("--device", "cpu", "--no-progress", "--resume", run, "--resume-override")
+    code, (warning,) = told(capsys, (*flags, "--unfreeze-epoch", 2, "--max-steps", 6))
+    assert code == 0 and "--unfreeze-epoch 2" in warning
+    assert torch.equal(load(run, "last.pt")["model"]["layers.1.weight"], before)
+    assert main.main([*DIGITS[:3], "--resume", str(run), "--max-steps", "7"]) == 0
+    assert not torch.equal(load(run, "last.pt")["model"]["layers.1.weight"], before)
+
+
+def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "--no-progress", "--arch", "timm/test_resnet", "--epochs", "4", "--deterministic", "--freeze", "all-but-head", "--unfreeze-epoch", "2",
+        "--global-batch-size", "512", "--freeze-bn", "--lr", "0.01",
+    ]  # fmt: skip
+    runs = [
+        Forked(*flags, "--output", "two", processes=2),
+        Forked(*flags, "--output", "cut", "--max-steps", "7", processes=2),
+    ]
+    assert main.main([*flags, "--device", "cpu", "--output", "one"]) == 0
+    for run in runs:
+        run.communicate()
+    resumed = Forked(*flags, "--output", "cut", "--resume", "auto", processes=2)
+    assert resumed.communicate()[1] == "" and [run.returncode for run in (*runs, resumed)] == [0, 0, 0]
+    one, two, cut = (next(tmp_path.glob(f"{name}/digits/*/*")) for name in ("one", "two", "cut"))
+    assert same(finals(two), finals(cut))
+    for row, other in zip(rows(one), rows(two), strict=True):
+        assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)
+        assert float(row["val_loss"]) == pytest.approx(float(other["val_loss"]), rel=1e-3)
