@@ -16,6 +16,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError
 from utils.data.preprocessing import Known, Preprocessing
+from utils.data.resolution import build_resolution
 from utils.data.sets.datasets import Data
 from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
@@ -54,6 +55,9 @@ def prepare_network(
     size = data.preprocessing.val_image_size
     if size != data.image_size:
         check_forward(settings.arch, model, **shape, image_size=size, flag="--val-image-size")
+    resolution = None if args.run.evaluate else build_resolution(args, data.image_size)
+    for size in resolution.sizes(args.optimisation.epochs) if resolution else ():
+        check_forward(settings.arch, model, **shape, image_size=size, flag="--progressive-size")
     untrained = begins_anew(model, settings, len(data.classes), data.image_size)
     if args.run.evaluate and untrained:
         raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")

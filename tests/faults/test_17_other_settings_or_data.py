@@ -44,7 +44,8 @@ OTHER = {
     "auto_augment": "ra",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1",
     "mixup_prob": "0.5", "mixup_switch_prob": "0.8", "mixup_off_epoch": "2", "repeated_augmentation": "3",
-    "balanced_sampler": None, "train_samples": "500", "tta": "flip", "class_weights": "balanced", "arch": "conv2",
+    "balanced_sampler": None, "train_samples": "500", "progressive_size": "4", "progressive_step": "2",
+    "tta": "flip", "class_weights": "balanced", "arch": "conv2",
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "bce_target_thresh": "0.2", "bce_sum": None,
     "bce_pos_weight": "2", "focal_gamma": "3", "teacher": "teacher.pt", "distillation": "hard",
@@ -58,7 +59,7 @@ OTHER = {
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1",
     "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
-OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "lr_base"}
+OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "progressive_epochs", "lr_base"}
 AGAINST_THE_RUN = {"swa_start_epoch"}  # which has another average: see tests/utils/optim/test_epoch_average.py
 
 

@@ -228,6 +228,12 @@ def _data_rules(v: SimpleNamespace) -> Iterator[Rule]:
         v.balanced_sampler and v.repeated_augmentation > 1,
         "--balanced-sampler and --repeated-augmentation are two ways to fill an epoch; give one",
     )
+    yield Rule(
+        ("progressive_epochs", "epochs"),
+        v.progressive_size and v.progressive_epochs and v.progressive_epochs[1] >= v.epochs,
+        f"--progressive-epochs {' '.join(map(str, v.progressive_epochs or ()))}: --epochs {v.epochs} end before images "
+        "have their full size",
+    )
     yield Rule(("decode", "device"), v.decode == "gpu" and v.device == "cpu", "--decode gpu contradicts --device cpu")
     yield Rule(
         ("decode", "skip_bad_images"),

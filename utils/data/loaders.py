@@ -24,6 +24,7 @@ from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
 from utils.data.images.view import View
 from utils.data.mixing import Mixing
 from utils.data.progress_log import ProgressLog
+from utils.data.resolution import Resolution, build_resolution
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sampling import build_sampling
 from utils.data.sets import cache
@@ -65,9 +66,15 @@ class TrainLoader:
     """Training batches of any epoch, starting at any step."""
 
     def __init__(
-        self, source: Source, plan: SamplePlan, transform: BatchTransform, mixing: Mixing | None = None
+        self,
+        source: Source,
+        plan: SamplePlan,
+        transform: BatchTransform,
+        mixing: Mixing | None = None,
+        resolution: Resolution | None = None,
     ) -> None:
         self.source, self.plan, self.transform, self.mixing = source, plan, transform, mixing
+        self.resolution = resolution
         self._prefetch = DevicePrefetcher(source.device)
 
     @property
@@ -76,7 +83,7 @@ class TrainLoader:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of a batch's images."""
+        """Channels, height and width of a batch's images, the largest if they grow."""
         return len(self.transform.mean), self.transform.size, self.transform.size
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
@@ -110,8 +117,11 @@ class TrainLoader:
 
     def prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         """A batch of each micro-batch, augmented together."""
-        together = self.transform.training(pixels, keys_of(micro_batches), micro_batches[0].epoch)
-        if self.mixing is not None and self.mixing.is_on(micro_batches[0].epoch):
+        epoch, transform = micro_batches[0].epoch, self.transform
+        if self.resolution is not None:
+            transform = transform.at_size(self.resolution.size(epoch))
+        together = transform.training(pixels, keys_of(micro_batches), epoch)
+        if self.mixing is not None and self.mixing.is_on(epoch):
             together, labels = self.mixing(together, labels, micro_batches)
         for one, images, targets in _split(micro_batches, together, labels):
             yield Batch(
@@ -227,7 +237,7 @@ def loaders(
     if data.train is not None:
         plan = sample_plan(data.train.labels, args, distributed.rank, distributed.world_size)
         mixing = Mixing.of(args.augmentation, len(data.classes), seed)
-        train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing)
+        train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing, sources.resolution)
         workers = workers if resident else train.source.workers
     validation = sources.build(data.validation, False, workers)
     reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
@@ -253,6 +263,10 @@ class _SourceBuilder:
     only_plan: bool
     progress: ProgressLog
 
+    @property
+    def resolution(self) -> Resolution | None:
+        return build_resolution(self.args, self.data.image_size)
+
     def build(self, images: Images, training: bool, workers: int | str) -> Source:
         settings = self.args.data
         policy = (REPLACE if training else LEAVE_OUT) if settings.skip_bad_images else REFUSE
@@ -264,6 +278,7 @@ class _SourceBuilder:
         reader = MicroBatchReader(
             images, view, crop=training and "resized-crop" in chosen_names(self.args.augmentation, self.data.spec),
             seed=self.args.run.seed, as_files=settings.decode == "gpu", policy=policy,
+            resolution=self.resolution if training else None,
         )  # fmt: skip
         cores = cores_per_process(self.distributed.local_world_size)
         return StreamSource(reader, self.distributed.device, workers=0 if self.only_plan else workers, cores=cores)

@@ -17,6 +17,7 @@ from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whol
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
+from utils.data.resolution import Resolution
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
 from utils.data.worker_pool.pool import WorkerPool
@@ -143,16 +144,17 @@ class MicroBatchReader(Dataset):
 
     Of files it reads what ``view`` shows, or with ``crop`` random boxes, which depend on ``seed``, epoch and sample.
     With ``as_files`` it hands over the JPEG files themselves, as a ``MixedBatch`` for the device to decode. ``policy``
-    is for unreadable images, see ``read_micro_batch``; those that only the device finds are refused.
+    is for unreadable images, see ``read_micro_batch``; those that only the device finds are refused. ``resolution``:
+    the size of each epoch's images, instead of the view's.
     """
 
     def __init__(
         self, images: Images, view: View, *, crop: bool = False, seed: int = 0, as_files: bool = False,
-        policy: str = REFUSE,
+        policy: str = REFUSE, resolution: Resolution | None = None,
     ) -> None:  # fmt: skip
         if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
             images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
-        self.images, self.view, self.seed, self.policy = images, view, seed, policy
+        self.images, self.view, self.seed, self.policy, self.resolution = images, view, seed, policy, resolution
         self.crop, self.as_files = crop and not view.whole, as_files and not view.whole
 
     def __getitem__(self, micro_batch: MicroBatch) -> ReadMicroBatch:
@@ -163,20 +165,23 @@ class MicroBatchReader(Dataset):
 
     def _read_files(self, micro_batch: MicroBatch, files: ImageFiles) -> ReadMicroBatch:
         draws: Any = [None] * len(micro_batch.indices)
+        view = self.view
+        if self.resolution is not None and not view.whole:
+            view = replace(view, size=self.resolution.size(micro_batch.epoch))
         if self.crop:
             draws = sample_uniforms(self.seed, micro_batch.epoch, micro_batch.keys, CROP_STREAM, CROP_NUMBERS)
         if self.as_files:
             paths = [files.paths[index] for index in micro_batch.indices]
-            items = [read_for_gpu(path, self.view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
-            return micro_batch, pack(items, self.view, files.colour), micro_batch.indices
-        batch = empty_batch(len(micro_batch.indices), 1 if files.colour == "L" else 3, self.view.size)
+            items = [read_for_gpu(path, view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
+            return micro_batch, pack(items, view, files.colour), micro_batch.indices
+        batch = empty_batch(len(micro_batch.indices), 1 if files.colour == "L" else 3, view.size)
 
         def read(image: int, sample: int, place: int) -> None:
             path = files.paths[image]
-            if self.view.whole:
-                batch[place].copy_(decode_whole(path, self.view.size, files.colour))
+            if view.whole:
+                batch[place].copy_(decode_whole(path, view.size, files.colour))
             else:
-                batch[place].copy_(decode_crop(path, self.view, files.colour, draws[sample]))
+                batch[place].copy_(decode_crop(path, view, files.colour, draws[sample]))
 
         micro_batch, shown = read_micro_batch(micro_batch, len(files), self.policy, read)
         return micro_batch, batch[: len(shown)], shown

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -53,6 +53,21 @@ class BatchTransform:
             first = round((side - self.size) / 2)
             images = self._resized(images, side)[..., first : first + self.size, first : first + self.size]
         return self._on_device(images, [()] * len(self._steps))
+
+    def at_size(self, size: int) -> BatchTransform:
+        """The same for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
+        if size == self.size:
+            return self
+        if size not in self._other_sizes:  # kept, because each is compiled on its own
+            augmentations = tuple(
+                replace(one, size=size) if hasattr(one, "size") else one for one in self.augmentations
+            )
+            self._other_sizes[size] = replace(self, size=size, augmentations=augmentations)
+        return self._other_sizes[size]
+
+    @cached_property
+    def _other_sizes(self) -> dict[int, BatchTransform]:
+        return {}
 
     @cached_property
     def _steps(self) -> tuple[Augmentation, ...]:

@@ -68,7 +68,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         augmentation=chosen_names(args.augmentation, data.spec),
         in_memory=isinstance(data.validation, MemoryImages),
         any_size=not data.spec.fixed_size,
-        resizes=data.preprocessing.resizes,
+        resizes=data.preprocessing.resizes or bool(train and args.data.progressive_size),
         resident=choose(data, args.data, device)[0],
         has_momentum=has_momentum(args.optimisation.optimizer),
         warmup_steps=parts.lr_policy.warmup_steps if train else 0,

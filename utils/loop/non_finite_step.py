@@ -110,7 +110,7 @@ class NonFiniteStepHandler:
             self.folder / "bad_batches",
             {
                 **{name: self.description[name] for name in ("arch", "settings", "classes")},
-                "image_shape": list(batches[0].images.shape[1:]),
+                "image_shape": list(self.train_loader.image_shape),
                 "model": self.model.state_dict(),
                 "passes": [
                     {

@@ -44,6 +44,7 @@ def plan(run: Run, components: Any) -> str:
         ("Augmentation", _augmentation(args, components)),
         ("Mixing", _mixing(args)),
         *_sampling(components),
+        *_growth(args, components),
         ("Loader", components.loader_choice),
         ("Network", _network(args, point, components)),
         *_sizes(components, distributed),
@@ -143,6 +144,12 @@ def _mixing(args: Settings) -> str:
         )
         if shown
     )
+
+
+def _growth(args: Settings, components: Any) -> list[tuple[str, str]]:
+    """The sizes of training images, if they grow."""
+    resolution = components.train_loader.resolution
+    return [] if resolution is None else [("Training size", resolution.table(args.optimisation.epochs))]
 
 
 def _sampling(components: Any) -> list[tuple[str, str]]:

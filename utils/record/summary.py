@@ -49,6 +49,9 @@ def announce(run: Run, components: Any) -> None:
     log(f"Preprocessing: {data.preprocessing_line}")
     if args.data.tta != "none":
         log(describe_tta(args.data.tta))
+    resolution = components.train_loader.resolution
+    if resolution is not None:
+        log(f"Training size: {resolution.table(args.optimisation.epochs)}")
     sampling = components.train_loader.plan.sampling
     if sampling is not None:
         log(f"Sampling: {sampling}, of {len(sampling.available):,} training images")

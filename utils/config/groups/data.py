@@ -14,6 +14,12 @@ VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by
 
 _IMAGE_FILES = needs("images in files", lambda v: not v.in_memory)
 _VALIDATION_BATCH = needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
+_PROGRESSIVE = needs("--progressive-size", lambda v: v.progressive_size)
+
+
+def _first_and_last(epochs: tuple[int, ...]) -> str | None:
+    fits = len(epochs) == 2 and 0 <= epochs[0] <= epochs[1]
+    return None if fits else "must be two epochs, where the image size begins and where it ends to grow"
 
 
 def _has_folder(v: Any) -> bool:
@@ -39,6 +45,18 @@ class DataSettings:
         check=between(1, 8192),
     )  # fmt: skip
     val_image_size: int | None = setting(None, "the same in validation [image size]", type=int, check=between(1, 8192))
+    progressive_size: int | None = setting(
+        None, "begin training with images of this height and width, which grow to the image size", type=int,
+        check=between(1, 8192), metavar="PIXELS", in_evaluation=False,
+    )  # fmt: skip
+    progressive_step: int = setting(
+        32, "pixels by which the image size grows at least", check=between(1, 8192), metavar="PIXELS",
+        in_evaluation=False, effect=_PROGRESSIVE,
+    )  # fmt: skip
+    progressive_epochs: tuple[int, ...] | None = setting(
+        None, "epochs after which the image size begins and ends to grow [74 %% and 86 %% of --epochs]", type=int,
+        many=True, check=_first_and_last, metavar="EPOCH", in_evaluation=False, effect=_PROGRESSIVE,
+    )  # fmt: skip
     crop_pct: float | None = setting(
         None, "side of validation's center crop as a fraction of the resized image [that of the weights, otherwise "
         "0.875, or 1 if all images have one size]", type=float, check=between(0.01, 1), metavar="SHARE",

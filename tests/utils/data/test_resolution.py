@@ -1,0 +1,205 @@
+"""Progressive image size: FFCV's sizes, the images of a run of that size, alike on any loader and from any step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms.v2 import functional
+
+import main
+from tests.faults.small_run import told
+from utils.config.arguments import parse
+from utils.data.loaders import loaders
+from utils.data.resolution import Resolution, build_resolution
+from utils.data.sets.datasets import get_data
+from utils.runtime.distributed import Distributed, RankInfo
+
+GROWS = ("--progressive-size", 8, "--progressive-step", 4, "--progressive-epochs", 1, 4, "--epochs", 6)
+SIZES = [8, 8, 12, 12, 16, 16]  # of the epochs, up to --image-size 16
+
+
+def of_ffcv(epoch, low, high, start, end):
+    """Its formula: the ends as they are, in between linear, in steps of 32."""
+    if epoch <= start:
+        return low
+    if epoch >= end:
+        return high
+    return int(np.round(np.interp(epoch, [start, end], [low, high]) / 32)) * 32
+
+
+@pytest.mark.parametrize("args", [(160, 192, 65, 76), (160, 192, 11, 13), (128, 224, 0, 30), (96, 256, 3, 5)])
+def test_sizes_are_ffcvs(args):
+    low, high, start, end = args
+    resolution = Resolution(low, high, 32, start, end)
+    assert [resolution.size(epoch) for epoch in range(100)] == [of_ffcv(epoch, *args) for epoch in range(100)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 70), st.integers(0, 90), st.integers(0, 90))
+def test_sizes_never_shrink_and_are_multiples_of_the_step_but_for_the_ends(low, more, step, start, more_epochs):
+    resolution = Resolution(low, low + more, step, start, start + more_epochs)
+    sizes = [resolution.size(epoch) for epoch in range(start + more_epochs + 3)]
+    assert (
+        sizes == sorted(sizes)
+        and sizes[-1] == low + more
+        and min(sizes[: start + (more_epochs > 0)], default=low) == low
+    )
+    assert all(size % step == 0 for size in sizes if size not in (low, low + more))
+
+
+def test_the_growth_is_where_it_is_in_ffcvs_recipes_unless_told():
+    for epochs, expected in ((88, (65, 76)), (16, (11, 13))):
+        args = parse(["--progressive-size", "160", "--epochs", str(epochs)], 1)
+        resolution = build_resolution(args, 192)
+        assert (resolution.start, resolution.end) == expected and resolution.sizes(epochs) == [160, 192]
+    assert build_resolution(parse([], 1), 192) is None
+
+
+def test_the_table_counts_epochs_from_one():
+    assert (
+        Resolution(8, 16, 4, 1, 4).table(6) == "8 px in epochs 1 to 2, 12 px in epochs 3 to 4, 16 px in epochs 5 to 6"
+    )
+    assert Resolution(8, 16, 8, 0, 1).table(2) == "8 px in epoch 1, 16 px in epoch 2"
+
+
+# ------------------------------------------------------------------------------- through the loader
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Class folders of photographs of several sizes."""
+    numbers = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 2)):
+        for name in "ab":
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = numbers.integers(0, 255, (30 + 5 * number, 44, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / split / name / f"{number}.png")
+    return ("--dataname", "folder", "--datapath", tmp_path, "-b", 5)
+
+
+def make(*flags, rank=0, world_size=1):
+    args = parse(["--device", "cpu", "--workers", "0", "--seed", "3", *map(str, flags)], world_size)
+    data = get_data(args.data, torch.device("cpu"))
+    distributed = Distributed(RankInfo(rank, world_size), args.run)
+    return loaders(data, args, distributed, channels_last=False)[:2]
+
+
+def same(found, expected):
+    return all(
+        torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("loader", ["resident", "stream"])
+@pytest.mark.parametrize(
+    "more", [("--augment", "shift", "--cutout", 3, "--mixup", 0.3, "--cutmix", 1), ("--augment", "resized-crop")]
+)
+def test_the_images_of_an_epoch_are_those_of_a_run_of_its_size(loader, more):
+    flags = ("--loader", loader, "-b", 700, *more)
+    train, validation = make("--image-size", 16, *GROWS, *flags)
+    assert train.image_shape == (1, 16, 16)
+    for epoch in (0, 2, 5):
+        plain, _ = make("--image-size", SIZES[epoch], *flags)
+        batches = list(train.batches(epoch))
+        assert batches[0].images.shape[2:] == (SIZES[epoch],) * 2 and same(batches, plain.batches(epoch))
+    assert next(validation.batches()).images.shape[2:] == (16, 16)
+
+
+@pytest.mark.parametrize("augment", ["resized-crop", "flip"])
+def test_workers_read_files_at_the_size_of_the_epoch(files, augment):
+    flags = (*files, "--loader", "stream", "--augment", augment)
+    train, validation = make(*flags, "--image-size", 16, *GROWS, "--workers", 1)
+    for epoch in (0, 3, 4):
+        plain, _ = make(*flags, "--image-size", SIZES[epoch])
+        assert same(list(train.batches(epoch)), plain.batches(epoch))
+    assert next(validation.batches()).images.shape[2:] == (16, 16)
+
+
+def test_decoded_files_are_resized_on_the_device(files):
+    flags = (*files, "--loader", "resident", "--augment", "none", "--mean", 0, "--std", 1)
+    whole, _ = make(*flags, "--image-size", 16)
+    train, _ = make(*flags, "--image-size", 16, *GROWS)
+    for small, large in zip(train.batches(2), whole.batches(2), strict=True):
+        expected = functional.resize(large.images, [12, 12], antialias=True)
+        torch.testing.assert_close(small.images, expected, atol=1e-5, rtol=0)
+
+
+def test_any_ranks_and_any_first_step_have_the_same_bits_and_so_have_batch_norms_statistics():
+    flags = ("--image-size", 16, *GROWS, "--global-batch-size", 300, "--augment", "shift")
+    alone, _ = make(*flags)
+    for epoch in (1, 2):
+        batches = list(alone.batches(epoch))
+        assert same(batches[-2:], alone.batches(epoch, first_step=len(batches) - 2))
+        assert same(batches[3:4], alone.replay_step(epoch, 3))
+        images = torch.cat([batch.images for batch in batches])
+        ranks = [list(make(*flags, rank=rank, world_size=2)[0].batches(epoch)) for rank in (0, 1)]
+        assert torch.equal(images, torch.cat([part.images for parts in zip(*ranks, strict=True) for part in parts]))
+        count, shared = alone.shared_out(epoch, 2)
+        seen = torch.cat([batch.images for batch in shared])
+        assert count > 1 and torch.equal(seen, images[: len(seen)]) and seen.shape[2] == SIZES[epoch]
+
+
+def test_one_transform_a_size_is_kept():
+    train, _ = make("--image-size", 16, *GROWS, "--cutout", 3)
+    small = train.transform.at_size(12)
+    assert small is train.transform.at_size(12) and train.transform.at_size(16) is train.transform
+    assert small.size == 12 and dataclasses.replace(small, size=16).size == 16
+    assert next(train.batches(0)).images.shape[2] == 8
+
+
+# --------------------------------------------------------------------------------- through the program
+
+RUN = ("--device", "cpu", "--no-progress", "--image-size", "16", *map(str, GROWS))
+
+
+def test_mistakes_are_reported_before_the_start(capsys):
+    dry = ("--dry-run", *RUN)
+    for more, words in (
+        (("--arch", "fc"), "does not take 8-pixel images"),
+        (("--arch", "conv2a", "--progressive-size", "16"), "--progressive-size 16 is where images begin to grow"),
+        (("--arch", "conv2a", "--epochs", "4"), "--progressive-epochs 1 4: --epochs 4 end before"),
+        (("--arch", "conv2a", "--progressive-epochs", "4", "1"), "must be two epochs"),
+    ):
+        code, lines = told(capsys, (*dry, *more))
+        assert code == 2 and len(lines) == 1 and words in lines[0], lines
+    code, lines = told(capsys, ("--dry-run", "--device", "cpu", "--arch", "fc", "--progressive-step", "4"))
+    assert code == 0 and "does nothing: it needs --progressive-size" in lines[0]
+
+
+def test_plan_and_log_have_the_table_of_sizes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = "8 px in epochs 1 to 2, 12 px in epochs 3 to 4, 16 px in epochs 5 to 6"
+    assert main.main([*RUN, "--arch", "conv2a", "--dry-run"]) == 0
+    assert f"Training size  {table}\n" in capsys.readouterr().out
+    assert main.main([*RUN, "--arch", "conv2a", "--max-steps", "1"]) == 0
+    assert f"Training size: {table}\n" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_with_sizes_copies_and_mixing_ends_with_the_bits_of_an_uninterrupted_one(tmp_path):
+    flags = (
+        *RUN, "--image-size", "8", "--progressive-size", "4", "--progressive-step", "2", "--arch", "conv2a", "--deterministic", "--train-samples", "300", "--repeated-augmentation", "3",
+        "--mixup", "0.2", "--cutmix", "1", "--mixup-prob", "0.8", "--mixup-off-epoch", "5", "--tta", "flip",
+        "--class-weights", "balanced", "--augment", "shift", "--ema-decay", "0.9", "--batch-size", "100",
+    )  # fmt: skip
+
+    def end(folder):
+        return torch.load(folder / "checkpoints/final.pt", weights_only=True)
+
+    assert main.main([*flags, "--output", str(tmp_path / "whole")]) == 0
+    (whole,) = (tmp_path / "whole").glob("digits/conv2a/*")
+    for stop in (4, 8):  # within epochs of 4 and 6 pixels
+        assert main.main([*flags, "--output", str(tmp_path / "cut"), "--resume", "auto", "--max-steps", str(stop)]) == 0
+    assert main.main([*flags, "--output", str(tmp_path / "cut"), "--resume", "auto"]) == 0
+    (cut,) = (tmp_path / "cut").glob("digits/conv2a/*")
+    expected, found = end(whole), end(cut)
+    for part in ("model", "ema"):
+        weights = expected[part] if part == "model" else expected[part]["model"]
+        others = found[part] if part == "model" else found[part]["model"]
+        assert all(torch.equal(value, others[name]) for name, value in weights.items())
+    assert expected["progress"]["last_validation"] == found["progress"]["last_validation"]
