@@ -56,6 +56,11 @@ def seconds(text: str) -> float:
     return _number(text, float, 0.01, 3600)
 
 
+def positive_number(text: str) -> float:
+    """What argparse takes for ``type``: text into a number above 0 and at most 1e6."""
+    return _number(text, float, 1e-30, 1e6)
+
+
 def _number(text: str, kind: type[int] | type[float], low: float, high: float) -> Any:
     try:
         value = kind(text)

@@ -1,0 +1,141 @@
+"""Which learning rate? A range test with the settings that main.py would train with.
+
+    python scripts/find_lr.py                                                     # the digits
+    python scripts/find_lr.py --dataname folder --datapath my_data --arch resnet50 --pretrained --picture lr.png
+
+Trains for some steps while the learning rate grows exponentially, until the loss diverges (Smith, Cyclical Learning
+Rates for Training Neural Networks, 2017), and advises a value for --lr. Takes all flags of main.py. Leaves nothing
+behind but the picture. Heavy imports are inside the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, positive_number, run_tool, whole
+from utils.config.settings import Settings, UserError
+from utils.runtime.distributed import Distributed, RankInfo
+
+if TYPE_CHECKING:
+    from main import Components
+    from scripts.lr_range.measure import Point, Ramp
+    from utils.train_validation import TraVal
+
+NAME = "find_lr.py"
+LINES = 10  # printed during the test where there is no bar
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own, args = build_parser().split(argv)
+    refuse_mistakes(own, args)
+    from main import build
+    from scripts.lr_range.advice import advise
+    from scripts.lr_range.measure import Ramp, run
+    from utils.record.run import Run
+
+    ramp = Ramp(own.start_lr, own.end_lr, own.steps)
+    with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
+        components = build(Run(args, distributed))
+        title = describe(args, components)
+        print(title)
+        with Display(ramp, args.logging.progress) as display:
+            test = run(build_traval(args, components, ramp, distributed), ramp, display.show)
+    advice = advise(test)
+    if own.picture:
+        from scripts.lr_range.picture import draw
+
+        save_picture(own.picture, lambda path: draw(path, title, test, advice))
+        print(f"Picture: {own.picture}")
+    print(f"Advice: {advice.line(own.start_lr, own.end_lr)}")
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument("--start-lr", type=positive_number, default=1e-6, metavar="X", help="first rate [1e-6]")
+    parser.add_argument("--end-lr", type=positive_number, default=10.0, metavar="X", help="last rate [10]")
+    parser.add_argument("--steps", type=whole(10), default=100, metavar="N", help="optimizer steps at most [100]")
+    parser.add_argument("--picture", metavar="FILE.png", help="draw loss over learning rate [nothing is drawn]")
+    return parser
+
+
+def refuse_mistakes(own: argparse.Namespace, args: Settings) -> None:
+    """Raise ``UserError`` for what cannot be done, before any work."""
+    mistakes = []
+    if own.start_lr >= own.end_lr:
+        mistakes.append(f"--start-lr {own.start_lr:g} must be below --end-lr {own.end_lr:g}")
+    for flag, given in (("resume", args.run.resume), ("evaluate", args.run.evaluate), ("dry-run", args.run.dry_run)):
+        if given:
+            advice = "; begin from a checkpoint with --weights" if flag == "resume" else ""
+            mistakes.append(f"--{flag} is not for a range test, which begins anew{advice}")
+    if own.picture is not None:
+        path = Path(own.picture)
+        if path.suffix.lower() != ".png" or "\0" in own.picture:
+            mistakes.append(f"--picture {own.picture}: must be the name of a .png file")
+        elif not path.absolute().parent.is_dir() or path.is_dir():
+            mistakes.append(f"--picture {own.picture}: its folder does not exist, or it is a folder itself")
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def build_traval(args: Settings, components: Components, ramp: Ramp, distributed: Distributed) -> TraVal:
+    """What main.py trains with, but for the learning rate; without an average, validation, log and checkpoints."""
+    from scripts.lr_range.measure import KeptCurves
+    from utils.train_validation import TraVal
+
+    return TraVal(
+        components.model, components.train_loader, components.optimizer, components.criterion, components.scaler, args,
+        None, distributed=distributed, lr_policy=ramp, writer=KeptCurves(),
+    )  # fmt: skip
+
+
+def describe(args: Settings, components: Components) -> str:
+    """What is trained."""
+    return (
+        f"{args.model.arch} on {args.data.dataname}, {args.optimisation.optimizer}, batch {args.data.global_batch_size}"
+    )
+
+
+def save_picture(path: str, draw: Callable[[Path], None]) -> None:
+    """Draw it; raises ``UserError`` if it cannot be written."""
+    try:
+        draw(Path(path))
+    except OSError as error:
+        raise UserError(f"--picture {path}: cannot be written ({error.strerror or error})") from error
+
+
+class Display:
+    """The test as it goes: a bar on a terminal, otherwise some lines."""
+
+    def __init__(self, ramp: Ramp, progress: bool) -> None:
+        from tqdm import tqdm
+
+        self.every, self.steps = max(1, ramp.steps // LINES), 0
+        disabled = not (progress and sys.stderr.isatty())
+        self.bar = tqdm(total=ramp.steps, unit="step", desc="Range test", leave=False, disable=disabled)
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def show(self, point: Point) -> None:
+        """Show a step."""
+        self.steps += 1
+        text = f"lr {point.lr:.2e}  loss {point.smoothed:.4f}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update()
+        if self.bar.disable and self.steps % self.every == 0:
+            print(f"step {self.steps}  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

@@ -1,0 +1,102 @@
+"""The range test: training steps at a learning rate that grows until the loss diverges."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from utils.record.curves import StepRecord
+from utils.record.writer import NullWriter
+from utils.train_validation import TrainingFailure, TraVal
+
+SMOOTHING = 0.9  # weight of the past in the running mean of the loss
+DIVERGED = 4.0  # times the lowest smoothed loss, as in fastai's finder
+FIRST_STEPS = 5  # whose losses are those of the initial weights, whatever the rate
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The learning rate of step k of ``steps``, from ``start`` to ``end`` by equal factors (Smith, 2017)."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
+
+
+class Point(NamedTuple):
+    """An optimizer step: its learning rate, its mean loss, and the running mean of the losses so far."""
+
+    lr: float
+    loss: float
+    smoothed: float
+
+
+@dataclass
+class RangeTest:
+    """The steps so far. ``diverged``: the learning rate at which the loss left all bounds, if it did."""
+
+    points: list[Point] = field(default_factory=list)
+    diverged: float | None = None
+    _mean: float = 0.0
+
+    def add(self, lr: float, loss: float) -> None:
+        """Enter a step, smoothed by a running mean without bias towards its beginning at 0."""
+        if not math.isfinite(loss):
+            self.diverged = lr
+            return
+        self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * loss
+        smoothed = self._mean / (1 - SMOOTHING ** (len(self.points) + 1))
+        self.points.append(Point(lr, loss, smoothed))
+        if len(self.points) > FIRST_STEPS and smoothed > DIVERGED * min(point.smoothed for point in self.points):
+            self.diverged = lr
+
+
+class KeptCurves(NullWriter):
+    """Keeps the records of the steps."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+
+    def curves(self, rows: Sequence[Any]) -> None:
+        self.records += rows
+
+
+def run(traval: TraVal, ramp: Ramp, show: Callable[[Point], None]) -> RangeTest:
+    """Train with the rates of ``ramp``, the lr policy of ``traval``, until its end or until the loss diverges.
+
+    ``show`` is called after each step. A step that the loss scaler skips is taken again at the same rate, as in
+    training; more skipped in a row than --max-skipped-steps count as divergence.
+    """
+    test, writer, progress = RangeTest(), traval.writer, traval.progress
+    traval.network.train()
+    for passes in _steps(traval):
+        skipped = progress.skipped_steps
+        try:
+            traval.training_step(passes)
+        except TrainingFailure:  # without a scaler, a gradient that is not finite
+            test.diverged = ramp(progress.updates)
+            break
+        traval.collect()
+        if progress.skipped_in_row > traval.args.precision.max_skipped_steps:
+            test.diverged = ramp(progress.updates)
+        elif progress.skipped_steps == skipped:
+            test.add(writer.records[-1].lr, writer.records[-1].loss)
+            show(test.points[-1])
+        if test.diverged is not None or progress.updates >= ramp.steps:
+            break
+    return test
+
+
+def _steps(traval: TraVal) -> Iterator[Iterator[Any]]:
+    """The forward passes of each step, over as many epochs as it takes."""
+    while True:
+        batches = traval.train_loader.batches(traval.progress.epoch)
+        for _, passes in itertools.groupby(batches, key=lambda batch: batch.number):
+            yield passes
+        traval.progress.finish_epoch()

@@ -1,0 +1,42 @@
+"""A range test as a picture: loss over learning rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.lr_range.advice import BELOW_DIVERGENCE, Advice
+from scripts.lr_range.measure import RangeTest
+
+RED, GREEN, BLUE, GREY = "#c62828", "#2e7d32", "#1565c0", "#9e9e9e"
+
+
+def draw(path: Path, title: str, test: RangeTest, advice: Advice) -> None:
+    """Write the picture to ``path`` (PNG)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    rates = [point.lr for point in test.points]
+    axis.plot(rates, [point.loss for point in test.points], ".", color=GREY, ms=5, label="loss of a step")
+    axis.plot(rates, [point.smoothed for point in test.points], color=BLUE, lw=2, label="smoothed")
+    marks = [
+        (advice.steepest, GREEN, "-", "falls fastest: {:.2g}"),
+        (advice.diverged, RED, "-", "diverges: {:.2g}"),
+        (advice.diverged and advice.diverged / BELOW_DIVERGENCE, RED, "--", "a tenth of that: {:.2g}"),
+    ]
+    for rate, colour, style, text in marks:
+        if rate is not None:
+            axis.axvline(rate, color=colour, ls=style, lw=1.3, label=text.format(rate))
+    # Above, there is only the explosion, next to which the descent would be a flat line.
+    low, high = min(point.loss for point in test.points), 1.5 * test.points[0].smoothed
+    axis.set_ylim(low - 0.05 * abs(high - low), high)
+    axis.set_xscale("log")
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("training loss")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.legend(loc="best", fontsize=9, framealpha=0.9)
+    figure.savefig(path, dpi=110)

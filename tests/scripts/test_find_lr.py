@@ -1,0 +1,151 @@
+"""The range test: its rates, its losses, what it advises, and that it leaves nothing behind but the picture."""
+
+import math
+
+import pytest
+import torch
+from PIL import Image
+from torch.optim.lr_scheduler import ExponentialLR
+
+from scripts import find_lr
+from scripts.lr_range.advice import Advice, advise
+from scripts.lr_range.measure import SMOOTHING, KeptCurves, Point, Ramp, RangeTest, run
+from tests.utils.test_train_validation import Overflow, make
+from utils.config.settings import UserError
+
+FAST = ["--device", "cpu", "--arch", "fc", "--batch-size", "480", "--no-progress"]
+
+
+def ranged(*flags, ramp=None, **more):
+    """A range test of the digits, and what trained in it."""
+    ramp = ramp or Ramp(1e-3, 1.0, 7)
+    traval = make(*FAST, "--amp", "off", *flags, writer=KeptCurves(), **more)
+    traval.lr_policy = ramp
+    return run(traval, ramp, lambda point: None), traval
+
+
+def test_the_rates_are_those_of_torchs_exponential_schedule():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-4)
+    schedule, ramp = ExponentialLR(optimizer, gamma=(1e2 / 1e-4) ** (1 / 9)), Ramp(1e-4, 1e2, 10)
+    for step in range(10):
+        assert ramp(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        optimizer.step()
+        schedule.step()
+    assert ramp(9) == pytest.approx(1e2)
+
+
+def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():
+    test, traval = ranged()
+    fresh = make(*FAST, "--amp", "off")
+    optimizer, losses = torch.optim.SGD(fresh.model.parameters(), lr=1.0, momentum=0.9, weight_decay=5e-4), []
+    batches = [batch for epoch in range(3) for batch in fresh.train_loader.batches(epoch)][:7]
+    for step, batch in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = 1e-3 * 10 ** (step / 2)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(fresh.model(batch.images), batch.targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert [point.loss for point in test.points] == pytest.approx(losses, rel=1e-5)
+    assert [point.lr for point in test.points] == pytest.approx([1e-3 * 10 ** (step / 2) for step in range(7)])
+    assert traval.progress.epoch == 2 and test.diverged is None
+
+
+def test_the_running_mean_has_the_weights_of_its_closed_formula():
+    losses, test = [3.0, 2.0, 5.0, 1.0], RangeTest()
+    for loss in losses:
+        test.add(0.1, loss)
+    weights = [SMOOTHING**age for age in reversed(range(4))]
+    expected = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+    assert test.points[-1].smoothed == pytest.approx(expected)
+    assert test.points[0].smoothed == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_it_there(bad):
+    test = RangeTest()
+    test.add(0.1, 2.0)
+    test.add(0.2, bad)
+    assert test.diverged == 0.2 and len(test.points) == 1
+
+
+def test_it_ends_once_the_smoothed_loss_is_four_times_its_lowest():
+    test, steps = RangeTest(), 0
+    while test.diverged is None:
+        steps += 1
+        test.add(steps, 1.0 if steps < 20 else 100.0)
+    assert test.diverged == 20 and steps == 20
+
+
+def test_without_a_scaler_a_gradient_that_is_not_finite_is_the_divergence():
+    test, traval = ranged(criterion=Overflow(at=3))
+    assert len(test.points) == 2 and test.diverged == traval.lr_policy(2)
+
+
+def test_a_step_that_the_scaler_skips_is_taken_again_at_its_rate():
+    flags = ("--amp", "fp16", "--batch-size", "480")
+    test, traval = ranged(*flags, criterion=Overflow(at=2))
+    assert traval.progress.skipped_steps == 1 and len(test.points) == 7
+    assert [point.lr for point in test.points] == pytest.approx([1e-3 * 10 ** (step / 2) for step in range(7)])
+
+
+def curve(losses, **more):
+    """A range test with these smoothed losses at 1e-4, 1e-3 ..., ten points a decade."""
+    test = RangeTest(**more)
+    rates = [1e-4 * 10 ** (place / 10) for place in range(len(losses))]
+    test.points = [Point(lr, loss, loss) for lr, loss in zip(rates, losses, strict=True)]
+    return test
+
+
+def test_the_fastest_fall_of_a_logistic_curve_is_at_its_turning_point():
+    falling = [2.3 - 2 / (1 + math.exp(-(place - 20) / 3)) for place in range(41)]  # at 1e-2
+    advice = advise(curve([*falling, 5.0], diverged=10.0))
+    assert advice.steepest == pytest.approx(1e-2) and advice.diverged == pytest.approx(1e-4 * 10**4.1)
+    assert advice.rate == 0.01
+    assert "--lr 0.01 (the loss falls fastest at 0.01; a tenth of 1.3, where it diverges, is 0.13)" in advice.line(
+        1e-4, 1
+    )
+
+
+def test_a_tenth_of_the_divergence_is_advised_where_it_is_lower():
+    assert Advice(steepest=0.5, diverged=1.234).rate == 0.12
+    assert Advice(steepest=0.5, diverged=None).rate == 0.5
+    assert "does not diverge up to 10" in Advice(steepest=0.5, diverged=None).line(1e-6, 10)
+
+
+@pytest.mark.parametrize("losses", [[2.3] * 20, [2.3, 2.29] * 10, [2.3 + place for place in range(20)], [2.3, 1.0]])
+def test_a_loss_that_never_falls_gives_no_advice(losses):
+    advice = advise(curve(losses))
+    assert advice.rate is None and advice.line(1e-4, 1).startswith(
+        "no advice: the loss falls at no rate between 0.0001 and 1"
+    )
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("flags", [["--amp", "off"], ["--amp", "fp16", "--accumulate", "2", "--ema-decay", "0.9"]])
+def test_it_prints_advice_and_leaves_nothing_behind_but_the_picture(flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = [*FAST, "--steps", "30", "--start-lr", "1e-3", *flags]
+    assert find_lr.main([*line, "--picture", "lr.png"]) == 0
+    first, *steps, picture, last = capsys.readouterr().out.splitlines()
+    batch = 960 if "--accumulate" in flags else 480
+    assert first == f"fc on digits, sgd, batch {batch}" and picture == "Picture: lr.png"
+    assert len(steps) in range(3, 11) and steps[0].startswith("step 3  lr 1.")
+    assert last.startswith("Advice: --lr ")
+    assert [path.name for path in tmp_path.iterdir()] == ["lr.png"]
+    assert Image.open("lr.png").size > (800, 400)
+
+
+def test_mistakes_are_reported_together_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as raised:
+        find_lr.main(["--start-lr", "1", "--end-lr", "0.1", "--resume", "auto", "--picture", "nowhere/a.png"])
+    assert [line.split()[0] for line in raised.value.mistakes] == ["--start-lr", "--resume", "--picture"]
+    for wrong in ("a.jpg", "", "."):
+        with pytest.raises(UserError, match=r"must be the name of a \.png file"):
+            find_lr.main(["--picture", wrong])
+    with pytest.raises(UserError, match="'0': must be more than 0|at least"):
+        find_lr.main(["--start-lr", "0"])
+    assert not any(tmp_path.iterdir())
