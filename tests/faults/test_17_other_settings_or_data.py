@@ -53,7 +53,7 @@ OTHER = {
     "lr_base_size": "64", "lr_base_scale": "sqrt", "lr_min": "0.01", "lr_step_epochs": "1", "lr_power": "3",
     "lr_cycle_epochs": "1", "lr_cycle_mul": "2", "lr_cycle_decay": "0.5", "lr_pct_start": "0.5", "lr_div_factor": "9",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
-    "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
+    "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "lookahead": "6 0.5", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1",
@@ -73,7 +73,9 @@ def test_each_setting_that_shapes_the_result_is_refused_with_both_values(run, ca
     flag = "--" + name.replace("_", "-")
     begun = load(run, "last.pt")["settings"][name]
     on = {"decay_norm_bias": "--no-decay-norm-bias"}.get(name, flag)
-    code, (line,) = told(capsys, (*CPU, "--resume", run, *([on] if OTHER[name] is None else [flag, OTHER[name]])))
+    code, (line,) = told(
+        capsys, (*CPU, "--resume", run, *([on] if OTHER[name] is None else [flag, *OTHER[name].split()]))
+    )
     given = on if OTHER[name] is None else f"{flag} {OTHER[name]}"
     assert code == 2 and line.startswith(f"main.py: {given}: ") and f"was made with {as_flag(name, begun)}; " in line
     assert "--resume-override" in line

@@ -267,7 +267,8 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         values = {key.value.replace("-", "_"): value for key, value in loader.get_single_node().value}
-        return {name: _plain(loader, values[name]) if name in values else DEFAULTS[name] for name in names}
+        absent = DEFAULTS | {"lr": names.get("lr")}  # it then follows from --lr-base and the batch, which are compared
+        return {name: _plain(loader, values[name]) if name in values else absent[name] for name in names}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
         return None
 

@@ -13,6 +13,7 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
 from utils.optim.groups import parameter_groups
+from utils.optim.lookahead import Lookahead
 
 Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 
@@ -20,12 +21,17 @@ Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimizers:
     """The optimizer, or for ``muon`` the two, that ``settings`` name over the trainable parameters of ``model``.
 
-    Raises ``UserError`` for an unknown name, or one that needs a package that is not installed.
+    With ``lookahead`` each has slow weights of its own. Raises ``UserError`` for an unknown name, or one that needs a
+    package that is not installed.
     """
     mistake = unknown_optimizer(settings.optimizer)
     if mistake:
         raise UserError(mistake)
-    return OWN.get(settings.optimizer, _timm)(settings, model)
+    built = OWN.get(settings.optimizer, _timm)(settings, model)
+    if settings.lookahead is not None:
+        for optimizer in built if isinstance(built, tuple) else (built,):
+            Lookahead(optimizer, int(settings.lookahead[0]), settings.lookahead[1])
+    return built
 
 
 def _sgd(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
@@ -122,6 +128,9 @@ def unknown_optimizer(name: str) -> str | None:
     known = timm.optim.list_optimizers()
     if name in known:
         return None
+    base = name.removeprefix("lookahead_")
+    if base != name and (base in OWN or base in known):
+        return f"--optimizer {name}: write --optimizer {base} --lookahead 6 0.5"
     near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*OWN, 'lamb', 'lion'))}"
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"

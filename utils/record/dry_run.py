@@ -204,18 +204,23 @@ def _teacher(args: Settings, components: Any) -> list[tuple[str, str]]:
 
 
 def _optimizer(args: Settings, components: Any) -> str:
-    settings = args.optimisation
-    momentum = f", momentum {settings.momentum:g}" if has_momentum(settings.optimizer) else ""
-    nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
+    settings, scales = args.optimisation, lr_scales(components.optimizer)
+    phrases = [settings.optimizer]
+    if has_momentum(settings.optimizer):
+        nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
+        phrases.append(f"momentum {settings.momentum:g}{nesterov}")
     decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
-    adaptive = ", adaptive" if settings.sam_adaptive else ""
-    sam = f", sharpness-aware (rho {settings.sam_rho:g}{adaptive}), two passes a step" if settings.sam_rho else ""
-    scales = lr_scales(components.optimizer)
-    layers = f", layer decay {settings.layer_decay:g} over {len(scales)} layers" if settings.layer_decay else ""
-    rates = f", learning rates x {min(scales.values()):.3g} to {max(scales.values()):.3g}" if scales else ""
-    return (
-        f"{settings.optimizer}{momentum}{nesterov}, weight decay {settings.weight_decay:g}{decay}{layers}{rates}{sam}"
-    )
+    phrases.append(f"weight decay {settings.weight_decay:g}{decay}")
+    if settings.layer_decay is not None:
+        phrases.append(f"layer decay {settings.layer_decay:g} over {len(scales)} layers")
+    if scales:
+        phrases.append(f"learning rates x {min(scales.values()):.3g} to {max(scales.values()):.3g}")
+    if settings.lookahead is not None:
+        phrases.append("lookahead every {:g} steps by {:g}".format(*settings.lookahead))
+    if settings.sam_rho:
+        adaptive = ", adaptive" if settings.sam_adaptive else ""
+        phrases.append(f"sharpness-aware (rho {settings.sam_rho:g}{adaptive}) in two passes a step")
+    return ", ".join(phrases)
 
 
 def _clipping(args: Settings) -> str:

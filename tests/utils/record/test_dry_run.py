@@ -103,6 +103,7 @@ CHANGES = {
     "grad_penalty": ("", "--grad-penalty 0.1"),
     "sam_rho": ("", "--sam-rho 0.05"),
     "sam_adaptive": ("--sam-rho 0.05", "--sam-adaptive"),
+    "lookahead": ("", "--lookahead 6 0.5"),
     "ema_decay": ("", "--ema-decay 0.9"),
     "ema_bn_batches": ("--arch vgg11 --ema-decay 0.9", "--ema-bn-batches 5"),
     "swa_start_epoch": ("", "--swa-start-epoch 0.75"),

@@ -37,6 +37,12 @@ def _reaches_milestones(v: Any) -> str | None:
     return f"does nothing at {' and '.join(late)}: --epochs {v.epochs} end before" if late else None
 
 
+def _interval_and_fraction(value: tuple[float, ...]) -> str | None:
+    if len(value) == 2 and value[0].is_integer() and 1 <= value[0] <= 10**6 and 0 < value[1] <= 1:
+        return None
+    return "must be a whole number of steps and a number above 0, at most 1; for example 6 0.5"
+
+
 @dataclass(frozen=True)
 class OptimisationSettings:
     """How the network is trained; ``--evaluate`` uses none of it."""
@@ -140,4 +146,8 @@ class OptimisationSettings:
     sam_adaptive: bool = setting(
         False, "measure --sam-rho relative to each weight (ASAM; then about ten times as large)",
         effect=needs("--sam-rho", lambda v: v.sam_rho > 0),
+    )  # fmt: skip
+    lookahead: tuple[float, ...] | None = setting(
+        None, "lookahead: every K steps, go only ALPHA of the way from the slow weights, for example 6 0.5", type=float,
+        many=True, check=_interval_and_fraction, metavar="K ALPHA",
     )  # fmt: skip

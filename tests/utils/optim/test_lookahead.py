@@ -1,0 +1,110 @@
+"""Lookahead against the paper's algorithm and timm's class."""
+
+import copy
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+
+from tests.utils.optim.test_optimizers import network, weights_after_steps
+from tests.utils.test_train_validation import make, parameters, steps
+from utils.config.arguments import parse
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import UserError
+from utils.optim.lookahead import Lookahead
+from utils.optim.optimizers import build_optimizer, unknown_optimizer
+
+
+def same(found, expected):
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
+@pytest.mark.parametrize(("every", "alpha", "count"), [(3, 0.5, 10), (1, 0.8, 4), (5, 1.0, 7)])
+def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
+    settings = OptimisationSettings(optimizer=name, lr=0.1, lookahead=(float(every), alpha))
+    ours, reference = network(), network()
+    found = weights_after_steps(ours, build_optimizer(settings, ours), count)
+    plain = build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), reference)
+    slow, generator = parameters(reference), torch.Generator().manual_seed(1)
+    for step in range(1, count + 1):
+        for parameter in reference.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        plain.step()
+        if step % every == 0:
+            slow = [s + alpha * (p.detach() - s) for s, p in zip(slow, reference.parameters(), strict=True)]
+            with torch.no_grad():
+                for parameter, value in zip(reference.parameters(), slow, strict=True):
+                    parameter.copy_(value)
+    torch.testing.assert_close(found, parameters(reference), rtol=1e-5, atol=1e-6)
+    if alpha < 1:
+        without = network()
+        weights_after_steps(without, build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), without), count)
+        assert not same(found, parameters(without))
+
+
+def test_from_timms_first_synchronisation_on_the_steps_are_timms():
+    """timm's slow weights begin at the first synchronisation, ours with the first step: begin there."""
+    ours, theirs = network(), network()
+    base = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    timms = timm.optim.Lookahead(base, alpha=0.5, k=3)
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
+    weights_after_steps(ours, optimizer, 3)
+    weights_after_steps(theirs, timms, 3)
+    assert same(parameters(ours), parameters(theirs))
+    Lookahead(optimizer, 3, 0.5)
+    found, expected = weights_after_steps(ours, optimizer, 8), weights_after_steps(theirs, timms, 8)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_its_state_goes_with_the_optimizers_and_continues_exactly(at):
+    settings = OptimisationSettings(lr=0.1, lookahead=(3.0, 0.5))
+    whole = network()
+    first = build_optimizer(settings, whole)
+    weights_after_steps(whole, first, at)
+    cut = copy.deepcopy(whole)
+    state = copy.deepcopy(first.state_dict())
+    weights_after_steps(whole, first, 5)
+    second = build_optimizer(settings, cut)
+    with torch.no_grad():  # the slow weights must come from the state
+        for value in state["lookahead"]["slow"]:
+            assert value.dtype == torch.float32
+    second.load_state_dict(state)
+    weights_after_steps(cut, second, 5)
+    assert same(parameters(cut), parameters(whole))
+
+
+def test_it_begins_and_ends_with_a_state_that_lacks_or_has_it():
+    model = network()
+    plain = build_optimizer(OptimisationSettings(lr=0.1), model)
+    weights_after_steps(model, plain, 2)
+    ahead = build_optimizer(OptimisationSettings(lr=0.1, lookahead=(1.0, 0.5)), network())
+    ahead.load_state_dict(plain.state_dict())
+    plain.load_state_dict(ahead.state_dict())
+    assert "lookahead" in ahead.state_dict() and "lookahead" not in plain.state_dict()
+    assert ahead.state_dict()["lookahead"]["steps"] == 0
+
+
+def test_skipped_steps_do_not_count():
+    class Infinite(nn.Module):
+        def forward(self, output, targets):
+            return nn.functional.cross_entropy(output, targets) * torch.inf
+
+    flags = ("--arch", "fc", "--amp", "fp16", "--init-scale", "1024", "--lookahead", "2", "0.5")
+    traval = make(*flags, criterion=Infinite())
+    steps(traval, 3)
+    assert traval.progress.skipped_steps == 3 and traval.state()["optimizer"]["lookahead"]["steps"] == 0
+
+
+@pytest.mark.parametrize("value", ["6", "0 0.5", "1.5 0.5", "6 0", "6 1.1", "6 0.5 1"])
+def test_what_is_no_interval_and_fraction_is_refused(value):
+    with pytest.raises(UserError) as caught:
+        parse(["--lookahead", *value.split()])
+    assert caught.value.mistakes[0].startswith("--lookahead")
+
+
+def test_timms_prefix_is_answered_with_the_flag():
+    assert "--optimizer adamw --lookahead 6 0.5" in unknown_optimizer("lookahead_adamw")
+    assert "did you mean" in unknown_optimizer("lookahead_adamm")

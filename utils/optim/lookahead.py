@@ -1,0 +1,44 @@
+"""Lookahead: slow weights that follow an optimizer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+STATE = "lookahead"  # its key in the optimizer's state_dict
+
+
+class Lookahead:
+    """After each ``every`` steps of ``optimizer``, goes from the slow weights ``alpha`` of the way to the optimizer's.
+
+    Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019. The slow weights begin as the initial
+    weights, as in the paper; timm's class begins with those after the first ``every`` steps. Steps that a scaler skips
+    do not count. The state is part of the optimizer's ``state_dict``.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int, alpha: float) -> None:
+        self.every, self.alpha, self.steps = every, alpha, 0
+        self._fast = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._slow = [parameter.detach().clone() for parameter in self._fast]
+        optimizer.register_step_post_hook(self._step)
+        optimizer.register_state_dict_post_hook(self._save)
+        optimizer.register_load_state_dict_pre_hook(self._load)
+
+    @torch.no_grad()
+    def _step(self, *_: Any) -> None:
+        self.steps += 1
+        if self.steps % self.every == 0:
+            torch._foreach_lerp_(self._slow, self._fast, self.alpha)
+            torch._foreach_copy_(self._fast, self._slow)
+
+    def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        state[STATE] = {"steps": self.steps, "slow": list(self._slow)}
+
+    @torch.no_grad()
+    def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """Continue from ``state``, or begin with the present weights if that is of a run without lookahead."""
+        stored = state.get(STATE, {"steps": 0, "slow": self._fast})
+        self.steps = stored["steps"]
+        for slow, value in zip(self._slow, stored["slow"], strict=True):
+            slow.copy_(value)
