@@ -37,8 +37,8 @@ class Reporter:
     ) -> None:  # fmt: skip
         self.scaled, self.with_top5 = scaled, classes > 5
         self.lr_scales = _spread(lr_scales, MOST_RATES)
-        self.mixed = args.augmentation.mixup > 0 or args.augmentation.cutmix > 0
-        if self.mixed:
+        self.mixes = args.augmentation.mixes
+        if self.mixes(epoch=0):
             writer.describe({"Top1/Training": MIXED, "Top5/Training": MIXED})
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
@@ -103,7 +103,7 @@ class Reporter:
         if progress.partly_skipped_steps:
             points["AMP/partly_skipped_steps"] = progress.partly_skipped_steps
         self.writer.scalars(points, progress.step)
-        text = report.text(self.with_top5, self.mixed)
+        text = report.text(self.with_top5, self.mixes(last.epoch - 1))
         losses = "".join(f"  {name} {loss:.4f}" for name, loss in named.items())
         skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
         skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""

@@ -117,6 +117,16 @@ def test_accuracies_of_mixed_images_are_called_so_in_log_and_tensorboard_and_tho
     assert set(writer.descriptions) == ({"Top1/Training", "Top5/Training"} if flags else set())
 
 
+def test_after_the_last_epoch_with_mixing_accuracies_are_called_as_without(clock):
+    for off, mixed in (("1", False), ("2", True)):
+        reporter, writer = told("--mixup", "0.2", "--mixup-off-epoch", off)
+        progress = Progress(epoch=1)
+        reporter.begin_epoch(progress, 5)
+        clock.now += 1
+        reporter.window(after_steps(progress, 5), None)
+        assert ("top1 (mixed) 50.00" in writer.lines[0]) == mixed and ("top1 50.00" in writer.lines[0]) != mixed
+
+
 def time_left(writer):
     return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
 

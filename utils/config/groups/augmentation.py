@@ -67,3 +67,7 @@ class AugmentationSettings:
         1, "repeated augmentation: an epoch of as many images shows fewer, each this many times, augmented differently",
         check=between(1, 64), metavar="N", in_evaluation=False,
     )  # fmt: skip
+
+    def mixes(self, epoch: int) -> bool:
+        """Whether images are mixed in ``epoch``, counted from 0."""
+        return (self.mixup > 0 or self.cutmix > 0) and (not self.mixup_off_epoch or epoch < self.mixup_off_epoch)
