@@ -49,7 +49,7 @@ OTHER = {
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "bce_target_thresh": "0.2", "bce_sum": None,
     "bce_pos_weight": "2", "focal_gamma": "3", "teacher": "teacher.pt", "distillation": "hard",
-    "distillation_alpha": "0.25", "distillation_temperature": "4", "lr_policy": "constant", "lr_gamma": "0.5", "layer_decay": "0.5",
+    "distillation_alpha": "0.25", "distillation_temperature": "4", "lr_policy": "constant", "lr_gamma": "0.5", "layer_decay": "0.5", "backbone_lr_scale": "0.1",
     "lr_base_size": "64", "lr_base_scale": "sqrt", "lr_min": "0.01", "lr_step_epochs": "1", "lr_power": "3",
     "lr_cycle_epochs": "1", "lr_cycle_mul": "2", "lr_cycle_decay": "0.5", "lr_pct_start": "0.5", "lr_div_factor": "9",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",

@@ -94,8 +94,8 @@ def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any, 
         groups = optimizer.state_dict()["param_groups"]
         if [len(group["params"]) for group in groups] != [len(group["params"]) for group in state["param_groups"]]:
             raise UserError(
-                "--weight-decay, --decay-norm-bias, --layer-decay: group the parameters in another way than "
-                f"{path} does, whose state fits no other; leave them as they were",
+                "--weight-decay, --decay-norm-bias, --layer-decay, --backbone-lr-scale: group the parameters in "
+                f"another way than {path} does, whose state fits no other; leave them as they were",
                 on_all_ranks=True,
             )
         values = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]

@@ -94,6 +94,11 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
         f"--nesterov needs --optimizer sgd, not {v.optimizer}",
     )
     yield Rule(("nesterov", "momentum"), v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0")
+    yield Rule(
+        ("layer_decay", "backbone_lr_scale"),
+        v.layer_decay is not None and v.backbone_lr_scale is not None,
+        "--layer-decay and --backbone-lr-scale both say how fast the layers before the last one learn; give one",
+    )
     clips = [name for name in ("clip_grad_norm", "clip_grad_value", "clip_grad_agc") if getattr(v, name) is not None]
     flags = " and ".join(f"--{name.replace('_', '-')}" for name in clips)
     yield Rule(tuple(clips), len(clips) > 1, f"{flags} are two ways to clip; give one")

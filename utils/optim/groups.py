@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from utils.config.groups.optimisation import OptimisationSettings
+from utils.optim.head import head_parameters
 
 CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
 
@@ -63,6 +64,10 @@ def _by_weight_decay(settings: OptimisationSettings, parameters: list[nn.Paramet
 
 def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] | None:
     """The rate of each parameter by its name; None if all have that of the schedule."""
+    if settings.backbone_lr_scale is not None:
+        head = head_parameters(model)
+        backbone = Rate("backbone", settings.backbone_lr_scale)
+        return {name: Rate("head", 1.0) if name in head else backbone for name, _ in model.named_parameters()}
     if settings.layer_decay is None:
         return None
     layers = layer_numbers(model)

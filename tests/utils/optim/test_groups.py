@@ -1,5 +1,6 @@
 """Layer-wise decay of the learning rate against timm's groups, and what a run does with them."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -8,6 +9,7 @@ import timm.optim
 import torch
 import torchvision
 
+import main
 from models import build_model
 from tests.utils.test_train_validation import make, parameters
 from utils.config.groups.model import ModelSettings
@@ -120,6 +122,41 @@ def test_a_run_steps_each_layer_at_its_own_rate_and_charts_it(name, monkeypatch)
     again = make(*flags, "--weight-decay", "0.01")
     again.training_step([batch])
     torch.testing.assert_close(parameters(again.model), parameters(fresh.model), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("arch", "head"),
+    [("conv2", "classifier.5"), ("timm/test_vit", "head"), ("torchvision/squeezenet1_1", "classifier.1")],
+)
+def test_head_and_backbone_step_at_their_own_rates(arch, head):
+    flags = ("--arch", arch, "--image-size", "32", "--batch-size", "4", "--lr", "0.1", "--lr-policy", "constant")
+    torch.manual_seed(3)
+    model = build_model(ModelSettings(arch=arch), classes=10, channels=1, image_size=32).eval()
+    traval = make(*flags, "--backbone-lr-scale", "0.25", model=model)
+    assert lr_scales(traval.optimizers) == {"backbone": 0.25, "head": 1.0}
+    plain = copy.deepcopy(model)
+    last, rest = [], []
+    for name, parameter in plain.named_parameters():
+        (last if name.startswith(f"{head}.") else rest).append(parameter)
+    assert len(last) == 2
+    groups = [{"params": rest, "lr": 0.1 * 0.25}, {"params": last, "lr": 0.1}]
+    reference = torch.optim.SGD(groups, momentum=0.9, weight_decay=5e-4, fused=True)
+    batch = next(iter(traval.train_loader.batches(0)))
+    torch.nn.functional.cross_entropy(plain(batch.images), batch.targets).backward()
+    reference.step()
+    traval.training_step([batch])
+    torch.testing.assert_close(parameters(model), [p.detach() for p in plain.parameters()], rtol=1e-6, atol=1e-7)
+
+
+def test_another_scale_by_override_is_what_the_run_goes_on_with(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--device", "cpu", "--no-progress", "--arch", "fc", "--max-steps"]
+    assert main.main([*flags, "2", "--backbone-lr-scale", "0.5"]) == 0
+    (run,) = tmp_path.glob("runs/digits/fc/*")
+    line = [*flags[:3], "--resume", str(run), "--resume-override", "--backbone-lr-scale", "0.25", "--max-steps", "3"]
+    assert main.main(line) == 0
+    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    assert [group["lr_scale"] for group in state["optimizer"]["param_groups"]] == [0.25, 1.0]
 
 
 def test_of_many_layers_a_dozen_are_charted_first_and_last_among_them():

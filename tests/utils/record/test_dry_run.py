@@ -81,6 +81,7 @@ CHANGES = {
     "focal_gamma": ("--loss focal", "--focal-gamma 3"),
     "class_weights": ("", "--class-weights balanced"),
     "layer_decay": ("", "--layer-decay 0.75"),
+    "backbone_lr_scale": ("", "--backbone-lr-scale 0.1"),
     "teacher": None,
     "distillation": None,
     "distillation_alpha": None,

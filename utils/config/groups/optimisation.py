@@ -84,6 +84,10 @@ class OptimisationSettings:
         None, "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
         type=float, check=between(0, 1, open_low=True),
     )  # fmt: skip
+    backbone_lr_scale: float | None = setting(
+        None, "learning rate of all but the last layer as a fraction of --lr, for example 0.1", type=float,
+        check=between(0, 1000, open_low=True), metavar="SHARE",
+    )  # fmt: skip
     lr_policy: str = setting("cosine", "learning-rate schedule after the warm-up", choices=LR_POLICIES)
     lr_milestones: tuple[float, ...] | None = setting(
         None, "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]", type=float,
