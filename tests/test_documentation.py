@@ -9,6 +9,7 @@ import pytest
 
 from models.prepare import known_preprocessing
 from models.small import OWN
+from scripts.common.recipes import recipes
 from tests.end_to_end.processes import FINAL_LINE
 from tests.test_structure import FILES, LAYERS, ROOT
 from utils.config import arguments
@@ -36,7 +37,7 @@ HEADERS = {
 ARCHITECTURE = "docs/architecture.md"
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
 ROOTS = ("utils/", "scripts/", "tests/", "docs/", "configs/", "models/")
-OTHERS_FLAGS = {"--shm-size", "--nodes"}  # docker's and sbatch's
+OTHERS_FLAGS = {"--shm-size", "--nodes", "--list"}  # docker's, sbatch's and launch.sh's
 
 
 def blocks(text):
@@ -121,7 +122,7 @@ def check(command):
     elif program == "scripts/quickstart.sh":
         arguments.parse(given)
     elif "launch.sh" in (ROOT / program).read_text():  # recipe and data, or data
-        arguments.parse(given[2 if program.endswith(("launch.sh", "elastic.sh")) else 1 :])
+        arguments.parse(given[2 if program.endswith(("launch.sh", "elastic.sh", "slurm.sbatch")) else 1 :])
     else:  # numbers, pytest's own flags, or paths, which another test looks for
         assert not [word for word in given if word.startswith("--")], command
 
@@ -214,9 +215,10 @@ def test_every_script_is_mentioned():
     assert {name for name in scripts if name not in mentioned} == set()
 
 
-def test_every_recipe_has_a_row_in_the_readme():
-    recipes = {str(path.relative_to(ROOT / "configs").with_suffix("")) for path in ROOT.glob("configs/*/*.yaml")}
-    assert recipes == set(re.findall(r"^\| `python .*--config (\S+) .*\|$", PAGES["README.md"], flags=re.M))
+def test_the_readme_shows_no_other_figure_than_a_recipes_header():
+    rows = re.findall(r"^\| `python main.py --config (\S+) .*` \| (\S+ %) \|", PAGES["README.md"], flags=re.M)
+    measured = {recipe.name: recipe.measured_figure for recipe in recipes()}
+    assert rows and all(measured[name] == figure for name, figure in rows)
 
 
 @pytest.mark.parametrize("names", [SPECS, OWN, AUGMENTATIONS], ids=["data sets", "networks", "augmentations"])

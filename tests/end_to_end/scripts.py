@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.end_to_end.processes import ROOT
 
 SCRIPTS = ROOT / "scripts"
-SBATCH = "slurm_imagenet_resnet50.sbatch"
+SBATCH = "slurm.sbatch"
 SYNTHETIC = ["--dataname", "synthetic", "--image-size", "32", "--device", "cpu"]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from scripts.common.recipes import recipes
 from scripts.torchrun import Launcher
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT
@@ -46,7 +47,7 @@ def test_a_launcher_without_arguments_says_how_it_is_used(script, environment, t
 @pytest.mark.parametrize("flags", ["--epochs 3", "--help", "-e"])
 def test_a_launcher_with_flags_and_no_data_says_how_it_is_used(script, flags, environment, tmp_path):
     places = {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test"} if script == "elastic.sh" else {}
-    for before in ((), ("mnist/fc",)) if script in ("launch.sh", "elastic.sh") else ((),):
+    for before in ((), ("mnist/fc",)) if script in ("launch.sh", "elastic.sh", SBATCH) else ((),):
         line = ("bash", SCRIPTS / script, *before, *flags.split())
         done = run(*line, env=environment | places, cwd=tmp_path, code=2)
         assert (done.stdout, done.stderr.count("\n")) == ("", 1)
@@ -91,6 +92,24 @@ def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_
     assert f"; {processes} process(es) on " in done.stdout
     assert "_b8-sgd-lr0.1-cosine-e10" in final["run"]
     assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
+
+
+def test_a_recipe_of_digits_needs_no_folder_of_images(environment, tmp_path):
+    for place in ([], ["DATA"]):  # which is said to do nothing
+        flags = ["--device", "cpu", "--dry-run", "--epochs", "3"]
+        plan = run("bash", SCRIPTS / "launch.sh", "digits/fc", *place, *flags, env=environment, cwd=tmp_path)
+        assert "Network        fc, " in plan.stdout and "x 3 epochs" in plan.stdout
+        assert ("--datapath DATA does nothing" in plan.stderr) == bool(place)
+
+
+def test_the_list_holds_each_recipe_with_reference_and_measured_figure(environment, tmp_path):
+    lines = run("bash", SCRIPTS / "launch.sh", "--list", env=environment, cwd=tmp_path).stdout.splitlines()
+    rows = {line.split()[0]: line for line in lines if "/" in line.split(" ")[0]}
+    assert set(rows) == {recipe.name for recipe in recipes() if "/" in recipe.name}
+    assert rows["cifar10/resnet18"].split("  ")[-1] == "not measured" and "95.4 %" in rows["cifar10/resnet18"]
+    assert rows["mnist/fc"].split()[-4:] == ["98.4", "%", "98.84", "%"]
+    done = run("bash", SCRIPTS / "mnist_fc.sh", "--list", env=environment, cwd=tmp_path, code=2)
+    assert "--list" not in done.stderr, "a launcher of one recipe lists none"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Job:
         self.folder = folder
 
     def start(self, *flags, **more):
-        line = ["bash", self.script, "DATA", *flags]
+        line = ["bash", self.script, "imagenet/resnet50", "DATA", *flags]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen([*map(str, line)], env=self.env | more, cwd=self.folder, **pipes)
 

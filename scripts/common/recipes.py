@@ -1,0 +1,73 @@
+"""What the recipes under ``configs/`` say of themselves in their headers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.config.arguments import CONFIGS
+
+REFERENCE, MEASURED, NOT_MEASURED = "Literature:", "Measured:", "Not measured here"
+FIGURE = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? %")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe by its name under ``configs/``, and the parts of its header as text of one line.
+
+    ``source``: the first paragraph. ``reference`` and ``measured``: '' if the header does not say. ``command``: how to
+    train it, with DATA for the folder of the images.
+    """
+
+    name: str
+    source: str
+    command: str
+    reference: str
+    measured: str
+
+    @property
+    def reference_figure(self) -> str:
+        """The expected top-1, such as '95.4 %'; 'none known' without one."""
+        found = FIGURE.search(self.reference)
+        return found[0] if found else "none known"
+
+    @property
+    def measured_figure(self) -> str:
+        """The top-1 measured with the command; 'not measured' without one."""
+        found = FIGURE.search(self.measured)
+        return found[0] if found else "not measured"
+
+
+def recipes() -> list[Recipe]:
+    """All recipes, by name."""
+    return sorted(map(read_recipe, CONFIGS.rglob("*.yaml")), key=lambda recipe: recipe.name)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in ``path``, a file below ``configs/``, from the comments that it opens with."""
+    lines: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line[1:])
+    parts: dict[str, list[str]] = {}
+    part = "source"
+    for line in lines:
+        text = line.strip()
+        keyword = next((word for word in (REFERENCE, MEASURED, NOT_MEASURED) if text.startswith(word)), None)
+        if not text:
+            part = "more"
+        elif re.match(r"python (\S+\.py .*)?main\.py ", text) and line.startswith("   "):
+            parts["command"] = [text]
+        else:
+            part = keyword or part
+            parts.setdefault(part, []).append(text)
+    said = {part: " ".join(texts) for part, texts in parts.items()}
+    return Recipe(
+        name=path.relative_to(CONFIGS).with_suffix("").as_posix(),
+        source=said.get("source", ""),
+        command=said.get("command", ""),
+        reference=said.get(REFERENCE, "").removeprefix(REFERENCE).strip(),
+        measured=said.get(MEASURED, "").removeprefix(MEASURED).strip(),
+    )
