@@ -41,7 +41,8 @@ def rates(run):
 OTHER = {
     "seed": "7", "dataname": "synthetic", "image_size": "16", "val_image_size": "16", "crop_pct": "0.9",
     "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "global_batch_size": "128", "max_shift": "2",
-    "auto_augment": "ra",
+    "auto_augment": "ra", "rotation": "15", "color_jitter": "0.4", "color_jitter_prob": "0.5", "grayscale_prob": "0.5",
+    "gaussian_blur_prob": "0.5", "random_erase": "0.5", "random_erase_mode": "pixel", "random_erase_count": "2",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1",
     "mixup_prob": "0.5", "mixup_switch_prob": "0.8", "mixup_off_epoch": "2", "repeated_augmentation": "3",
     "balanced_sampler": None, "train_samples": "500", "progressive_size": "4", "progressive_step": "2",

@@ -32,6 +32,10 @@ _ELSEWHERE = {
     "auto-augment": "aa autoaugment",
     "augment none": "no-aug",
     "augment flip": "hflip",
+    "augment vertical-flip": "vflip",
+    "random-erase": "reprob random-erasing",
+    "random-erase-mode": "remode",
+    "random-erase-count": "recount",
     "mixup": "mixup-alpha",
     "cutmix": "cutmix-alpha",
     "repeated-augmentation": "aug-repeats ra-sampler ra-reps repeated-aug",
@@ -74,7 +78,7 @@ _VALUES = {
     "gpu": "cuda", "float16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "bfloat16": "bf16",
     "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "steplr": "step", "onecycle": "one-cycle",
     "polynomial": "poly",
-    "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "rrc": "resized-crop",
+    "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "vflip": "vertical-flip", "rrc": "resized-crop",
 }  # fmt: skip
 SHORTEST_PREFIX, MOST_SHOWN = 3, 3
 

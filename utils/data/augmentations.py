@@ -18,16 +18,22 @@ from torch.nn import functional
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.data.augment.base import (
+    BLUR_STREAM,
     CROP_STREAM,
     CUTOUT_STREAM,
     FLIP_STREAM,
+    GREY_STREAM,
+    ROTATION_STREAM,
     SHIFT_STREAM,
+    VERTICAL_FLIP_STREAM,
     Augmentation,
     Numbers,
     Samples,
 )
+from utils.data.augment.colour import ColorJitter, Sometimes
+from utils.data.augment.erasing import RandomErasing
 from utils.data.augment.geometry import mirrored
-from utils.data.augment.libraries import build_policy
+from utils.data.augment.libraries import BLUR_SIGMA, build_policy
 from utils.data.images.decoding import CROP_AREA, CROP_RATIO
 
 CROP_NUMBERS = 22
@@ -54,6 +60,23 @@ class Flip:
 
     def __str__(self) -> str:
         return "alternating-flip" if self.alternating else "flip"
+
+
+@dataclass(frozen=True)
+class VerticalFlip:
+    """Upside down with a probability of one half."""
+
+    normalised: ClassVar[bool] = False
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Which images are flipped: bool (n,)."""
+        return (torch.from_numpy(samples.uniforms(VERTICAL_FLIP_STREAM, 1)[:, 0] < 0.5),)
+
+    def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
+        return flip_some(images, *numbers, axis=2)
+
+    def __str__(self) -> str:
+        return "vertical-flip"
 
 
 @dataclass(frozen=True)
@@ -157,13 +180,40 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
     "shift": lambda context: Shift(context.max_shift, context.settings.shift_padding),
     "flip": lambda context: Flip(),
     "alternating-flip": lambda context: Flip(alternating=True),
+    "vertical-flip": lambda context: VerticalFlip(),
     "resized-crop": lambda context: ResizedCrop(context.size, context.interpolation, context.crop_while_decoding),
 }
 
 
+def _rotation(context: Context) -> Sometimes:
+    degrees = context.settings.rotation
+    return Sometimes(f"rotation (up to {degrees:g} degrees)", "Rotate", ROTATION_STREAM, 1.0, -degrees, degrees)
+
+
+def _grey(context: Context) -> Sometimes:
+    probability = context.settings.grayscale_prob
+    return Sometimes(f"grayscale ({100 * probability:g} % of the images)", "Color", GREY_STREAM, probability)
+
+
+def _blur(context: Context) -> Sometimes:
+    probability = context.settings.gaussian_blur_prob
+    text = f"gaussian-blur ({100 * probability:g} % of the images, sigma {BLUR_SIGMA[0]:g} to {BLUR_SIGMA[1]:g} px)"
+    return Sometimes(text, "GaussianBlur", BLUR_STREAM, probability, *BLUR_SIGMA)
+
+
+def _erasing(context: Context) -> RandomErasing:
+    settings = context.settings
+    return RandomErasing(settings.random_erase, settings.random_erase_mode, settings.random_erase_count)
+
+
 # By the settings that switch them on, applied in this order after the others.
 BY_FLAG: dict[str, Callable[[Context], Augmentation]] = {
+    "rotation": _rotation,
     "auto_augment": lambda context: build_policy(context.settings.auto_augment, context.mean),
+    "color_jitter": lambda context: ColorJitter.of(context.settings.color_jitter, context.settings.color_jitter_prob),
+    "grayscale_prob": _grey,
+    "gaussian_blur_prob": _blur,
+    "random_erase": _erasing,
     "cutout": lambda context: Cutout(context.settings.cutout, context.size),
 }
 OFF = (None, "none", 0)
@@ -202,12 +252,12 @@ def select_rows(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return images.reshape(-1, width).index_select(0, chosen).view(count, channels, rows.shape[1], width)
 
 
-def flip_some(images: torch.Tensor, flips: torch.Tensor) -> torch.Tensor:
-    """Images (n, c, h, w), those of ``flips`` (n,) mirrored left to right.
+def flip_some(images: torch.Tensor, flips: torch.Tensor, axis: int = 3) -> torch.Tensor:
+    """Images (n, c, h, w), those of ``flips`` (n,) mirrored left to right, or with ``axis`` 2 upside down.
 
     Flipping all and then copying whole images is several times as fast as choosing pixel by pixel.
     """
-    both = torch.cat([images, images.flip(3)])
+    both = torch.cat([images, images.flip(axis)])
     return take(both, torch.arange(len(images), device=images.device) + len(images) * flips)
 
 

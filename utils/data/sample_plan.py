@@ -206,6 +206,11 @@ def sample_uniforms(seed: int, epoch: int, indices: np.ndarray, stream: int, cou
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
+def hashes(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
+    """Random uint64 (n,), each a function of its key, uint64, and its counter, an integer of at least 0."""
+    return _mix(_mix(keys) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+
+
 def step_seed(seed: int, step: int, rank: int) -> int:
     """The seed of one step's randomness on one rank (dropout): a non-negative 63-bit number."""
     return hashed(seed, step, rank) >> 1

@@ -28,7 +28,8 @@ class Facts(NamedTuple):
     """What the ``effect`` of a setting may depend on besides the settings.
 
     ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
-    its names, with the data set's own filled in. ``in_memory``: the data set comes as pixels, not as files.
+    its names, with the data set's own filled in. ``colour``: the images have colour. ``in_memory``: the data set
+    comes as pixels, not as files.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
     network has convolutions. ``has_statistics``: it has batch norm with running statistics. ``gathers_statistics``: and
@@ -42,6 +43,7 @@ class Facts(NamedTuple):
     processes: int
     local_processes: int
     augmentation: tuple[str, ...]
+    colour: bool
     in_memory: bool
     any_size: bool
     resizes: bool
@@ -66,6 +68,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         processes=distributed.world_size,
         local_processes=distributed.local_world_size,
         augmentation=chosen_names(args.augmentation, data.spec),
+        colour=data.spec.channels > 1,
         in_memory=isinstance(data.validation, MemoryImages),
         any_size=not data.spec.fixed_size,
         resizes=data.preprocessing.resizes or bool(train and args.data.progressive_size),

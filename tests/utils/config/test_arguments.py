@@ -229,7 +229,8 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--lr-base", "--lr-base-size", "--lr-base-scale", "--lr-min", "--lr-step-epochs", "--lr-power"}
     extra |= {"--lr-cycle-epochs", "--lr-cycle-mul", "--lr-cycle-decay", "--lr-pct-start", "--lr-div-factor"}
     extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
-    extra |= {"--auto-augment"}
+    extra |= {"--auto-augment", "--color-jitter", "--color-jitter-prob", "--grayscale-prob", "--gaussian-blur-prob"}
+    extra |= {"--random-erase", "--random-erase-mode", "--random-erase-count", "--rotation"}
     extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
     extra |= {"--best-metric", "--early-stopping", "--early-stopping-metric", "--early-stopping-delta"}
     extra |= {"--swa-start-epoch", "--swa-lr"}

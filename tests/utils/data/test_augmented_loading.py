@@ -12,6 +12,22 @@ MIXTURES = {
     "RandAugment": ("--auto-augment", "ra"),
     "timm's RandAugment": ("--auto-augment", "rand-m9-mstd0.5-inc1"),
     "AugMix": ("--auto-augment", "augmix"),
+    "the others": (
+        "--color-jitter",
+        0.4,
+        "--gaussian-blur-prob",
+        0.3,
+        "--rotation",
+        20,
+        "--random-erase",
+        0.5,
+        "--random-erase-mode",
+        "pixel",
+        "--random-erase-count",
+        2,
+        "--augment",
+        "vertical-flip",
+    ),
 }
 
 
@@ -42,7 +58,8 @@ def test_files_are_the_same_bits_with_any_number_of_workers_and_ranks(tree, flag
 
 
 def test_a_resumed_run_ends_with_the_bits_of_the_uninterrupted_one(tmp_path):
-    flags = (*FLAGS[:-2], "--epochs", "2", "--batch-size", "256", "--deterministic", *MIXTURES["timm's RandAugment"])
+    flags = (*FLAGS[:-2], "--epochs", "2", "--batch-size", "256", "--deterministic")
+    flags += (*MIXTURES["timm's RandAugment"], *map(str, MIXTURES["the others"]))
     weights = []
     for name, cuts in (("whole", ()), ("cut", ("8",))):
         for cut in cuts:

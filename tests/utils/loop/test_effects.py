@@ -13,7 +13,7 @@ from utils.precision.amp import keep_in_fp32, never_called
 SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 # The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
 RICH = Facts(
-    continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",),
+    continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",), colour=True,
     in_memory=False, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
     has_statistics=True, gathers_statistics=True, never_called=(),
 )  # fmt: skip
@@ -23,6 +23,11 @@ FILES = "--dataname folder --datapath D"
 NEEDS = [
     ("output", "--output D --resume R", {"continues": True}, "--output D does nothing: it needs a new run"),
     ("name", "--name a --resume R", {"continues": True}, "--name a does nothing: it needs a new run"),
+    ("color_jitter", "--color-jitter 0 0 0.4", {"colour": False}, "--color-jitter 0 0 0.4 does nothing: grey images have no"),
+    ("color_jitter_prob", "--color-jitter-prob 0.4", {}, "--color-jitter-prob 0.4 does nothing: it needs --color-jitter"),
+    ("grayscale_prob", "--grayscale-prob 0.4", {"colour": False}, "--grayscale-prob 0.4 does nothing: it needs colour"),
+    ("random_erase_mode", "--random-erase-mode rand", {}, "--random-erase-mode rand does nothing: it needs --random-erase"),
+    ("random_erase_count", "--random-erase-count 2", {}, "--random-erase-count 2 does nothing: it needs --random-erase"),
     ("timeout", "--timeout 5", {"processes": 1}, "--timeout 5 does nothing: it needs several processes"),
     ("datapath", "--dataname digits --datapath D", {"local_processes": 1}, "--datapath D does nothing: it needs"),
     ("workers", "--workers 0", {"in_memory": True, "resident": True}, "--workers 0 does nothing: it needs images in files"),

@@ -8,10 +8,27 @@ from typing import Any
 from utils.config.auto_augment import CHOICES, EXAMPLES, policy_check
 from utils.config.field import between, needs, not_negative, setting
 
-AUGMENTATIONS = ("shift", "flip", "alternating-flip", "resized-crop")
+ERASE_MODES = ("const", "rand", "pixel")
+AUGMENTATIONS = ("shift", "flip", "alternating-flip", "vertical-flip", "resized-crop")
 
 _MIXING = needs("--mixup or --cutmix", lambda v: v.mixup or v.cutmix)
 _SHIFT = needs("shift in --augment", lambda v: "shift" in v.augmentation)
+
+
+_ERASING = needs("--random-erase", lambda v: v.random_erase)
+
+
+def _jitter_check(values: tuple[float, ...]) -> str | None:
+    if len(values) not in (1, 3, 4):
+        return "must be one amount, or brightness, contrast and saturation, and for a fourth the hue"
+    if len(values) == 4 and values[3] > 0.5:
+        return "the hue, the fourth, must be at most 0.5"
+    return between(0, 100)(values)
+
+
+def _jitters(v: Any) -> str | None:
+    changes_grey = any((v.color_jitter or ())[:2])  # brightness and contrast
+    return None if v.colour or changes_grey else "does nothing: grey images have no saturation and no hue"
 
 
 def _ends_mixing(v: Any) -> str | None:
@@ -38,6 +55,36 @@ class AugmentationSettings:
         None, f"augmentation policy: {', '.join(CHOICES)}; timm's with options, such as {EXAMPLES}; or none", type=str,
         check=policy_check, metavar="POLICY", in_evaluation=False,
     )  # fmt: skip
+    rotation: float = setting(
+        0.0, "rotate by a random angle of at most this many degrees", check=between(0, 180), metavar="DEGREES",
+        in_evaluation=False,
+    )  # fmt: skip
+    color_jitter: tuple[float, ...] | None = setting(
+        None, "change brightness, contrast, saturation and hue at random by up to these amounts; one number for the "
+        "first three", type=float, many=True, check=_jitter_check,
+        metavar="AMOUNT", in_evaluation=False, effect=_jitters,
+    )  # fmt: skip
+    color_jitter_prob: float = setting(
+        1.0, "probability of --color-jitter", check=between(0, 1, open_low=True), in_evaluation=False,
+        effect=needs("--color-jitter", lambda v: v.color_jitter),
+    )  # fmt: skip
+    grayscale_prob: float = setting(
+        0.0, "probability that an image becomes grey", check=between(0, 1), in_evaluation=False,
+        effect=needs("colour images", lambda v: v.colour),
+    )  # fmt: skip
+    gaussian_blur_prob: float = setting(
+        0.0, "probability that an image is blurred, by 0.1 to 2 pixels", check=between(0, 1), in_evaluation=False
+    )
+    random_erase: float = setting(
+        0.0, "probability that boxes of an image are erased", check=between(0, 1), metavar="PROB", in_evaluation=False
+    )
+    random_erase_mode: str = setting(
+        "const", "erase with the mean (const), a random colour (rand) or noise (pixel)", choices=ERASE_MODES,
+        in_evaluation=False, effect=_ERASING,
+    )  # fmt: skip
+    random_erase_count: int = setting(
+        1, "erase from 1 to this many boxes", check=between(1, 16), in_evaluation=False, effect=_ERASING
+    )
     cutout: int = setting(
         0, "side in pixels of the square that cutout blanks in each image", check=between(0, 8192), in_evaluation=False
     )

@@ -31,7 +31,7 @@ def build_policy(text: str, mean: Sequence[float]) -> Augmentation:
     """The policy of this name; ``mean`` of each channel, of levels 0 to 1, is timm's colour outside of an image."""
     policy = read_policy(text)
     if policy.library == TORCHVISION:
-        return _torchvision_policy(policy.name)
+        return _torchvision_policy(policy.name, len(mean))
     canvas = Canvas("bilinear", tuple(min(255, round(255 * level)) for level in mean))
     build = {"rand": _timm_rand, "augmix": _timm_augmix}.get(policy.name, _timm_sequences)
     return build(text, policy, canvas)
@@ -40,26 +40,28 @@ def build_policy(text: str, mean: Sequence[float]) -> Augmentation:
 # -------------------------------------------------------------------------------------- torchvision
 
 
-def _torchvision_policy(name: str) -> Augmentation:
+def _torchvision_policy(name: str, channels: int) -> Augmentation:
     from torchvision.transforms import v2
 
     if name == "ra":
-        table = _torchvision_operations(v2.RandAugment._AUGMENTATION_SPACE, BINS)
+        table = _torchvision_operations(v2.RandAugment._AUGMENTATION_SPACE, channels, BINS)
         return RandomOperations(NAMES[name], table, 2, Level(RA_BIN))
     if name == "ta_wide":
-        table = _torchvision_operations(v2.TrivialAugmentWide._AUGMENTATION_SPACE, BINS)
+        table = _torchvision_operations(v2.TrivialAugmentWide._AUGMENTATION_SPACE, channels, BINS)
         return RandomOperations(NAMES[name], table, 1, Level(bins=BINS))
     if name == "augmix":
-        table = _torchvision_operations(v2.AugMix._AUGMENTATION_SPACE, AUGMIX_BINS, Canvas("bilinear"))
+        table = _torchvision_operations(v2.AugMix._AUGMENTATION_SPACE, channels, AUGMIX_BINS, Canvas("bilinear"))
         return AugMix("AugMix", table, Level(bins=AUGMIX_SEVERITY))
-    table = _torchvision_operations(v2.AutoAugment._AUGMENTATION_SPACE, AUTO_AUGMENT_BINS)
+    table = _torchvision_operations(v2.AutoAugment._AUGMENTATION_SPACE, channels, AUTO_AUGMENT_BINS)
     return _sub_policies(f"AutoAugment {name}", table, v2.AutoAugment(v2.AutoAugmentPolicy(name))._policies, Level())
 
 
-def _torchvision_operations(space: dict[str, Any], bins: int, canvas: Canvas | None = None) -> Operations:
+def _torchvision_operations(
+    space: dict[str, Any], channels: int, bins: int, canvas: Canvas | None = None
+) -> Operations:
     """``space``: by operation, its magnitudes for a number of bins and an image's size, and whether it has a sign."""
     arguments = [partial(_torchvision_arguments, name, *entry, bins) for name, entry in space.items()]
-    return Operations(tuple(space), tuple(arguments), canvas or Canvas())
+    return Operations(tuple(space), tuple(arguments), canvas or Canvas(), channels)
 
 
 def _torchvision_arguments(
@@ -139,7 +141,7 @@ def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = 
         for ending in ("Increasing", "Original", "Rel", "Rand"):
             name = name.removesuffix(ending)
         plain.append(name)
-    return Operations(tuple(plain), tuple(ranges[name] for name in names), canvas)
+    return Operations(tuple(plain), tuple(ranges[name] for name in names), canvas, len(canvas.fill))
 
 
 def _timm_ranges(translation: float) -> dict[str, Arguments]:

@@ -92,6 +92,11 @@ def _apply(
         images.copy_(KERNELS[names[choices[0]]](images, arguments))
 
 
+def whole_levels(images: torch.Tensor) -> torch.Tensor:
+    """uint8 images of uint8 or float levels, 0 to 255."""
+    return images if images.dtype == torch.uint8 else images.round().to(torch.uint8)
+
+
 def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """One number for each image, (k, 1, 1, 1) on the images' device, rounded to ``dtype``."""
     return to_device(torch.from_numpy(numbers).to(dtype), images.device).view(-1, 1, 1, 1)

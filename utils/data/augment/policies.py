@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from utils.data.augment.base import CHAIN_STREAM, POLICY_STREAM, Numbers, Samples
-from utils.data.augment.operations import Canvas, apply_layers, per_image
+from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers, per_image, whole_levels
 
 # (levels, details, height, width) to the arguments of an operation, float64 (k,). A detail is one more random number:
 # a direction, for most.
@@ -30,6 +30,7 @@ class Operations:
     names: tuple[str, ...]
     arguments: tuple[Arguments, ...]
     canvas: Canvas
+    channels: int = 3  # of the images, for the description
 
     def apply(self, images: torch.Tensor, choices: np.ndarray, levels: np.ndarray, details: np.ndarray) -> torch.Tensor:
         """The images after their operations ``choices``, (n, layers) as the others; negative for none."""
@@ -38,6 +39,10 @@ class Operations:
             own = choices == choice
             values[own] = self.arguments[choice](levels[own], details[own], *images.shape[-2:])
         return apply_layers(images, self.names, choices, values, self.canvas)
+
+    def __str__(self) -> str:
+        idle = sorted({name for name in self.names if name in NEED_COLOUR}) if self.channels == 1 else ()
+        return f"{self.canvas}" + (f"; {' and '.join(idle)} leave grey images as they are" if idle else "")
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class RandomOperations:
         kinds = f"{'weighted ' if self.weights else ''}operations"
         return (
             f"{self.name} ({self.layers} of {len(self.operations.names)} {kinds}{sometimes}, {self.level}, "
-            f"{self.operations.canvas})"
+            f"{self.operations})"
         )
 
 
@@ -149,7 +154,7 @@ class SubPolicies:
 
     def __str__(self) -> str:
         noise = f", magnitudes with std {self.level.std:g}" if self.level.std else ""
-        return f"{self.name} (one of {len(self.choices)} sequences{noise}, {self.operations.canvas})"
+        return f"{self.name} (one of {len(self.choices)} sequences{noise}, {self.operations})"
 
 
 @dataclass(frozen=True)
@@ -209,10 +214,5 @@ class AugMix:
         depth = f"{self.depth}" if self.depth > 0 else "1 to 3"
         return (
             f"{self.name} ({self.width} chains of {depth} of {len(self.operations.names)} operations, {self.level}, "
-            f"alpha {self.alpha:g}, {self.operations.canvas})"
+            f"alpha {self.alpha:g}, {self.operations})"
         )
-
-
-def whole_levels(images: torch.Tensor) -> torch.Tensor:
-    """uint8 images of uint8 or float levels, 0 to 255."""
-    return images if images.dtype == torch.uint8 else images.round().to(torch.uint8)

@@ -1,0 +1,81 @@
+"""Single operations with random strength: colour jitter, grey, blur, rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from utils.data.augment.base import JITTER_STREAM, Numbers, Samples
+from utils.data.augment.operations import Canvas, apply_layers, whole_levels
+
+JITTER = ("Brightness", "Contrast", "Color", "Hue")
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Brightness, contrast, saturation and hue in random order, each by a random amount, as torchvision's ColorJitter.
+
+    ``amounts``: of each of the four; factors are uniform from 1 - amount, at least 0, to 1 + amount, the hue turns by
+    up to its amount of a circle each way.
+    """
+
+    amounts: tuple[float, float, float, float]
+    probability: float = 1.0
+    normalised: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, values: Sequence[float], probability: float) -> ColorJitter:
+        """``values``: one for brightness, contrast and saturation; or three; or four with the hue."""
+        amounts = (*values, 0.0) if len(values) == 3 else (*values * 3, 0.0) if len(values) == 1 else tuple(values)
+        return cls(amounts, probability)
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Operations and arguments, (n, 4) each."""
+        uniforms = samples.uniforms(JITTER_STREAM, 2 * len(JITTER) + 1).astype(np.float64)
+        order = np.argsort(uniforms[:, : len(JITTER)], axis=1, kind="stable")
+        amounts = np.array(self.amounts)
+        low, high = np.maximum(1 - amounts, 0), 1 + amounts
+        low[-1], high[-1] = -amounts[-1], amounts[-1]
+        arguments = low + (high - low) * uniforms[:, len(JITTER) : -1]
+        applied = (uniforms[:, -1:] < self.probability) & (amounts > 0)[order]
+        return np.where(applied, order, -1), np.take_along_axis(arguments, order, axis=1)
+
+    @torch.compiler.disable
+    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
+        return apply_layers(whole_levels(images), JITTER, *numbers, Canvas())
+
+    def __str__(self) -> str:
+        names = ("brightness", "contrast", "saturation", "hue")
+        amounts = ", ".join(f"{name} {amount:g}" for name, amount in zip(names, self.amounts, strict=True) if amount)
+        sometimes = f" of {100 * self.probability:g} % of the images" if self.probability < 1 else ""
+        return f"color-jitter ({amounts or 'nothing'}{sometimes})"
+
+
+@dataclass(frozen=True)
+class Sometimes:
+    """An operation on some images, with an argument between ``low`` and ``high``. ``text`` describes it."""
+
+    text: str
+    operation: str
+    stream: int
+    probability: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+    normalised: ClassVar[bool] = False
+
+    def draw(self, samples: Samples, height: int, width: int) -> Numbers:
+        """Whether it is done, 0 or -1, and the argument: (n, 1) each."""
+        uniforms = samples.uniforms(self.stream, 2).astype(np.float64)
+        choices = np.where(uniforms[:, :1] < self.probability, 0, -1)
+        return choices, self.low + (self.high - self.low) * uniforms[:, 1:]
+
+    @torch.compiler.disable
+    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
+        return apply_layers(whole_levels(images), (self.operation,), *numbers, Canvas())
+
+    def __str__(self) -> str:
+        return self.text
