@@ -48,7 +48,7 @@ CHANGES = {
     "rotation": ("", "--rotation 15"),
     "color_jitter": ("", "--color-jitter 0.4"),
     "color_jitter_prob": ("--color-jitter 0.4", "--color-jitter-prob 0.5"),
-    "grayscale_prob": ("--dataname synthetic", "--grayscale-prob 0.5"),
+    "grayscale_prob": ("--dataname synthetic --image-size 8", "--grayscale-prob 0.5"),
     "gaussian_blur_prob": ("", "--gaussian-blur-prob 0.5"),
     "random_erase": ("", "--random-erase 0.5"),
     "random_erase_mode": ("--random-erase 0.5", "--random-erase-mode pixel"),
