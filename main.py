@@ -269,7 +269,7 @@ def refuse_other_data(run: Run, data: Data) -> None:
 
 def build_loss(run: Run, data: Data) -> torch.nn.Module:
     """The training loss; with a teacher, its own as well."""
-    from models.teacher import build_teacher, refuse_other_teacher
+    from models.teacher import build_teacher, other_teacher
     from utils.optim.criterion import build_criterion
     from utils.optim.distillation import Distillation
 
@@ -278,8 +278,11 @@ def build_loss(run: Run, data: Data) -> torch.nn.Module:
     if run.args.run.evaluate or settings.teacher is None:
         return criterion
     teacher = build_teacher(settings.teacher, data, run.distributed.device)
-    if run.resume_point is not None:
-        refuse_other_teacher(teacher, run.resume_point, run.warn if run.args.run.resume_override else None)
+    difference = run.resume_point is not None and other_teacher(teacher, run.resume_point)
+    if difference and not run.args.run.resume_override:
+        raise UserError(f"{difference}; give that one, or go on like this with --resume PATH --resume-override")
+    if difference and run.is_main:
+        run.warn(f"{difference}; going on with this one")
     return Distillation(criterion, teacher, settings)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,19 +55,16 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     return Teacher(known.network, origin, theirs.val_image_size, normalisation, order).to(device)
 
 
-def refuse_other_teacher(teacher: Teacher, resume_point: ResumePoint, warn: Callable[[str], None] | None) -> None:
-    """Raise ``UserError`` if ``teacher`` is another one than that of the run to resume; with ``warn``, only say so."""
+def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
+    """In words, that ``teacher`` is not the one of the run to resume; '' if it is, or if that run has none."""
     begun = resume_point.state.get("teacher")
     digest = begun.get("digest") if isinstance(begun, dict) else None
     if digest in (None, teacher.origin.digest):  # a run without one differs in its settings
-        return
-    difference = (
+        return ""
+    return (
         f"--teacher {teacher.origin.source}: is another network ({teacher.origin.digest[:12]}) than the teacher of "
         f"{resume_point.path} ({str(digest)[:12]})"
     )
-    if warn is None:
-        raise UserError(f"{difference}; give that one, or go on like this with --resume PATH --resume-override")
-    warn(f"{difference}; going on with this one")
 
 
 def _of_checkpoint(path: str) -> Known:

@@ -45,6 +45,7 @@ def compare_runs(straight: WatchedRun, killed: WatchedRun, free_settings: Iterab
     return [
         *(_table(name, checkpoint(left / name, free), checkpoint(right / name, free)) for name in _checkpoints(left)),
         _table("metrics.csv", rows(left), rows(right)),
+        _table("class_metrics.csv", rows(left, "class_metrics.csv"), rows(right, "class_metrics.csv")),
         _table("metrics.npz", curves(left), curves(right)),
         _table("TensorBoard", points(left), points(right)),
         compare_steps(straight, killed),
@@ -82,10 +83,11 @@ def _flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
         yield from _flat(item, f"{path}/{key}" if path else str(key))
 
 
-def rows(run: Path) -> dict[str, str]:
-    """metrics.csv as {"row 1 val_loss": text}, without clocks."""
-    path = run / "metrics.csv"
-    with open(path if path.is_file() else "/dev/null", newline="", encoding="utf-8") as file:
+def rows(run: Path, name: str = "metrics.csv") -> dict[str, str]:
+    """metrics.csv, or the file ``name``, as {"row 1 val_loss": text}, without clocks."""
+    path = run / name
+    path = path if path.is_file() else Path("/dev/null")
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
         return {
             f"row {number} {name}": value
             for number, row in enumerate(csv.DictReader(file), 1)

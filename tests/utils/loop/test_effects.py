@@ -81,6 +81,7 @@ NEEDS = [
     ("bce_sum", "--bce-sum --loss focal", {}, "--bce-sum does nothing: it needs --loss bce"),
     ("bce_pos_weight", "--bce-pos-weight 2", {}, "--bce-pos-weight 2 does nothing: it needs --loss bce"),
     ("focal_gamma", "--focal-gamma 3 --loss bce", {}, "--focal-gamma 3 does nothing: it needs --loss focal"),
+    ("teacher", "--teacher T --distillation-alpha 0", {}, "--teacher T does nothing: it needs a --distillation-alpha above"),
     ("distillation", "--distillation hard", {}, "--distillation hard does nothing: it needs --teacher"),
     ("distillation_alpha", "--distillation-alpha 0.1", {}, "--distillation-alpha 0.1 does nothing: it needs --teacher"),
     (

@@ -41,6 +41,7 @@ class LossSettings:
     teacher: str | None = setting(
         None, "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
         "network (downloads its pretrained weights)", type=str, check=not_empty, metavar="PATH_OR_NAME",
+        effect=needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
     )  # fmt: skip
     distillation: str = setting(
         "soft", "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
