@@ -92,7 +92,7 @@ def build_traval(args: Settings, components: Components, ramp: Ramp, distributed
 
     return TraVal(
         components.model, components.train_loader, components.optimizer, components.criterion, components.scaler, args,
-        None, distributed=distributed, lr_policy=ramp, writer=KeptCurves(),
+        None, distributed=distributed, lr_policy=ramp, writer=KeptCurves(), freezing=components.freezing,
     )  # fmt: skip
 
 

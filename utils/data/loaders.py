@@ -6,6 +6,7 @@ of their augmentation.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -138,9 +139,18 @@ class ValidationLoader:
     ) -> None:
         self.source, self.transform = source, transform
         self._prefetch = DevicePrefetcher(source.device)
-        self._all = validation_batches(len(source), batch_size)
-        self._world_size = world_size
-        self._mine = range(rank, len(self._all), world_size)
+        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        self._take(np.arange(len(source)))
+
+    def _take(self, samples: np.ndarray) -> None:
+        self._all = [samples[places] for places in validation_batches(len(samples), self._batch_size)]
+        self._mine = range(self._rank, len(self._all), self._world_size)
+
+    def part(self, samples: np.ndarray) -> ValidationLoader:
+        """A loader of these ``samples`` (numbers) alone, over the same images."""
+        part = copy.copy(self)
+        part._take(samples)
+        return part
 
     @property
     def num_batches(self) -> int:

@@ -1,0 +1,216 @@
+"""Averages the weights of several checkpoints of one network into one: a uniform or a greedy soup.
+
+    python scripts/average_checkpoints.py --checkpoints RUN_A RUN_B RUN_C --output soup.pt
+    python scripts/average_checkpoints.py --method greedy --choose-on half --checkpoints RUN_* --output soup.pt
+
+Computes the batch-norm statistics of the soup over training batches (--ema-bn-batches of them), validates it and each
+ingredient, and saves it for main.py's --weights and --evaluate. Settings are those of the first checkpoint; all flags
+of main.py replace them, such as --datapath and --device. Heavy imports are inside the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, run_tool, table
+from utils.config import arguments
+from utils.config.settings import Settings, UserError, flag_of
+from utils.runtime.distributed import Distributed, RankInfo
+
+if TYPE_CHECKING:
+    from scripts.averaging.ingredients import Ingredient, Weights
+    from scripts.averaging.soup import Soup
+    from utils.data.loaders import ValidationLoader
+    from utils.record.metrics import Report
+
+NAME = "average_checkpoints.py"
+NOT_HERE = ("resume", "evaluate", "dry_run")
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own, flags = build_parser().parse_known_args(argv)
+    refuse_mistakes(own)
+    from scripts.averaging.ingredients import read, refuse_differences, save
+    from utils.record.summary import figures
+
+    ingredients = [read(Path(path), warn) for path in own.checkpoints]
+    refuse_differences(ingredients)
+    args = settings(flags, ingredients[0])
+    with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
+        kitchen = Kitchen(args, ingredients[0], distributed, own.choose_on)
+        soup, tops, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
+        print(show(own, soup, kitchen, tops, report))
+        made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
+        save(Path(own.output), kitchen.model.state_dict(), ingredients[0].description, made_of)
+    print(f"Saved {own.output}")
+    print(figures(report))
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument(
+        "--checkpoints", nargs="+", required=True, metavar="PATH",
+        help="checkpoint files, or run folders, which stand for their final.pt",
+    )  # fmt: skip
+    parser.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
+    parser.add_argument(
+        "--method", choices=("uniform", "greedy"), default="uniform",
+        help="uniform: the mean of all; greedy: from the best on, each that does not harm the soup [uniform]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--choose-on", choices=("validation", "half"), default="validation",
+        help="greedy: choose on all validation images, or on half of them and report on the other half [validation]",
+    )  # fmt: skip
+    return parser
+
+
+def refuse_mistakes(own: argparse.Namespace) -> None:
+    """Raise ``UserError`` for what cannot be done, before any work."""
+    mistakes, output = [], Path(own.output)
+    if len(own.checkpoints) < 2:
+        mistakes.append("--checkpoints: give two or more to average")
+    if own.choose_on == "half" and own.method != "greedy":
+        mistakes.append("--choose-on half needs --method greedy: a uniform soup chooses nothing")
+    if not own.output.strip() or "\0" in own.output:
+        mistakes.append("--output must not be empty or hold a NUL character")
+    elif output.exists():
+        mistakes.append(f"--output {output}: exists already; remove it or choose another name")
+    elif not output.absolute().parent.is_dir():
+        mistakes.append(f"--output {output}: its folder does not exist")
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def settings(flags: Sequence[str], first: Ingredient) -> Settings:
+    """The first checkpoint's, with ``flags``; without what only training needs."""
+    from utils.checkpoint.resume import ResumePoint
+
+    args = arguments.parse(list(flags), checkpoint=ResumePoint(first.path, first.description, digest="").settings)
+    if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
+        raise UserError(*mistakes)
+    return dataclasses.replace(
+        args,
+        run=dataclasses.replace(args.run, resume_override=True),  # other images of the same classes may be given
+        loss=type(args.loss)(),
+        average=dataclasses.replace(args.average, ema_decay=None, swa_start_epoch=None),
+        optimisation=type(args.optimisation)(lr=1.0),
+    )
+
+
+class Kitchen:
+    """The network and the images with which weights are scored. ``choose_on``: see --choose-on."""
+
+    def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
+        from main import build
+        from utils.checkpoint.resume import ResumePoint
+        from utils.record.run import Run
+        from utils.record.writer import RunWriter
+        from utils.train_validation import TraVal
+
+        point = ResumePoint(first.path, first.description, digest="")
+        self.components = build(Run(args, distributed, resume_point=point))
+        point.refuse_other_data(self.components.data.classes, None)
+        self.model, self.args, self.distributed = self.components.model, args, distributed
+        self.choosing, self.reporting = halves(self.components.validation_loader, args.run.seed, choose_on)
+        self.choosing_images = len(self.choosing.source) // (1 if choose_on == "validation" else 2)
+        self.traval = TraVal(
+            self.model, None, None, self.components.criterion, self.components.scaler, args, self.choosing,
+            distributed=distributed, writer=RunWriter(None, progress=args.logging.progress),
+        )  # fmt: skip
+
+    def cook(self, method: str, ingredients: Sequence[Weights]) -> tuple[Soup, list[float], Report]:
+        """The soup, which is in ``model`` then; the ingredients' top-1 on the images to report on; its validation."""
+        from scripts.averaging import soup as recipes
+
+        soup = getattr(recipes, method)(ingredients, self.score)
+        tops = soup.scores
+        if self.reporting is not self.choosing:
+            tops = [self.validate(weights, False, self.reporting).top1 for weights in ingredients]
+        return soup, tops, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
+
+    def score(self, weights: Weights, mixed: bool) -> float:
+        """Top-1 on the images to choose on."""
+        return self.validate(weights, mixed, self.choosing).top1
+
+    def validate(self, weights: Weights, mixed: bool, images: ValidationLoader) -> Report:
+        """Exactly, on ``images``. ``mixed``: batch-norm statistics are computed first."""
+        from utils.checkpoint.checkpoint import load_weights
+        from utils.optim.batch_norm_statistics import recompute
+
+        load_weights(self.model, weights, "--checkpoints")
+        if mixed:
+            recompute(
+                self.model, self.components.train_loader, 0, self.args.average.ema_bn_batches, self.distributed,
+                self.traval.autocast, lambda: None,
+            )  # fmt: skip
+        self.traval.validation_loader = images
+        report = self.traval.validation(0, report=False)
+        print(
+            f"validated {'a mean' if mixed else 'an ingredient'}: top1 {report.top1:.2f}", file=sys.stderr, flush=True
+        )
+        return report
+
+
+def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[ValidationLoader, ValidationLoader]:
+    """The images to choose on and those to report on: the same, or two halves drawn at random."""
+    if choose_on == "validation":
+        return loader, loader
+    import numpy as np
+
+    order = np.random.default_rng(seed).permutation(len(loader.source))
+    middle = len(order) // 2
+    return loader.part(np.sort(order[:middle])), loader.part(np.sort(order[middle:]))
+
+
+# ------------------------------------------------------------------------------------------- output
+
+
+def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, tops: list[float], report: Report) -> str:
+    """The table, and what its figures are of."""
+    half = own.choose_on == "half"
+    rows = []
+    for place, (path, score, top1) in enumerate(zip(own.checkpoints, soup.scores, tops, strict=True)):
+        kept = "kept" if place in soup.kept else "-"
+        rows.append([path, *([f"{score:.2f}"] if half else []), f"{top1:.2f}", kept])
+    rows.append([f"{own.method} soup of {len(soup.kept)}", *([""] if half else []), f"{report.top1:.2f}", ""])
+    lines = [
+        table(["ingredient", *(["top1 to choose by"] if half else []), "top1", ""], rows),
+        *statistics(soup, kitchen),
+    ]
+    if half:
+        lines.append(f"Chosen on {kitchen.choosing_images:,} validation images, reported on the other {report.count:,}")
+    elif own.method == "greedy":
+        lines.append(
+            "The soup is chosen on the images that its top1 is of, which favours it; --choose-on half does not"
+        )
+    return "\n".join(lines)
+
+
+def statistics(soup: Soup, kitchen: Kitchen) -> list[str]:
+    """Where the soup's batch-norm statistics come from, if it has any."""
+    from utils.optim.batch_norm_statistics import layers_with_statistics
+
+    batches = kitchen.args.average.ema_bn_batches
+    if len(soup.kept) < 2 or not layers_with_statistics(kitchen.model):
+        return []
+    if not batches:
+        return ["warning: --ema-bn-batches 0: the mean of batch-norm statistics does not fit the mean of the weights"]
+    return [f"Batch-norm statistics of the soup: computed over {batches} training batches"]
+
+
+def warn(line: str) -> None:
+    """A warning about a damaged checkpoint of a run."""
+    print(f"{NAME}: warning: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

@@ -1,0 +1,103 @@
+"""The checkpoints to average: read, compared with each other, averaged, saved."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from utils.checkpoint import checkpoint
+from utils.checkpoint.inventory import CONTENTS, inventory
+from utils.config.settings import UserError
+
+DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
+SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing"}
+SHAPING = ("model_kwargs",)  # settings that make another network of the same weights
+Weights = dict[str, torch.Tensor]
+
+
+class Ingredient(NamedTuple):
+    """A checkpoint: its path, the weights that its run reports on, and what describes them."""
+
+    path: Path
+    weights: Weights
+    description: dict[str, Any]
+
+
+def read(path: Path, warn: Callable[[str], None]) -> Ingredient:
+    """A checkpoint file, or the ``final.pt`` of a run folder, its newest one if the run is not finished."""
+    if path.is_dir():
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        newest = checkpoint.newest(folder, warn, checkpoint.load)
+        if newest is None:
+            raise UserError(f"--checkpoints {path}: holds no checkpoint that can be loaded")
+        path, state = newest
+        if (folder / "final.pt").is_file():
+            path, state = folder / "final.pt", checkpoint.load(folder / "final.pt")
+    else:
+        state = checkpoint.load(path)
+    lacking = [key for key in DESCRIPTION if key not in state]
+    if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
+        raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")
+    description = {key: state[key] for key in DESCRIPTION}
+    return Ingredient(path, checkpoint.weights_of(state, path), description)
+
+
+def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
+    """Raise ``UserError`` with a line for each that is of another kind than the first."""
+    first, mistakes = ingredients[0], []
+    for other in ingredients[1:]:
+        mistakes += [f"--checkpoints {other.path}: {words}" for words in _differences(first, other)[:1]]
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def _differences(first: Ingredient, other: Ingredient) -> list[str]:
+    whose = f"than {first.path}"
+    words = [
+        f"has {'another' if key == 'arch' else 'other'} {name} {whose}: {_short(theirs)} where that has {_short(ours)}"
+        for key, name in SAME.items()
+        if (theirs := other.description[key]) != (ours := first.description[key])
+    ]
+    settings = (first.description["settings"], other.description["settings"])
+    words += [
+        f"was made with other --{name.replace('_', '-')} {whose}"
+        for name in SHAPING
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+    shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]
+    return words + ([f"has weights of other names or shapes {whose}"] if shapes[0] != shapes[1] else [])
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def mean(several: Sequence[Weights]) -> Weights:
+    """The mean of each weight, computed in float64 and given in its own dtype; counters are those of the first."""
+    return {
+        name: sum(weights[name].double() for weights in several).div_(len(several)).to(first.dtype)
+        if first.is_floating_point()
+        else first.clone()
+        for name, first in several[0].items()
+    }
+
+
+def save(path: Path, weights: Weights, description: dict[str, Any], made_of: dict[str, Any]) -> None:
+    """Write a checkpoint of ``weights`` for --weights and --evaluate; a run cannot continue from it.
+
+    ``made_of`` says what they are the mean of. Raises ``UserError`` if it cannot be written.
+    """
+    cpu = {name: value.detach().cpu() for name, value in weights.items()}
+    state = {**description, "model": cpu, "ema": None, "soup": made_of}
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            torch.save({**state, CONTENTS: inventory(state)}, file)
+        os.replace(file.name, path)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"--output {path}: cannot be written ({error})") from error

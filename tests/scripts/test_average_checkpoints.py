@@ -1,0 +1,230 @@
+"""Averaged checkpoints: the mean, the recipes, what is refused, and what is saved."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
+
+import main
+from models import build_model, load_model
+from scripts import average_checkpoints
+from scripts.averaging.ingredients import mean
+from scripts.averaging.soup import greedy, uniform
+from tests.utils.test_train_validation import make
+from utils.checkpoint import checkpoint
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
+from utils.loop.validation import validate
+
+FC = ("--device", "cpu", "--arch", "fc", "--no-progress", "--batch-size", "240")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run folders of three networks from one beginning, and one of another network."""
+    place = tmp_path_factory.mktemp("runs")
+    assert main.main([*FC, "--epochs", "1", "--output", str(place / "base")]) == 0
+    (base,) = place.glob("base/digits/fc/*")
+    line = [*FC, "--epochs", "1", "--weights", f"{base}/checkpoints/final.pt", "--output", str(place)]
+    for name, lr in (("a", "0.1"), ("b", "0.05"), ("c", "0.2")):
+        assert main.main([*line, "--name", name, "--lr", lr]) == 0
+    assert (
+        main.main([*FC[:2], "--arch", "conv2", *FC[4:], "--max-steps", "1", "--output", str(place), "--name", "z"]) == 0
+    )
+    return [str(next(place.glob(f"digits/*/*_{name}"))) for name in "abcz"]
+
+
+def cooked(capsys, *line):
+    """The lines that the tool prints."""
+    capsys.readouterr()
+    assert average_checkpoints.main([*map(str, line), "--device", "cpu", "--no-progress"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def evaluated(capsys, path):
+    capsys.readouterr()
+    assert main.main(["--evaluate", "--weights", str(path), "--device", "cpu", "--no-progress"]) == 0
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+# ------------------------------------------------------------------------------------------ the recipes
+
+
+def test_the_mean_is_that_of_torchs_averaged_model_and_counters_stay_whole():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)) for _ in range(3)]
+    for model in models:
+        model(torch.randn(8, 5))
+    theirs = AveragedModel(models[0])
+    for model in models:
+        theirs.update_parameters(model)
+    ours = mean([model.state_dict() for model in models])
+    for name, value in theirs.module.named_parameters():
+        torch.testing.assert_close(ours[name], value, rtol=1e-6, atol=1e-7)
+    assert ours["1.num_batches_tracked"].dtype == torch.int64 and ours["1.num_batches_tracked"] == 1
+    assert ours["0.weight"].dtype == torch.float32
+
+
+def written_out(values, score):
+    """The greedy soup of Wortsman et al., recipe 1, on numbers."""
+    soup = []
+    for value in sorted(values, key=score, reverse=True):
+        if not soup or score(sum([*soup, value]) / (len(soup) + 1)) >= score(sum(soup) / len(soup)):
+            soup.append(value)
+    return soup
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_greedy_soup_is_that_of_the_papers_recipe(seed):
+    values = np.random.default_rng(seed).normal(size=6).tolist()
+
+    def score(value):
+        return -round(abs(value - 0.2), 1)  # with ties
+
+    asked = []
+
+    def of_weights(weights, mixed):
+        asked.append(mixed)
+        return score(weights["w"].item())
+
+    soup = greedy([{"w": torch.tensor(value, dtype=torch.float64)} for value in values], of_weights)
+    assert [values[place] for place in soup.kept] == written_out(values, score)
+    assert soup.weights["w"].item() == pytest.approx(np.mean([values[place] for place in soup.kept]))
+    assert asked == [False] * 6 + [True] * 5 and soup.scores == [score(value) for value in values]
+
+
+def test_the_uniform_soup_takes_all():
+    soup = uniform([{"w": torch.tensor(value)} for value in (1.0, 2.0, 6.0)], lambda weights, _: weights["w"].item())
+    assert soup.kept == [0, 1, 2] and soup.scores == [1, 2, 6] and soup.weights["w"] == 3
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, capsys):
+    lines = cooked(capsys, "--checkpoints", *runs[:3], "--output", tmp_path / "soup.pt")
+    states = [checkpoint.load(checkpoint.Path(run) / "checkpoints/final.pt") for run in runs[:3]]
+    saved = checkpoint.load(tmp_path / "soup.pt")
+    for name, value in saved["model"].items():
+        torch.testing.assert_close(value, sum(state["model"][name] for state in states) / 3)
+    tops = [f"{state['progress']['last_validation'][1]:.2f}" for state in states]
+    assert [line.split() for line in lines[2:5]] == [[run, top1, "kept"] for run, top1 in zip(runs, tops, strict=False)]
+    assert lines[5].startswith("uniform soup of 3")
+    assert lines[-2:] == [f"Saved {tmp_path / 'soup.pt'}", evaluated(capsys, tmp_path / "soup.pt")]
+    assert len(load_model(tmp_path / "soup.pt").classes) == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["soup.pt"], "nothing else is left"
+
+
+def test_training_begins_from_a_soup_and_does_not_continue_it(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cooked(capsys, "--checkpoints", *runs[:2], "--output", "soup.pt")
+    assert main.main([*FC, "--weights", "soup.pt", "--max-steps", "1"]) == 0
+    capsys.readouterr()
+    assert main.main([*FC, "--resume", "soup.pt"]) == 2
+    assert "lacks optimizer" in capsys.readouterr().err
+
+
+def test_a_greedy_soup_is_never_worse_where_it_is_chosen_and_says_so(runs, tmp_path, capsys):
+    lines = cooked(capsys, "--checkpoints", *runs[:3], "--output", tmp_path / "soup.pt", "--method", "greedy")
+    tops = [float(line.split()[1]) for line in lines[2:5]]
+    assert float(lines[5].split()[-1]) >= max(tops)
+    assert "chosen on the images that its top1 is of, which favours it" in lines[-3]
+    kept = [run for run, line in zip(runs, lines[2:5], strict=False) if line.endswith("kept")]
+    made_of = checkpoint.load(tmp_path / "soup.pt")["soup"]
+    assert made_of["method"] == "greedy"
+    assert {path.partition("/checkpoints")[0] for path in made_of["ingredients"]} == set(kept)
+
+
+def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_choose(runs, tmp_path, capsys):
+    loader = make("--arch", "fc").validation_loader
+    parts = average_checkpoints.halves(loader, 0, "half")
+    seen = [np.concatenate([batch.indices for batch in part.batches()]) for part in parts]
+    assert sorted(np.concatenate(seen)) == list(range(360)) and [len(part) for part in seen] == [180, 180]
+    flags = ("--method", "greedy", "--choose-on", "half")
+    lines = cooked(capsys, "--checkpoints", *runs[:3], "--output", tmp_path / "soup.pt", *flags)
+    assert "Chosen on 180 validation images, reported on the other 180" in lines and "val_count=180" in lines[-1]
+    traval = make("--arch", "fc")
+    checkpoint.load_weights(traval.model, checkpoint.load(tmp_path / "soup.pt")["model"], "")
+    report = validate(
+        traval.model, parts[1], traval.distributed, traval.autocast, traval.writer, traval.bad_images, lambda: None
+    )
+    assert f"val_top1={report.top1:.4f} " in lines[-1]
+
+
+def test_a_part_of_a_validation_is_the_same_on_any_number_of_ranks():
+    loader, samples = make("--arch", "fc", "--val-batch-size", "50").validation_loader, np.arange(7, 300, 2)
+    whole = [batch.indices for batch in loader.part(samples).batches()]
+    assert np.array_equal(np.concatenate(whole), samples)
+    ranks = [copy.copy(loader) for _ in range(2)]
+    for rank, one in enumerate(ranks):
+        one._rank, one._world_size = rank, 2
+    shared = [[batch.indices for batch in one.part(samples).batches()] for one in ranks]
+    assert all(np.array_equal(a, b) for a, b in zip(whole[0::2], shared[0], strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(whole[1::2], shared[1], strict=True))
+
+
+def test_its_batch_norm_statistics_are_those_of_torchs_update_bn(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        weights = build_model(ModelSettings(arch="vgg11"), classes=10, channels=1, image_size=8).state_dict()
+        settings = state["settings"] | {"arch": "vgg11", "weights": None}
+        torch.save(state | {"arch": "vgg11", "model": weights, "ema": None, "settings": settings}, f"{seed}.pt")
+    cooked(capsys, "--checkpoints", "1.pt", "2.pt", "--output", "soup.pt", "--ema-bn-batches", "1", "--augment", "none")
+    soup = checkpoint.load(checkpoint.Path("soup.pt"))["model"]
+    traval = make("--arch", "vgg11", "--batch-size", "240")
+    checkpoint.load_weights(traval.model, soup, "")
+    images = torch.cat([batch.images for batch in traval.train_loader.shared_out(0, 1)[1]])
+    model = copy.deepcopy(traval.model)
+    update_bn([images], model)  # only its first layer's inputs do not depend on how images are batched
+    name = next(name for name in soup if "running_mean" in name).removesuffix("mean")
+    for part in ("mean", "var"):
+        torch.testing.assert_close(soup[name + part], model.state_dict()[name + part], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(soup[name + "var"], torch.ones(()), rtol=0.1), "that is what both began with"
+
+
+# ------------------------------------------------------------------------------------------ what is refused
+
+
+def refused(*line):
+    with pytest.raises(UserError) as raised:
+        average_checkpoints.main([*map(str, line), "--device", "cpu"])
+    return raised.value.mistakes
+
+
+def test_another_network_is_refused_in_a_line(runs, tmp_path):
+    (line,) = refused("--checkpoints", runs[0], runs[3], runs[1], "--output", tmp_path / "soup.pt")
+    assert line.startswith(f"--checkpoints {runs[3]}/checkpoints/final.pt: has another network than {runs[0]}")
+    assert line.endswith("conv2 where that has fc") and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "words"),
+    [
+        ("classes", [*"abcdefghij"], "has other classes than"),
+        ("preprocessing", {"image_size": 9}, "has other preprocessing than"),
+        ("model", {"w": torch.zeros(1)}, "has weights of other names or shapes than"),
+        ("format", 3, "is not a checkpoint that this version of main.py saves"),
+        ("settings", None, "is not a checkpoint that this version of main.py saves"),
+    ],
+)
+def test_other_classes_preprocessing_or_shapes_are_refused_in_a_line(part, other, words, runs, tmp_path):
+    first = checkpoint.Path(runs[0]) / "checkpoints/final.pt"
+    state = checkpoint.load(first) | {part: other}
+    torch.save(state | ({"ema": None} if part == "model" else {}), tmp_path / "other.pt")
+    (line,) = refused("--checkpoints", first, tmp_path / "other.pt", "--output", tmp_path / "soup.pt")
+    assert line.startswith(f"--checkpoints {tmp_path / 'other.pt'}: ") and words in line
+
+
+def test_mistakes_of_the_command_line_are_reported_before_any_work(runs, tmp_path):
+    (tmp_path / "there.pt").write_text("mine")
+    lines = refused("--checkpoints", runs[0], "--output", tmp_path / "there.pt", "--choose-on", "half")
+    assert len(lines) == 3 and "two or more" in lines[0] and "needs --method greedy" in lines[1]
+    assert "exists already" in lines[2] and (tmp_path / "there.pt").read_text() == "mine"
+    assert "its folder does not exist" in refused("--checkpoints", *runs[:2], "--output", tmp_path / "no/soup.pt")[0]
+    assert refused("--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", "--evaluate")
+    assert refused("--checkpoints", runs[0], tmp_path, "--output", tmp_path / "soup.pt")[0].endswith("can be loaded")
