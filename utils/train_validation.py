@@ -112,9 +112,6 @@ class TraVal:
         for optimizer in self.optimizers:
             optimizer.register_step_post_hook(lambda moved, *_: self._moved.add(moved))
         self.sums = StepSums(self.args.logging.print_freq, self.distributed)
-        self.two_passes = None
-        if self.args.optimisation.sam_rho:
-            self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
         self._one = torch.ones((), device=self.device)
 
     def _set_frozen(self, epoch: int) -> bool:
@@ -123,13 +120,16 @@ class TraVal:
         return self.freezing is not None and self.freezing.set_epoch(epoch, self.model, average)
 
     def _prepare_trainable(self) -> None:
-        """What depends on which parameters train: their optimizers, the exchange of gradients, clipping."""
+        """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
         self.active = [optimizer for optimizer in self.optimizers if has_trainable(optimizer)]
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static)
         self.clip = GradientClipper(
             self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled()
         )
+        self.two_passes = None
+        if self.args.optimisation.sam_rho:
+            self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
 
     # ---------------------------------------------------------------------------------- verbs
 

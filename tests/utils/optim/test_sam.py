@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.end_to_end.forked import Forked
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
+from utils.optim.freezing import Freezing
 
 FC = ("--arch", "fc", "--batch-size", "48")
 
@@ -172,3 +173,21 @@ def test_ranks_and_accumulation_give_the_same_steps(tmp_path):
     for way in ways[1:]:
         for name in ("loss", "gradient_norm"):
             np.testing.assert_allclose(curves[way][name], curves[1, 1][name], rtol=1e-4, err_msg=f"{way} {name}")
+
+
+def test_parameters_that_begin_to_train_later_take_part_in_both_passes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    flags = ("--sam-rho", "0.2", "--momentum", "0", "--batch-size", "1437", "--epochs", "2")
+    traval = make(*flags, model=model, freezing=Freezing(model, ["1"], epochs=1))
+    frozen = model[1].weight.detach().clone()
+    traval.train(0)
+    assert torch.equal(model[1].weight, frozen)
+    traval.progress.finish_epoch()
+    reference = copy.deepcopy(model)
+    traval.train(1)
+    for parameter in reference.parameters():
+        parameter.requires_grad_(True)
+    foret_loop(reference, [list(traval.train_loader.batches(1))], rho=0.2)
+    assert_close(model, reference, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(model[1].weight, frozen)
