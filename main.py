@@ -247,12 +247,16 @@ def read_data(run: Run) -> Data:
 def weights_of_classes(run: Run, data: Data) -> torch.Tensor | None:
     """The weight of each class in the loss, for the images that are trained on; None without ``--class-weights``."""
     from utils.data.sampling import first_samples
-    from utils.optim.class_weights import class_weights
+    from utils.optim.class_weights import class_weights, refuse_other_weights
 
     if data.train is None or run.args.loss.class_weights is None:
         return None
     labels = data.train.labels.cpu()[first_samples(len(data.train), run.args)]
-    return class_weights(labels, data.classes, run.args.loss.class_weights).to(run.distributed.device)
+    weights = class_weights(labels, data.classes, run.args.loss.class_weights)
+    if run.resume_point is not None:
+        begun, path = run.resume_point.state.get("class_weights"), run.resume_point.path
+        refuse_other_weights(weights, begun, path, run.warn if run.args.run.resume_override else None)
+    return weights.to(run.distributed.device)
 
 
 def refuse_other_data(run: Run, data: Data) -> None:

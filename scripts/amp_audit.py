@@ -210,6 +210,8 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
     lines = reproduce(dump, model, criterion, passes, args.optimisation.grad_penalty, device)
     if args.loss.teacher:
         lines.append(f"without the loss of the teacher {args.loss.teacher}, which a saved batch does not hold")
+    if args.loss.class_weights:
+        lines.append("without --class-weights, which a saved batch does not hold")
     weights = f"weights as they were before step {dump['step']} (epoch {dump['epoch']}, rank {dump['rank']})"
     return AuditSubject(model, criterion, passes, scale, dump["seed"], weights, lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +37,21 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
             raise UserError(f"--class-weights {setting}: no training image has a weight above 0")
         weights = weights / mean
     return weights.float()
+
+
+def refuse_other_weights(
+    weights: torch.Tensor, begun: list[float] | None, path: Path, warn: Callable[[str], None] | None
+) -> None:
+    """Raise ``UserError`` if ``weights`` are not ``begun``, those of the checkpoint ``path`` to resume.
+
+    With ``warn``, only say so.
+    """
+    if begun in (None, weights.tolist()):  # a run without any differs in its settings
+        return
+    difference = f"--class-weights: {path} was trained with other weights of the classes"
+    if warn is None:
+        raise UserError(f"{difference}; restore the file, or go on like this with --resume PATH --resume-override")
+    warn(f"{difference}; going on with these")
 
 
 def read_weights(path: Path, classes: Sequence[str]) -> list[float]:

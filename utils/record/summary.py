@@ -186,8 +186,11 @@ def report_finished(run: Run) -> int:
 def describe(args: Settings, data: Data, criterion: torch.nn.Module | None = None) -> dict[str, Any]:
     """The parts of a checkpoint that do not change during a run."""
     teacher = {"teacher": criterion.teacher.state_in_checkpoint} if isinstance(criterion, Distillation) else {}
+    loss = criterion.criterion if isinstance(criterion, Distillation) else criterion
+    weights = {"class_weights": loss.weights.tolist()} if args.loss.class_weights else {}
     return {
         **teacher,
+        **weights,
         "format": FORMAT,
         "arch": args.model.arch,
         "classes": list(data.classes),

@@ -6,6 +6,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 import main
+from tests.faults.small_run import told
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.optim.class_weights import class_weights
@@ -83,3 +84,21 @@ def test_training_images_alone_count_and_ranks_and_passes_have_the_gradient_of_o
     (whole,) = torch.autograd.grad(parts.criterion(logits, labels), logits)
     shares = [parts.criterion(logits[part], labels[part]) * len(part) / 30 for part in torch.arange(30).split(7)]
     torch.testing.assert_close(torch.autograd.grad(sum(shares), logits)[0], whole)
+
+
+def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "weights.csv"
+    file.write_text("".join(f"{name},{1 + name}\n" for name in range(10)))
+    flags = ("--device", "cpu", "--no-progress", "--arch", "fc", "--class-weights", "weights.csv", "--max-steps")
+    assert main.main([*flags, "2"]) == 0
+    (folder,) = (tmp_path / "runs/digits/fc").iterdir()
+    assert main.main([*flags, "3", "--resume", "auto"]) == 0
+    file.write_text("".join(f"{name},{2 * (1 + name)}\n" for name in range(10)))  # the same after division by the mean
+    assert main.main([*flags, "4", "--resume", "auto"]) == 0
+    file.write_text("".join(f"{name},{9 - name}\n" for name in range(10)))
+    capsys.readouterr()
+    code, lines = told(capsys, (*flags, "5", "--resume", folder))
+    assert code == 2 and "was trained with other weights of the classes" in lines[0]
+    code, lines = told(capsys, (*flags, "5", "--resume", folder, "--resume-override"))
+    assert code == 0 and any("going on with these" in line for line in lines)
