@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import platform
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scripts.common.step_timing import CPU_MEMORY_STEPS, WARM_UP_STEPS, Result, Workload
+from utils.record.provenance import processor
 
 # The default workload (3 epochs of 50 batches) on an RTX 2060, as published: seconds and peak bytes, in default
 # precision and with autocast and GradScaler.
@@ -116,11 +116,7 @@ def device_name(device: torch.device) -> str:
     """The device's product name; a CPU with the number of threads in use."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.processor() or platform.machine()
-    return f"{model} CPU, {torch.get_num_threads()} thread(s)"
+    return f"{processor()} CPU, {torch.get_num_threads()} thread(s)"
 
 
 def cells(results: Sequence[Result], shown: Sequence[Figures], memory: bool) -> tuple[list[str], list[list[str]]]:

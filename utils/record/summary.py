@@ -25,6 +25,7 @@ from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
 from utils.record.dry_run import describe_tta, optimisation_lines
 from utils.record.metrics import Report
+from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
 from utils.record.selection import Metric, best_metric, stopping_rule
 
@@ -211,10 +212,11 @@ def versions() -> dict[str, str]:
 def save_settings(run: Run) -> None:
     """``config.yaml``: every setting and where it came from, in a form that --config reads back.
 
+    Above them, as comments: command line, versions, machine, and commit of this repository.
     An existing one is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
     """
     made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
-    header = f"main.py {shlex.join(run.argv)}\n{made_by}"
+    header = f"main.py {shlex.join(run.argv)}\n{made_by}\n{MACHINE}{machine(run.distributed)}\n{COMMIT}{commit()}"
     folder = run.run_folder.folder
     path, temporary = folder / "config.yaml", folder / ".config.yaml.tmp"
     if path.is_file():

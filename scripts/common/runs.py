@@ -1,0 +1,93 @@
+"""What run folders say of themselves: settings, accuracies, time, machine, commit and command."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.config import arguments
+from utils.config.settings import Settings, UserError
+from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
+
+FREE = {"seed"}  # runs that differ in it alone are repetitions
+LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. Accuracies in percent: ``top1`` of the last validation, ``best_top1`` of the best one.
+
+    ``seconds``: of all epochs together, with validation, without start and pauses.
+    """
+
+    folder: Path
+    args: Settings
+    command: str
+    machine: str
+    commit: str
+    epochs: int
+    top1: float
+    best_top1: float
+    seconds: float
+
+    @property
+    def network(self) -> str:
+        return self.args.model.arch
+
+    @property
+    def seed(self) -> int:
+        return self.args.run.seed
+
+
+def identity(args: Settings) -> dict[str, Any]:
+    """The settings that runs of one experiment share: all that shape the result but the seed."""
+    return {name: value for name, value in args.result_values().items() if name not in FREE}
+
+
+def run_folders(root: Path) -> Iterator[Path]:
+    """All folders of runs at or below ``root``, in order."""
+    yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
+
+
+def read_run(folder: Path) -> RunResult | None:
+    """The run in ``folder``; None if it is not finished: cut by --max-steps, stopped, or under way.
+
+    Raises ``UserError`` if its files are damaged or of another version.
+    """
+    try:
+        text = (folder / "config.yaml").read_text(encoding="utf-8")
+        args = arguments.parse(["--config", str(folder / "config.yaml")])
+        with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        ended = LAST_LINE.findall((folder / "log.txt").read_text(encoding="utf-8"))
+        if not rows or not ended or int(ended[-1]) != int(rows[-1]["epoch"]) or not _whole(args, rows):
+            return None
+        top1 = [float(row["val_top1"]) for row in rows]
+        return RunResult(
+            folder=folder, args=args, command=_comment(text, "main.py "), machine=_comment(text, MACHINE),
+            commit=_comment(text, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=max(top1),
+            seconds=sum(float(row["seconds"]) for row in rows),
+        )  # fmt: skip
+    except UserError as error:
+        raise UserError(f"{folder}: {error.mistakes[0]}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: config.yaml, metrics.csv or log.txt cannot be read ({error})") from error
+
+
+def _whole(args: Settings, rows: list[dict[str, str]]) -> bool:
+    """Whether the last of the ``rows`` is that of the last epoch, or early stopping came before."""
+    return int(rows[-1]["epoch"]) == args.optimisation.epochs or args.run.early_stopping is not None
+
+
+def _comment(text: str, beginning: str) -> str:
+    """The rest of the comment that begins so at the top of config.yaml; of a command, all of it."""
+    for line in text.splitlines():
+        if line.startswith(f"# {beginning}"):
+            return line[2:] if beginning == "main.py " else line[2 + len(beginning) :]
+        if not line.startswith("#"):
+            break
+    return UNKNOWN

@@ -1,0 +1,133 @@
+"""Train a recipe with several seeds and values of its settings, and compare mean and spread.
+
+    python scripts/sweep.py digits/fc --seeds 5
+    python scripts/sweep.py digits/fc --seeds 5 --set lr=0.05,0.1 --set augment=none,shift
+    python scripts/sweep.py mnist/fc --datapath DATA --processes 2 --set epochs=5,10
+
+Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all.
+Ctrl-C saves what is under way; the same command continues, and repeats no finished run. Writes sweep.csv and sweep.png
+to --output, the trainings to runs/ there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.sweeps.grid import Trial, trials
+from scripts.sweeps.jobs import Places, finished, run_all
+from utils.config.settings import UserError
+
+NAME = "sweep.py"
+STOPPED = 75  # by SIGTERM, with everything saved
+
+
+class Terminated(Exception):
+    """SIGTERM came."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool. Returns its exit code."""
+    own, planned = read_flags(argv)
+    folder = make_folder(own.output)
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return sweep(own, planned, folder)
+    except Terminated:
+        print(f"{NAME}: stopped; the same command continues", file=sys.stderr)
+        return STOPPED
+
+
+def _terminated(*_: object) -> None:
+    raise Terminated
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument("recipe", metavar="RECIPE", help="a name under configs/, or a file")
+    parser.add_argument(
+        "--seeds", type=whole(1, 1000), default=5, metavar="N", help="trainings of each combination [5]"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE,VALUE", dest="varied",
+        help="a setting and its values; several: every combination; a+b is a list",
+    )  # fmt: skip
+    parser.add_argument(
+        "--processes", default="1", metavar="{N,auto}",
+        help="trainings at once; auto: one a GPU, or one for every two cores [1]",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="DIR", help="folder for the results [sweeps/RECIPE]")
+    return parser
+
+
+def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
+    """The checked flags and the trainings. Raises ``UserError`` with all mistakes."""
+    own, training_flags = build_parser().parse_known_args(argv)
+    for flag in ("--seed", "--resume", "--name", "--config", "--evaluate", "-e", "--dry-run", "--max-steps"):
+        if any(word == flag or word.startswith(f"{flag}=") for word in training_flags):
+            raise UserError(f"{flag} is not for a sweep; remove it")
+    if own.processes != "auto":
+        try:
+            own.processes = whole(1, 1024)(own.processes)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--processes {error}, or auto") from error
+    if own.output is None:
+        own.output = f"sweeps/{own.recipe.removesuffix('.yaml').replace('/', '_').lstrip('._')}"
+    return own, trials(own.recipe, own.varied, own.seeds, training_flags)
+
+
+def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:
+    """Train what is not finished yet, and show all results. Returns the exit code."""
+    runs = folder / "runs"
+    before = finished(runs, planned)
+    if before:
+        print(f"{len(before)} of {len(planned)} runs are finished already", flush=True)
+    done = len(before)
+
+    def ended(trial: Trial, failure: str) -> None:
+        nonlocal done
+        done += not failure
+        result = None if failure else finished(runs, [trial]).get(trial)
+        text = f"top1 {result.top1:.2f} after {result.seconds:.0f} s" if result else failure or "not finished"
+        print(f"[{done}/{len(planned)}] {trial.name}: {text}", flush=True)
+
+    failures: list[str] = []
+    try:
+        failures = run_all([trial for trial in planned if trial not in before], folder, places(own.processes), ended)
+    finally:
+        show(own, planned, folder)
+    return 1 if failures else 0
+
+
+def places(processes: int | str) -> Places:
+    """Room for that many trainings at once."""
+    import torch
+
+    from utils.record.provenance import cores
+
+    gpus = torch.cuda.device_count()
+    count = (gpus or max(1, cores() // 2)) if processes == "auto" else processes
+    return Places(count, threads=max(1, cores() // count), gpus=gpus)
+
+
+def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> None:
+    """Write and print the results so far."""
+    from scripts.sweeps import report
+
+    found = finished(folder / "runs", planned)
+    results = {trial: found[trial] for trial in planned if trial in found}
+    if not results:
+        return
+    report.write_csv(folder / "sweep.csv", planned, results)
+    report.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
+    print(f"\n{report.as_table(results)}\n\nFiles: {folder / 'sweep.csv'}, {folder / 'sweep.png'}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

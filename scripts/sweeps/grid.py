@@ -1,0 +1,78 @@
+"""The trainings of a sweep: one for each combination of values and each seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from utils.config import arguments
+from utils.config.arguments import OPTIONS
+from utils.config.settings import Settings, UserError, flag_of
+from utils.config.synonyms import meant_value
+
+SWEPT_ITSELF = {"seed", "name"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training: the values of what is varied, a seed, main.py's command line, and the settings that it gives."""
+
+    point: tuple[str, ...]
+    seed: int
+    flags: tuple[str, ...]
+    args: Settings = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        return " ".join((*self.point, f"seed={self.seed}"))
+
+
+def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Sequence[str]) -> list[Trial]:
+    """All trainings, seed by seed within each combination of the values in ``varied`` ('lr=0.05,0.1').
+
+    Raises ``UserError`` with the mistakes of all of them, each once.
+    """
+    choices = [_values(text) for text in varied]
+    made: list[Trial] = []
+    mistakes: dict[str, None] = {}
+    for combination in itertools.product(*choices):
+        point = tuple(f"{name}={value}" for name, value in combination)
+        for seed in range(seeds):
+            flags = ["--config", recipe, *training_flags]
+            flags += [word for name, value in combination for word in _flag(name, value)]
+            flags += ["--seed", str(seed)]
+            try:
+                made.append(Trial(point, seed, tuple(flags), arguments.parse(flags)))
+            except UserError as error:
+                mistakes |= dict.fromkeys(error.mistakes)
+    if mistakes:
+        raise UserError(*mistakes)
+    return made
+
+
+def _values(text: str) -> list[tuple[str, str]]:
+    """'lr=0.05,0.1' as (setting, value) pairs."""
+    name, equals, values = text.partition("=")
+    name, given = name.removeprefix("--").replace("-", "_"), values.split(",")
+    known = [option.replace("_", "-") for option in OPTIONS]
+    if name not in OPTIONS:
+        raise UserError(f"--set {text}: {name.replace('_', '-')} is not a setting{meant_value(name, known)}")
+    meta = OPTIONS[name].metadata
+    if name in SWEPT_ITSELF or not meta["in_recipe"] or not meta["affects_result"]:
+        raise UserError(f"--set {text}: {flag_of(name)} cannot be varied; choose a setting that shapes the result")
+    if not equals or not all(given):
+        raise UserError(f"--set {text}: write setting=value,value such as lr=0.05,0.1")
+    if len(set(given)) < len(given):
+        raise UserError(f"--set {text}: a value is given twice")
+    if meta["type"] is bool and not set(given) <= {"true", "false"}:
+        raise UserError(f"--set {text}: the values of {flag_of(name)} are true and false")
+    return [(name.replace("_", "-"), value) for value in given]
+
+
+def _flag(name: str, value: str) -> list[str]:
+    """The words of a flag; of one with several values, 'shift+flip' are two."""
+    meta = OPTIONS[name.replace("-", "_")].metadata
+    if meta["type"] is bool:
+        return [f"--{name}" if value == "true" else f"--no-{name}"]
+    return [f"--{name}", *(value.split("+") if meta["many"] else [value])]

@@ -1,0 +1,111 @@
+"""Running the trainings of a sweep, several at a time, so that it can be interrupted at any time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.common.runs import RunResult, identity, read_run, run_folders
+from scripts.sweeps.grid import Trial
+from utils.config.settings import UserError
+
+MAIN = Path(__file__).resolve().parents[2] / "main.py"
+LOOK_SECONDS = 0.1
+
+
+@dataclass
+class Job:
+    """A training under way in process ``process``, on place ``place``; what it prints goes to ``output``."""
+
+    trial: Trial
+    process: subprocess.Popen
+    place: int
+    output: Path
+
+
+@dataclass(frozen=True)
+class Places:
+    """Room for ``count`` trainings at once, each with ``threads`` threads, on ``gpus`` GPUs in turn."""
+
+    count: int
+    threads: int
+    gpus: int
+
+    def environment(self, place: int) -> dict[str, str]:
+        """The variables of a process on ``place``."""
+        chosen = dict(os.environ)
+        if self.count > 1:
+            chosen.setdefault("OMP_NUM_THREADS", str(self.threads))
+        if self.gpus > 1:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(self.gpus)))).split(",")
+            chosen["CUDA_VISIBLE_DEVICES"] = visible[place % self.gpus]
+        return chosen
+
+
+def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
+    """The results of those ``trials`` whose finished runs are below ``runs``."""
+    wanted = {(trial.seed, str(identity(trial.args))): trial for trial in trials}
+    found = {}
+    for folder in run_folders(runs):
+        result = read_run(folder)
+        trial = result and wanted.get((result.seed, str(identity(result.args))))
+        if trial:
+            found[trial] = result
+    return found
+
+
+def run_all(trials: Sequence[Trial], folder: Path, places: Places, ended: Callable[[Trial, str], None]) -> list[str]:
+    """Train all ``trials`` into ``folder``/runs; gives a line for each that failed.
+
+    ``ended`` is called after each with '' or why it failed. Ctrl-C and SIGTERM reach the trainings, which save, and
+    are raised here when all have ended. Raises ``UserError`` if one of them reports the user's mistake.
+    """
+    waiting, jobs, failures = list(trials), [], []
+    try:
+        while waiting or jobs:
+            free = [place for place in range(places.count) if place not in {job.place for job in jobs}]
+            while waiting and free:
+                jobs.append(_start(waiting.pop(0), folder, places, free.pop(0)))
+            time.sleep(LOOK_SECONDS)
+            for job in [job for job in jobs if job.process.poll() is not None]:
+                jobs.remove(job)
+                failure = _failure(job)
+                ended(job.trial, failure)
+                if failure:
+                    failures.append(f"{job.trial.name}: {failure}")
+                if job.process.returncode == 2:
+                    raise UserError(failures[-1])
+    finally:
+        for job in jobs:
+            job.process.send_signal(signal.SIGINT)
+        for job in jobs:
+            job.process.wait()
+    return failures
+
+
+def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
+    name = "_".join((*trial.point, f"seed{trial.seed}")).replace(os.sep, "-")
+    output = folder / "output" / f"{name}.txt"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
+    with open(output, "w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(MAIN), *flags], stdout=file, stderr=subprocess.STDOUT, env=places.environment(place),
+            start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
+        )  # fmt: skip
+    return Job(trial, process, place, output)
+
+
+def _failure(job: Job) -> str:
+    """'' or the last that a failed training said."""
+    if job.process.returncode == 0:
+        return ""
+    lines = job.output.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"{said.removeprefix('main.py: ')} (exit code {job.process.returncode}; see {job.output})"

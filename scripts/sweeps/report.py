@@ -1,0 +1,88 @@
+"""What a sweep shows: a CSV of its runs, a table of mean and spread, a picture."""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scripts.common.command_line import table
+from scripts.common.runs import RunResult
+from scripts.sweeps.grid import Trial
+
+BLUE, GREY = "#3b78c3", "#555555"
+
+
+def points_of(results: Mapping[Trial, RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
+    """The results of each combination of values, over its seeds."""
+    points: dict[tuple[str, ...], list[RunResult]] = {}
+    for trial, result in results.items():
+        points.setdefault(trial.point, []).append(result)
+    return points
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation of a sample; the mean alone of a single value."""
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} +- {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> None:
+    """One row a finished run, in the order of ``trials``; accuracies in percent."""
+    varied = [value.partition("=")[0] for value in trials[0].point]
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow([*varied, "seed", "val_top1", "best_top1", "epochs", "seconds", "folder"])
+        for trial in trials:
+            if trial in results:
+                result = results[trial]
+                values = [value.partition("=")[2] for value in trial.point]
+                figures = [f"{result.top1:.6g}", f"{result.best_top1:.6g}", result.epochs, f"{result.seconds:.6g}"]
+                out.writerow([*values, trial.seed, *figures, result.folder])
+    os.replace(temporary, path)
+
+
+def as_table(results: Mapping[Trial, RunResult]) -> str:
+    """Mean and standard deviation of top-1 at the end of training and at its best, for each combination."""
+    rows = [
+        [
+            " ".join(point) or "as the recipe",
+            str(len(runs)),
+            spread([run.top1 for run in runs]),
+            spread([run.best_top1 for run in runs]),
+            f"{statistics.fmean(run.seconds for run in runs):.0f} s",
+        ]
+        for point, runs in points_of(results).items()
+    ]
+    return table(["setting", "n", "final top-1", "best top-1", "time"], rows)
+
+
+def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
+    """Each run's final top-1 as a point, each combination's mean and standard deviation as a bar, into a PNG."""
+    from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
+
+    points = points_of(results)
+    picture = Figure(figsize=(8, 1.6 + 0.45 * len(points)), dpi=150, facecolor="white")
+    picture.set_layout_engine("constrained")
+    axes = picture.subplots()
+    axes.set_title(title, fontsize=10, loc="left")
+    for place, runs in enumerate(points.values()):
+        values = [run.top1 for run in runs]
+        axes.plot(values, [place] * len(values), "o", color=BLUE, alpha=0.8, markersize=6, markeredgewidth=0, zorder=3)
+        error = statistics.stdev(values) if len(values) > 1 else 0.0
+        axes.errorbar(statistics.fmean(values), place, xerr=error, fmt="|", color=GREY, capsize=4, markersize=14)
+    axes.set_yticks(
+        range(len(points)),
+        [f"{' '.join(point) or 'as the recipe'}  (n={len(runs)})" for point, runs in points.items()], fontsize=8,
+    )  # fmt: skip
+    axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
+    axes.set_xlabel("top-1 at the end of training (%): runs, mean and standard deviation", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8, labelcolor=GREY)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    picture.savefig(path)

@@ -1,0 +1,224 @@
+"""A sweep trains each combination with each seed once, can be interrupted, and shows mean and spread of its runs."""
+
+import csv
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scripts import sweep
+from scripts.common.command_line import run_tool
+from scripts.common.runs import identity, read_run
+from scripts.sweeps import jobs, report
+from scripts.sweeps.grid import trials
+from utils.config import arguments
+from utils.config.settings import UserError
+
+MAIN_ENDS_WITH = "import sys; print('first'); print('main.py: what it said', file=sys.stderr); sys.exit({code})"
+MAIN_WAITS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_name('began').touch()
+time.sleep(60)
+"""
+
+
+def keep_run(folder, flags, top1, *, epochs=None, ended=True):
+    """A run's folder as main.py leaves it: settings, an epoch's row for each of ``top1``, and the log's last line."""
+    folder.mkdir(parents=True)
+    args = arguments.parse(list(flags))
+    header = f"main.py {' '.join(flags)}\npython 3\nmachine: a computer\ncommit: 0123456789"
+    (folder / "config.yaml").write_text(arguments.as_recipe(args, header))
+    rows = [f"{epoch},{value},1.5" for epoch, value in enumerate(top1, 1)]
+    (folder / "metrics.csv").write_text("\n".join(["epoch,val_top1,seconds", *rows]) + "\n")
+    last = f"2026-11-22 08:00:00 val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1=1 run=x\n"
+    (folder / "log.txt").write_text("2026-11-22 08:00:00 Run x\n" + last * ended)
+    return folder
+
+
+def told(argv, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, argv)])
+    code = run_tool(sweep.NAME, sweep.main)
+    return code, capsys.readouterr()
+
+
+# -------------------------------------------------------------------------------------------- grid
+
+
+def test_every_combination_of_the_values_is_trained_with_every_seed():
+    found = trials("digits/fc", ["lr=0.05,0.1", "nesterov=true,false"], 2, ["--epochs", "3"])
+    values = [(t.args.optimisation.lr, t.args.optimisation.nesterov, t.seed, t.args.run.seed) for t in found]
+    assert values == [(lr, n, seed, seed) for lr in (0.05, 0.1) for n in (True, False) for seed in (0, 1)]
+    assert {t.args.optimisation.epochs for t in found} == {3}
+    assert found[0].name == "lr=0.05 nesterov=true seed=0"
+    assert {t.args.run.config for t in found} == {"digits/fc"}
+
+
+def test_a_value_of_a_setting_with_several_is_joined_by_plus():
+    found = trials("cifar10/conv2", ["augment=shift+flip,none"], 1, ["--datapath", "D"])
+    assert [t.args.augmentation.augment for t in found] == [("shift", "flip"), ("none",)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["digits/fc", "--set", "lrr=1"], "--set lrr=1: lrr is not a setting (did you mean lr?)"),
+        (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
+        (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
+        (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
+        (["digits/fc", "--set", "lr=0.1,none"], "--lr 'none': must be a number"),
+        (["digits/fc", "--set", "nesterov=1"], "--set nesterov=1: the values of --nesterov are true and false"),
+        (["digits/fc", "--set", "seed=1,2"], "--seed cannot be varied"),
+        (["digits/fc", "--set", "print-freq=1,2"], "--print-freq cannot be varied"),
+        (["digits/fc", "--seed", "1"], "--seed is not for a sweep; remove it"),
+        (["digits/fc", "--seeds", "0"], "argument --seeds: '0': must be at least 1"),
+        (["digits/fc", "--processes", "some"], "--processes 'some': must be a whole number, or auto"),
+        (["digits/fx"], "--config 'digits/fx': no such recipe or file (did you mean digits/fc?)"),
+        ([], "the following arguments are required: RECIPE"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_made(argv, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, said = told(argv, capsys, monkeypatch)
+    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert said.err.startswith(f"sweep.py: {message}") or message in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------ runs and report
+
+
+def test_a_run_is_its_last_validation_beside_the_best_and_the_time_of_its_epochs(tmp_path):
+    run = read_run(keep_run(tmp_path / "a", ["--arch", "fc", "--epochs", "3"], [90.0, 95.0, 93.0]))
+    assert (run.top1, run.best_top1, run.epochs, run.seconds) == (93.0, 95.0, 3, 4.5)
+    assert (run.network, run.machine, run.commit) == ("fc", "a computer", "0123456789")
+    assert run.command == "main.py --arch fc --epochs 3"
+
+
+def test_a_run_that_was_cut_or_is_under_way_is_no_result(tmp_path):
+    flags = ["--arch", "fc", "--epochs", "3"]
+    assert read_run(keep_run(tmp_path / "under way", flags, [90.0, 95.0, 93.0], ended=False)) is None
+    assert read_run(keep_run(tmp_path / "max steps", flags, [90.0, 95.0])) is None
+    assert read_run(keep_run(tmp_path / "went on", flags, [90.0, 95.0, 93.0], epochs=2)) is None
+    early = read_run(keep_run(tmp_path / "early", [*flags, "--early-stopping", "1"], [90.0, 95.0]))
+    assert early.top1 == 95.0
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "log.txt"])
+def test_a_damaged_run_is_named(name, tmp_path):
+    folder = keep_run(tmp_path / "a", ["--arch", "fc", "--epochs", "1"], [90.0])
+    (folder / name).write_bytes(b"epoch,val_top1\nx,\xff\n")
+    with pytest.raises(UserError, match=str(folder)):
+        read_run(folder)
+
+
+def test_finished_runs_are_found_by_their_settings_and_seed(tmp_path):
+    planned = trials("digits/fc", ["lr=0.05,0.1"], 2, ["--epochs", "2"])
+    keep_run(tmp_path / "one", planned[3].flags, [80.0, 90.0])
+    keep_run(tmp_path / "other epochs", [*planned[0].flags, "--epochs", "3"], [80.0, 90.0, 91.0])
+    keep_run(tmp_path / "other device", [*planned[2].flags, "--device", "cpu", "--amp", "off"], [80.0, 90.0])
+    assert set(jobs.finished(tmp_path, planned)) == {planned[3]}  # --amp shapes the result, --device does not
+    assert identity(planned[0].args) == identity(planned[1].args) != identity(planned[2].args)
+
+
+def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
+    planned = trials("digits/fc", ["lr=0.05,0.1"], 3, ["--epochs", "2"])
+    finals = [91.0, 92.5, 93.1, 88.0, 89.5]
+    for number, (trial, top1) in enumerate(zip(planned, finals, strict=False)):
+        keep_run(tmp_path / "runs" / str(number), trial.flags, [top1 + 1, top1])
+    results = jobs.finished(tmp_path, planned)
+    lines = report.as_table(results).splitlines()
+    assert lines[2].split() == ["lr=0.05", "3", "92.20", "+-", f"{statistics.stdev(finals[:3]):.2f}", "93.20", "+-",
+                                f"{statistics.stdev(finals[:3]):.2f}", "3", "s"]  # fmt: skip
+    assert lines[3].split()[:5] == ["lr=0.1", "2", "88.75", "+-", "1.06"]
+    report.write_csv(tmp_path / "sweep.csv", planned, results)
+    with open(tmp_path / "sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["lr"], row["seed"], float(row["val_top1"])) for row in rows] == [
+        ("0.05", "0", 91.0), ("0.05", "1", 92.5), ("0.05", "2", 93.1), ("0.1", "0", 88.0), ("0.1", "1", 89.5),
+    ]  # fmt: skip
+    report.draw(tmp_path / "sweep.png", "a title", results)
+    assert (tmp_path / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+# -------------------------------------------------------------------------------------- processes
+
+
+@pytest.fixture
+def fake_main(tmp_path, monkeypatch):
+    """Writes the program that takes main.py's place."""
+    monkeypatch.setattr(jobs, "MAIN", tmp_path / "main.py")
+    return (tmp_path / "main.py").write_text
+
+
+def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path):
+    fake_main(MAIN_ENDS_WITH.format(code=1))
+    ended = []
+    failures = jobs.run_all(
+        trials("digits/fc", [], 3, []), tmp_path, jobs.Places(2, 1, 0), lambda trial, why: ended.append(trial.seed)
+    )
+    assert sorted(ended) == [0, 1, 2]
+    assert len(failures) == 3
+    assert "seed=0: what it said (exit code 1; see " in "".join(failures)
+
+
+def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
+    fake_main(MAIN_ENDS_WITH.format(code=2))
+    ended = []
+    with pytest.raises(UserError, match="seed=0: what it said"):
+        jobs.run_all(
+            trials("digits/fc", [], 3, []), tmp_path, jobs.Places(1, 1, 0), lambda trial, why: ended.append(trial)
+        )
+    assert len(ended) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(number, code, fake_main, tmp_path):
+    fake_main(MAIN_WAITS)
+    program = (
+        "import sys, pathlib\nfrom scripts import sweep\nfrom scripts.common.command_line import run_tool\n"
+        f"from scripts.sweeps import jobs\njobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\n"
+        "sweep.places = lambda processes: jobs.Places(2, 1, 0)\nsys.exit(run_tool('sweep.py', sweep.main))"
+    )
+    line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert err.count("\n") == 1 and err.startswith("sweep.py: ")
+
+
+def test_gpus_and_threads_are_shared_out(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    places = jobs.Places(4, 2, 2)
+    found = [places.environment(place) for place in range(4)]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["4", "6", "4", "6"]
+    assert {each["OMP_NUM_THREADS"] for each in found} == {"2"}
+    assert "OMP_NUM_THREADS" not in jobs.Places(1, 8, 1).environment(0)
+
+
+def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_path, capsys, monkeypatch):
+    sweeping = ["digits/fc", "--seeds", "1", "--device", "cpu", "--epochs", "40", "--output", tmp_path]
+    line = [sys.executable, sweep.__file__, *map(str, sweeping)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/**/last.pt")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "sweep.py: interrupted\n"), out
+    code, said = told(sweeping, capsys, monkeypatch)
+    assert code == 0 and "[1/1] seed=0: top1 " in said.out
+    (folder,) = tmp_path.glob("runs/digits/fc/*")
+    assert "Continuing" in (folder / "log.txt").read_text()
+    before = (folder / "log.txt").read_text()
+    code, said = told(sweeping, capsys, monkeypatch)
+    assert code == 0 and said.out.startswith("1 of 1 runs are finished already\n")
+    assert (folder / "log.txt").read_text() == before

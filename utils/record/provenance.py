@@ -1,0 +1,50 @@
+"""Where a run's figures come from: the machine and the commit of this repository."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from utils.runtime.distributed import Distributed
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE, COMMIT = "machine: ", "commit: "  # how their lines in config.yaml begin
+UNKNOWN = "unknown"
+GIT_SECONDS = 10
+
+
+def machine(distributed: Distributed) -> str:
+    """The processes and their device, with its name: '1 process(es) on cpu, 2 thread(s) each (EPYC 7763, 2 cores)'."""
+    where = f"{distributed.world_size} process(es) on {distributed.describe_device()}"
+    return where if distributed.device.type == "cuda" else f"{where} ({processor()}, {cores()} core(s))"
+
+
+def processor() -> str:
+    """The processor's name; its architecture if the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, names), "") or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def commit() -> str:
+    """The commit of this repository in short, 'changed' after it if files differ; 'unknown' outside of git."""
+    try:
+        name = _git("rev-parse", "--short=10", "HEAD")
+        return f"{name}, changed" if _git("status", "--porcelain", "--untracked-files=no") else name
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN
+
+
+def _git(*words: str) -> str:
+    line = ["git", "-C", str(ROOT), "--no-optional-locks", *words]
+    return subprocess.run(line, capture_output=True, text=True, check=True, timeout=GIT_SECONDS).stdout.strip()
