@@ -2,7 +2,7 @@
 
     python scripts/sweep.py digits/fc --seeds 5
     python scripts/sweep.py digits/fc --seeds 5 --set lr=0.05,0.1 --set augment=none,shift
-    python scripts/sweep.py mnist/fc --datapath DATA --processes 2 --set epochs=5,10
+    python scripts/sweep.py digits/conv2 --processes 2 --set epochs=5,10
 
 Every combination of the values is trained with every seed, 0 to N - 1. Other flags are main.py's and hold for all.
 Ctrl-C saves what is under way; the same command continues, and repeats no finished run. Writes sweep.csv and sweep.png
