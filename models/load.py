@@ -59,8 +59,8 @@ def load_with_arch(path: str | os.PathLike[str]) -> tuple[Loaded, str]:
     checkpoint.load_weights(network, checkpoint.weights_of(state, path), str(path))
     if checkpoint.average_moved_since_validation(state) and layers_with_statistics(network):
         warnings.warn(
-            f"{path} was saved between two validations: the batch-norm statistics of its moving average are averages "
-            "as well, and it may do much worse than best.pt, which has those that are computed before a validation",
+            f"{path} was saved between two validations: the batch-norm statistics of its average are not computed for "
+            "these weights, and it may do much worse than best.pt, which has those computed before a validation",
             stacklevel=2,
         )
     return Loaded(network.eval(), tuple(classes), preprocessing), arch

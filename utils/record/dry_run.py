@@ -19,7 +19,7 @@ from utils.optim.optimizers import has_momentum
 from utils.precision.amp import resolve_amp
 from utils.record.run import Run
 from utils.record.run_folder import RunFolder
-from utils.record.selection import selection_line
+from utils.record.selection import best_metric, selection_line
 from utils.runtime.distributed import Distributed
 
 MOST_CLASSES = 20  # whose images are counted one by one
@@ -244,6 +244,15 @@ def _average(args: Settings, components: Any) -> str:
     return (f"decay {decay:g}" if first is None else f"mean of the weights after each epoch from epoch {first} on") + (
         f", batch-norm statistics {source}" if layers_with_statistics(components.model) else ""
     )
+
+
+def average_and_end_lines(args: Settings, components: Any) -> list[str]:
+    """The rows of ``plan`` on the average of the weights, best.pt and early stopping, if they are not the usual."""
+    average, run = args.average, args.run
+    averages = average.ema_decay is not None or average.swa_start_epoch is not None
+    selects = run.early_stopping is not None or best_metric(run).name != "top1"
+    lines = [f"Weight average: {_average(args, components)}"] if averages else []
+    return lines + ([f"Selection: {selection_line(run)}"] if selects else [])
 
 
 def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:

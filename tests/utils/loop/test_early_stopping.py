@@ -55,6 +55,8 @@ FLAGS = ["--device", "cpu", "--arch", "fc", "--no-progress", "--early-stopping",
 
 def test_the_log_says_why_the_run_ended_and_the_last_line_what_the_best_is(stopped):
     run, lines = stopped
+    rule = "best.pt has the lowest val_loss; stops after 2 epoch(s) in which val_loss has not improved"
+    assert f"Selection: {rule}" in lines
     assert "Stopped early: after 2 epoch(s) in which val_loss has not improved; the best, 1.0000, is that of epoch 1; the "\
         "learning-rate schedule was planned for 20 epochs" in lines  # fmt: skip
     assert lines[-1].startswith("val_top1=50.0000 ")

@@ -158,7 +158,8 @@ def test_a_run_saves_evaluates_and_refuses_to_drop_it(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     flags = ["--device", "cpu", "--arch", "fc", "--no-progress"]
     assert main.main([*flags, "--epochs", "2", "--swa-start-epoch", "2", "--batch-size", "240"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert "Weight average: mean of the weights after each epoch from epoch 2 on" in lines
     (run,) = tmp_path.glob("runs/digits/*/*")
     assert "raw_val_top1" in rows(run)[0] and load(run, "final.pt")["ema"] is not None
     assert main.main(["--evaluate", "--resume", f"{run}/checkpoints/final.pt", "--device", "cpu"]) == 0
