@@ -15,6 +15,7 @@ from torch import nn
 
 from models.hub import without_lines_of_retries
 from models.initialisation import initialise
+from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
@@ -38,11 +39,11 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
         if library == "own":
             if settings.pretrained:
                 raise UserError(f"--pretrained: there are no pretrained weights of {name}")
-            model = OWN[name](classes, channels, image_size)
+            model = OWN[name](classes, channels, image_size, **options_of(settings, lambda: OWN[name]))
         elif library == "timm":
-            model = _timm(name, settings.pretrained, classes, channels, image_size)
+            model = _timm(name, settings, classes, channels, image_size)
         else:
-            model = _torchvision(name, settings.pretrained, classes, channels, image_size)
+            model = _torchvision(name, settings, classes, channels, image_size)
     except UserError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
@@ -111,11 +112,13 @@ def _torchvision_names() -> list[str]:
     return torchvision.models.list_models(module=torchvision.models)
 
 
-def _timm(name: str, pretrained: bool, classes: int, channels: int, image_size: int) -> nn.Module:
+def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image_size: int) -> nn.Module:
     import timm
 
+    pretrained = settings.pretrained
+    options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
     size = {"img_size": image_size} if _has_fixed_size(name, image_size) else {}
-    create = partial(timm.create_model, name, pretrained=pretrained, num_classes=classes, in_chans=channels)
+    create = partial(timm.create_model, name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options)
     with without_lines_of_retries() if pretrained else nullcontext():
         try:
             model = create(**size)
@@ -156,10 +159,11 @@ def _small_stem(model: nn.Module) -> None:
     model.maxpool = nn.Identity()
 
 
-def _torchvision(name: str, pretrained: bool, classes: int, channels: int, image_size: int) -> nn.Module:
+def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int, image_size: int) -> nn.Module:
     import torchvision
 
-    extra: dict[str, object] = {}
+    pretrained = settings.pretrained
+    extra = options_of(settings, lambda: class_of(lambda: torchvision.models.get_model(name, weights=None)))
     if name.startswith("vit_"):
         extra["image_size"] = image_size
     if name in ("googlenet", "inception_v3"):

@@ -53,8 +53,8 @@ def load_with_arch(path: str | os.PathLike[str]) -> tuple[Loaded, str]:
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
     with torch.random.fork_rng(devices=[]):  # the checkpoint's weights replace the random ones
         network = build_model(
-            ModelSettings(arch=arch), classes=len(classes), channels=preprocessing.channels,
-            image_size=preprocessing.image_size,
+            ModelSettings(arch=arch, model_kwargs=_model_kwargs(state)), classes=len(classes),
+            channels=preprocessing.channels, image_size=preprocessing.image_size,
         )  # fmt: skip
     checkpoint.load_weights(network, checkpoint.weights_of(state, path), str(path))
     if checkpoint.average_moved_since_validation(state) and layers_with_statistics(network):
@@ -74,6 +74,12 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     if newest is None:
         raise UserError(f"{path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
     return newest
+
+
+def _model_kwargs(state: dict[str, Any]) -> tuple[str, ...]:
+    settings = state.get("settings")
+    found = settings.get("model_kwargs") if isinstance(settings, dict) else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 def _are_names(classes: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from models.build import build_model, check_forward
 from models.memory_format import channels_last_is_faster
 from models.pretrained import begins_anew, preprocessing_of
+from models.recomputing import checkpoint_gradients
 from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
@@ -67,11 +68,26 @@ def prepare_network(
         checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
     elif weights is not None:
         untrained = load_start(model, *weights, settings.new_head)
+    if settings.sync_bn and not args.run.evaluate:
+        model = synchronised(model, device)
+    if settings.grad_checkpointing and not args.run.evaluate:
+        checkpoint_gradients(settings.arch, model)
     frozen = () if args.run.evaluate else args.model.freeze or ()
     freezing = Freezing(model, frozen, settings.unfreeze_epoch, settings.freeze_bn and not args.run.evaluate)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, channels_last, freezing)
+
+
+def synchronised(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """``model`` with batch norms that normalise by the batches of all processes together. Raises ``UserError``."""
+    if device.type != "cuda":
+        raise UserError("--sync-bn needs GPUs: torch synchronises no batch norm on CPUs; remove the flag")
+    if not any(module.__class__.__module__.startswith("timm.") for module in model.modules()):
+        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    import timm.layers
+
+    return timm.layers.convert_sync_batchnorm(model)  # knows timm's norms with activations, too
 
 
 def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.device) -> bool:

@@ -57,7 +57,8 @@ OTHER = {
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "lookahead": "6 0.5", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
-    "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1",
+    "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
+    "model_kwargs": "a=1", "sync_bn": None,
     "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "progressive_epochs", "lr_base"}

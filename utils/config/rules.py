@@ -95,6 +95,11 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
     )
     yield Rule(("nesterov", "momentum"), v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0")
     yield Rule(
+        ("grad_checkpointing", "compile"),
+        v.grad_checkpointing and v.compile,
+        "--compile decides itself what to compute again; remove --grad-checkpointing",
+    )
+    yield Rule(
         ("layer_decay", "backbone_lr_scale"),
         v.layer_decay is not None and v.backbone_lr_scale is not None,
         "--layer-decay and --backbone-lr-scale both say how fast the layers before the last one learn; give one",

@@ -175,7 +175,13 @@ def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
     resumes = f"; resumes from {point.path}" if point is not None else ""
     anew = f"; {components.untrained} begins anew" if components.untrained else ""
     frozen = f"; {components.freezing}" if components.freezing else ""
-    return f"{model.arch}, {start}{', compiled' if model.compile else ''}{resumes}{anew}{frozen}"
+    options = {"dropout": model.drop, "stochastic depth": model.drop_path}
+    built = "".join(f", {name} {value:g}" for name, value in options.items() if value is not None)
+    built += "".join(f", {item}" for item in model.model_kwargs or ())
+    built += ", compiled" if model.compile else ""
+    built += ", synchronised batch norm" if model.sync_bn else ""
+    built += ", activations computed again" if model.grad_checkpointing else ""
+    return f"{model.arch}{built}, {start}{resumes}{anew}{frozen}"
 
 
 def _loss(args: Settings) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
-from utils.config.field import needs, not_empty, positive_int, setting
+from utils.config.field import between, needs, not_empty, positive_int, setting
 
 INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
@@ -38,6 +38,26 @@ class ModelSettings:
     new_head: bool = setting(
         False, "begin the last layer anew, for other classes than those of --weights or --pretrained",
         in_evaluation=False, effect=needs("--weights or --pretrained", lambda v: v.weights or v.pretrained),
+    )  # fmt: skip
+    drop: float | None = setting(
+        None, "dropout before the last layer [that of the library]", type=float, check=between(0, 1, open_high=True),
+        in_evaluation=False,
+    )  # fmt: skip
+    drop_path: float | None = setting(
+        None, "stochastic depth: probability of leaving out the last block, those before it less [that of the library]",
+        type=float, check=between(0, 1, open_high=True), in_evaluation=False,
+    )  # fmt: skip
+    model_kwargs: tuple[str, ...] | None = setting(
+        None, "arguments of the network's constructor in its library", type=str, many=True, metavar="NAME=VALUE",
+        check=lambda items: next(filter(None, map(not_empty, items)), None),
+    )  # fmt: skip
+    grad_checkpointing: bool = setting(
+        False, "compute activations again in the backward pass: less memory, a third more time (timm's networks)",
+        affects_result=False, in_evaluation=False,
+    )  # fmt: skip
+    sync_bn: bool = setting(
+        False, "batch norms normalise by the batches of all processes together (GPUs)", in_evaluation=False,
+        effect=needs("several processes, and batch norm", lambda v: v.processes > 1 and v.has_statistics),
     )  # fmt: skip
     freeze: tuple[str, ...] | None = setting(
         None, "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; "

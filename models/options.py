@@ -1,0 +1,81 @@
+"""Options of a network's constructor: ``--drop``, ``--drop-path`` and ``--model-kwargs``."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import UserError
+
+# What each library calls dropout before the last layer and stochastic depth (Huang et al., Deep networks with
+# stochastic depth, 2016).
+DROP = ("drop_rate", "dropout")
+DROP_PATH = ("drop_path_rate", "stochastic_depth_prob")
+# What other settings decide, or what would load weights.
+RESERVED = {
+    "self", "num_classes", "in_chans", "img_size", "image_size", "classes", "channels", "size", "weights", "aux_logits",
+    "init_weights", "transform_input", "features",
+}  # fmt: skip
+
+
+def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., Any]]) -> dict[str, Any]:
+    """The keyword arguments that ``settings`` add to those of the network's constructor; {} without any.
+
+    ``constructor`` finds it, which may take building the network. Raises ``UserError`` for one that it does not take.
+    """
+    if settings.drop is None and settings.drop_path is None and not settings.model_kwargs:
+        return {}
+    parameters = inspect.signature(constructor()).parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    accepted = [name for name in named if name not in RESERVED]
+    options: dict[str, Any] = {}
+    for flag, value, names, what in (
+        ("--drop", settings.drop, DROP, "dropout"),
+        ("--drop-path", settings.drop_path, DROP_PATH, "stochastic depth"),
+    ):
+        if value is None:
+            continue
+        name = next((name for name in names if name in accepted), None)
+        if name is None:
+            raise UserError(f"{flag} {value:g}: {settings.arch} has no {what} to set; remove the flag")
+        options[name] = value
+    for item in settings.model_kwargs or ():
+        name, value = _parsed(item)
+        if name not in accepted:
+            near = difflib.get_close_matches(name, accepted, n=3, cutoff=0.5)
+            hint = f"did you mean {', '.join(near)}?" if near else f"it takes {', '.join(accepted[:12]) or 'none'}"
+            raise UserError(f"--model-kwargs {item}: {settings.arch} takes no {name}; {hint}")
+        if name in options:
+            raise UserError(f"--model-kwargs {item}: {name} is given twice")
+        options[name] = value
+    return options
+
+
+def class_of(create: Callable[[], Any]) -> Callable[..., Any]:
+    """The class of the network that ``create`` makes, without memory for its weights where that is possible."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return type(create()).__init__
+        except Exception:  # a network that computes with numbers as it is made
+            return type(create()).__init__
+
+
+def _parsed(item: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, text = item.partition("=")
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str):
+            value = float(value) if value[:1].isdigit() else value  # YAML 1.1 takes 1e-3 for text
+    except (yaml.YAMLError, ValueError):
+        value = text
+    if not equals or not name.isidentifier() or not isinstance(value, str | int | float | bool | None):
+        raise UserError(f"--model-kwargs {item}: write NAME=VALUE with a number, a text, true, false or null")
+    return name, value
