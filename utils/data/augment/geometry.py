@@ -67,37 +67,52 @@ MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
 }
 
 
-def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: Sequence[int]) -> torch.Tensor:
+ALONG = {"ShearX": 3, "TranslateX": 3, "ShearY": 2, "TranslateY": 2}  # the only axis on which these move a pixel
+
+
+def warp(
+    images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: Sequence[int], axis: int | None = None
+) -> torch.Tensor:
     """uint8 images (k, c, h, w), where each pixel comes from where ``matrices``, float64 (k, 6), say.
 
-    Gives levels as uint8 or whole float32. ``fill`` is the level of each channel outside; () is black.
+    Gives levels as uint8 or whole float32. ``fill`` is the level of each channel outside; () is black. ``axis``: that
+    of ``ALONG``, if all move along one.
     """
-    height, width = images.shape[-2:]
+    sizes = images.shape[-2:]
     theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
-    theta = theta / torch.tensor([[[0.5 * width], [0.5 * height]]])
+    theta = theta / torch.tensor([[[0.5 * sizes[1]], [0.5 * sizes[0]]]])
     theta = to_device(theta, images.device)[..., None, None]  # (k, 2, 3, 1, 1)
-    columns = torch.arange(width, device=images.device).sub(0.5 * (width - 1)).view(1, 1, width)
-    rows = torch.arange(height, device=images.device).sub(0.5 * (height - 1)).view(1, height, 1)
-    # As the matrix product in torchvision rounds; from -1 to 1 across the image.
-    across, down = (
-        torch.addcmul(columns * theta[:, axis, 0], rows, theta[:, axis, 1]).add_(theta[:, axis, 2]) for axis in (0, 1)
-    )
-    if interpolation == "nearest":
-        return _nearest(images, across, down, fill)
-    return _bilinear(images, torch.stack([across, down], dim=3), fill)
+    rows, columns = (torch.arange(size, device=images.device).sub(0.5 * (size - 1)) for size in sizes)
+
+    def from_(axis: int) -> torch.Tensor:
+        """The place on axis 2 or 3, from -1 to 1 across the image; rounded as torchvision's matrix product."""
+        across, down, moved = theta[:, 3 - axis].unbind(1)
+        return torch.addcmul(columns * across, rows[:, None], down).add_(moved)
+
+    if interpolation == "bilinear":
+        return _bilinear(images, torch.stack([from_(3), from_(2)], dim=3), fill)
+    if axis is not None:
+        places = _pixels(from_(axis), images.shape[axis]).long()
+        return _framed(images, fill, axis).gather(axis, places[:, None].expand(images.shape))
+    row, column = (_pixels(from_(axis), images.shape[axis]).int() for axis in (2, 3))
+    places = row.mul_(images.shape[3] + 2).add_(column).long().flatten(1)[:, None]
+    framed = _framed(images, fill, 2, 3).flatten(2)
+    return framed.gather(2, places.expand(-1, images.shape[1], -1)).view(images.shape)
 
 
-def _nearest(images: torch.Tensor, across: torch.Tensor, down: torch.Tensor, fill: Sequence[int]) -> torch.Tensor:
-    count, channels, height, width = images.shape
-    column = across.add_(1).mul_(0.5 * width).sub_(0.5).round_()
-    row = down.add_(1).mul_(0.5 * height).sub_(0.5).round_()
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    outside = height * width  # the place of one more pixel, which has the fill's level
-    places = torch.where(inside, row.long() * width + column.long(), outside).view(count, 1, -1)
-    with_fill = functional.pad(images.flatten(2), (0, 1))
-    if fill:
-        with_fill[:, :, -1] = torch.tensor(fill, dtype=torch.uint8, device=images.device)
-    return with_fill.gather(2, places.expand(-1, channels, -1)).view_as(images)
+def _pixels(places: torch.Tensor, size: int) -> torch.Tensor:
+    """The nearest pixels of places from -1 to 1, in a frame of one pixel: 1 to ``size``, and 0 or more for outside."""
+    return places.add_(1).mul_(0.5 * size).sub_(0.5).round_().clamp_(-1, size).add_(1)
+
+
+def _framed(images: torch.Tensor, fill: Sequence[int], *axes: int) -> torch.Tensor:
+    """The images with one more pixel of the fill's level at both ends of these axes."""
+    count, channels, *sizes = images.shape
+    frame = [int(axis in axes) for axis in (2, 3)]
+    level = torch.tensor(fill or (0,), dtype=torch.uint8, device=images.device).view(1, -1, 1, 1)
+    framed = level.expand(count, channels, *(size + 2 * one for size, one in zip(sizes, frame, strict=True))).clone()
+    framed[:, :, frame[0] : frame[0] + sizes[0], frame[1] : frame[1] + sizes[1]] = images
+    return framed
 
 
 def _bilinear(images: torch.Tensor, grid: torch.Tensor, fill: Sequence[int]) -> torch.Tensor:

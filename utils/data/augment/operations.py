@@ -14,13 +14,14 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from utils.data.augment.geometry import MATRICES, mirrored, warp
+from utils.data.augment.geometry import ALONG, MATRICES, mirrored, warp
 from utils.runtime.distributed import to_device
 
 # uint8 (k, c, h, w) and an argument for each image, float64 (k,) on the host, to levels 0 to 255, which are cut off to
 # whole ones.
 Kernel = Callable[[torch.Tensor, np.ndarray], torch.Tensor]
 LEVELS = 255
+PIXELS_TOGETHER = 2**16
 GREY = (0.2989, 0.587, 0.114)  # of red, green and blue
 BLUR_REACH = 8  # pixels, four standard deviations of the widest blur
 # Which of high, low, falling and rising is red, green and blue in each sixth of the circle of hues.
@@ -54,6 +55,9 @@ def apply_layers(
     kinds = _kinds(names)
     places = np.arange(len(images))  # of each image in ``images``, which are reordered
     images = images.contiguous()
+    together = len(images)
+    if images.device.type == "cpu":  # as few as the cache holds
+        together = max(1, PIXELS_TOGETHER // (images.shape[2] * images.shape[3]))
     for choice, argument in zip(choices.T, arguments.T, strict=True):
         kind = np.where(choice < 0, -1, kinds[choice])
         order = np.argsort(kind, kind="stable")
@@ -62,16 +66,27 @@ def apply_layers(
         bounds = np.flatnonzero(np.diff(kind[order], prepend=-2, append=-2))
         for first, end in pairwise(bounds):
             own = order[first:end]
-            if kind[own[0]] >= 0:
-                _apply(images[first:end], names, choice[own], argument[own], canvas)
+            if kind[own[0]] < 0:
+                continue
+            for part in range(0, len(own), together):
+                some = own[part : part + together]
+                begin = first + part
+                _apply(images[begin : begin + len(some)], names, choice[some], argument[some], canvas)
     return _reordered(images, places)
 
 
 def _kinds(names: Sequence[str]) -> np.ndarray:
-    """The kind of each operation: what is done in one go. That is all geometric ones together; -1 does nothing."""
-    geometric = len(names)
-    kinds = [-1 if name == IDENTITY else geometric if name in MATRICES else k for k, name in enumerate(names)]
-    return np.array(kinds)
+    """The kind of each operation: what is done in one go, such as both that move pixels in their rows.
+
+    -1 does nothing.
+    """
+
+    def kind(number: int, name: str) -> int:
+        if name in MATRICES:
+            return len(names) + ALONG.get(name, 0)
+        return -1 if name == IDENTITY else number
+
+    return np.array([kind(*each) for each in enumerate(names)])
 
 
 def _reordered(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
@@ -87,7 +102,8 @@ def _apply(
         for choice in np.unique(choices):
             own = choices == choice
             matrices[own] = MATRICES[names[choice]](arguments[own], *images.shape[-2:])
-        images.copy_(warp(images, matrices, canvas.interpolation, canvas.fill))
+        axis = ALONG.get(names[choices[0]])
+        images.copy_(warp(images, matrices, canvas.interpolation, canvas.fill, axis))
     else:
         images.copy_(KERNELS[names[choices[0]]](images, arguments))
 
@@ -132,9 +148,10 @@ def color(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
 
 def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """0: all of the mean grey, 1: as it was."""
-    height, width = images.shape[-2:]
-    sums = grey_levels(images).flatten(1).to(torch.int32).sum(1)
-    return _blend(images, sums.float().div_(height * width).view(-1, 1, 1, 1), factors)
+    pixels = images.shape[2] * images.shape[3]
+    exact = torch.float32 if pixels * LEVELS <= 2**24 else torch.float64  # for a sum of whole levels
+    sums = grey_levels(images).flatten(1).sum(1, dtype=exact).float()
+    return _blend(images, sums.div_(pixels).view(-1, 1, 1, 1), factors)
 
 
 def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
@@ -185,8 +202,7 @@ def equalize(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
     first = torch.arange(0, 256 * len(levels), 256, device=images.device)[:, None]
     counts = torch.zeros(256 * len(levels), dtype=torch.int32, device=images.device)
     one = torch.ones(1, dtype=torch.int32, device=images.device)
-    counts.scatter_add_(0, (levels + first).flatten(), one.expand(levels.numel()))
-    counts = counts.view(-1, 256)
+    counts = counts.scatter_add_(0, (levels + first).flatten(), one.expand(levels.numel())).view(-1, 256)
     below = counts.cumsum(1)
     highest = counts.gather(1, below.argmax(1, keepdim=True))  # pixels of the highest level that occurs
     step = (levels.shape[1] - highest).div_(LEVELS, rounding_mode="floor")
