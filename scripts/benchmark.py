@@ -35,6 +35,7 @@ NAME = "benchmark.py"
 PARTS = {
     "efficiency": "main.py against the bare loop, torchvision's MNIST and timm's train.py",
     "data": "the loaders alone against torchvision's transforms and timm's loader",
+    "augment": "RandAugment in the loaders, against torchvision's and against none",
     "decode": "JPEG files on one core",
     "start-up": "--help, a mistake, the first training step",
     "records": "what logging and checkpoints cost",
@@ -138,10 +139,11 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
 
 def matches(only: Sequence[str], setup: Setup) -> Iterator[tuple[str, Match | str]]:
     """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
-    from scripts.benchmarks import efficiency, loading, records, start_up
+    from scripts.benchmarks import augment, efficiency, loading, records, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
-        "efficiency": efficiency.efficiency, "data": loading.data_path, "decode": loading.decode,
+        "efficiency": efficiency.efficiency, "data": loading.data_path, "augment": augment.augment,
+        "decode": loading.decode,
         "start-up": start_up.start_up, "records": records.records, "ranks": efficiency.ranks,
     }  # fmt: skip
     for part in PARTS:

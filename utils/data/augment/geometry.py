@@ -67,51 +67,63 @@ MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
 }
 
 
-ALONG = {"ShearX": 3, "TranslateX": 3, "ShearY": 2, "TranslateY": 2}  # the only axis on which these move a pixel
+# torchvision's policies have few magnitudes, so their maps come again and again: the first are kept.
+MOST_KEPT = 2**22  # pixels
+_KEPT: dict[tuple[bytes, int, int, torch.device], torch.Tensor] = {}
 
 
-def warp(
-    images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: Sequence[int], axis: int | None = None
-) -> torch.Tensor:
+def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: Sequence[int]) -> torch.Tensor:
     """uint8 images (k, c, h, w), where each pixel comes from where ``matrices``, float64 (k, 6), say.
 
-    Gives levels as uint8 or whole float32. ``fill`` is the level of each channel outside; () is black. ``axis``: that
-    of ``ALONG``, if all move along one.
+    Gives levels as uint8 or whole float32. ``fill`` is the level of each channel outside; () is black.
     """
-    sizes = images.shape[-2:]
-    theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
-    theta = theta / torch.tensor([[[0.5 * sizes[1]], [0.5 * sizes[0]]]])
-    theta = to_device(theta, images.device)[..., None, None]  # (k, 2, 3, 1, 1)
-    rows, columns = (torch.arange(size, device=images.device).sub(0.5 * (size - 1)) for size in sizes)
-
-    def from_(axis: int) -> torch.Tensor:
-        """The place on axis 2 or 3, from -1 to 1 across the image; rounded as torchvision's matrix product."""
-        across, down, moved = theta[:, 3 - axis].unbind(1)
-        return torch.addcmul(columns * across, rows[:, None], down).add_(moved)
-
+    height, width = images.shape[-2:]
     if interpolation == "bilinear":
-        return _bilinear(images, torch.stack([from_(3), from_(2)], dim=3), fill)
-    if axis is not None:
-        places = _pixels(from_(axis), images.shape[axis]).long()
-        return _framed(images, fill, axis).gather(axis, places[:, None].expand(images.shape))
-    row, column = (_pixels(from_(axis), images.shape[axis]).int() for axis in (2, 3))
-    places = row.mul_(images.shape[3] + 2).add_(column).long().flatten(1)[:, None]
-    framed = _framed(images, fill, 2, 3).flatten(2)
-    return framed.gather(2, places.expand(-1, images.shape[1], -1)).view(images.shape)
+        return _bilinear(images, torch.stack(_places(matrices, height, width, images.device)[::-1], dim=3), fill)
+    places = _maps(matrices, height, width, images.device)[:, None].expand(-1, images.shape[1], -1)
+    return _framed(images, fill).flatten(2).gather(2, places).view(images.shape)
+
+
+def _places(matrices: np.ndarray, height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in the image each pixel comes from, down and across, from -1 to 1: float32 (k, height, width) each."""
+    theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
+    theta = theta / torch.tensor([[[0.5 * width], [0.5 * height]]])
+    theta = to_device(theta, device)[..., None, None]  # (k, 2, 3, 1, 1)
+    rows, columns = (torch.arange(size, device=device).sub(0.5 * (size - 1)) for size in (height, width))
+
+    def places(across: torch.Tensor, down: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(columns * across, rows[:, None], down).add_(moved)  # rounds as torchvision's product
+
+    return places(*theta[:, 1].unbind(1)), places(*theta[:, 0].unbind(1))
+
+
+def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -> torch.Tensor:
+    """The nearest pixel of each pixel, int64 (k, height * width), in images with a frame of one pixel."""
+    keys = [(matrix.tobytes(), height, width, device) for matrix in matrices]
+    missing = [place for place, key in enumerate(keys) if key not in _KEPT]
+    new = {}
+    if missing:
+        places = _places(matrices[missing], height, width, device)
+        row, column = (_pixels(*each).long() for each in zip(places, (height, width), strict=True))
+        computed = row.mul_(width + 2).add_(column).flatten(1)
+        new = {keys[place]: one for place, one in zip(missing, computed, strict=True)}
+        for key, one in new.items():
+            if (len(_KEPT) + 1) * height * width <= MOST_KEPT:
+                _KEPT[key] = one.clone()
+    return torch.stack([new[key] if key in new else _KEPT[key] for key in keys])
 
 
 def _pixels(places: torch.Tensor, size: int) -> torch.Tensor:
-    """The nearest pixels of places from -1 to 1, in a frame of one pixel: 1 to ``size``, and 0 or more for outside."""
+    """The nearest pixels of places from -1 to 1: 1 to ``size``; 0 and ``size`` + 1 are the frame."""
     return places.add_(1).mul_(0.5 * size).sub_(0.5).round_().clamp_(-1, size).add_(1)
 
 
-def _framed(images: torch.Tensor, fill: Sequence[int], *axes: int) -> torch.Tensor:
-    """The images with one more pixel of the fill's level at both ends of these axes."""
-    count, channels, *sizes = images.shape
-    frame = [int(axis in axes) for axis in (2, 3)]
-    level = torch.tensor(fill or (0,), dtype=torch.uint8, device=images.device).view(1, -1, 1, 1)
-    framed = level.expand(count, channels, *(size + 2 * one for size, one in zip(sizes, frame, strict=True))).clone()
-    framed[:, :, frame[0] : frame[0] + sizes[0], frame[1] : frame[1] + sizes[1]] = images
+def _framed(images: torch.Tensor, fill: Sequence[int]) -> torch.Tensor:
+    """The images in a frame of one pixel of the fill's level."""
+    framed = functional.pad(images, (1, 1, 1, 1))
+    for channel, level in enumerate(fill):
+        for edge in (framed[:, channel, :: framed.shape[2] - 1], framed[:, channel, :, :: framed.shape[3] - 1]):
+            edge.fill_(level)
     return framed
 
 

@@ -7,14 +7,15 @@ are combined by single operations that round the same wherever an image lies in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 
-from utils.data.augment.geometry import ALONG, MATRICES, mirrored, warp
+from utils.data.augment.geometry import MATRICES, mirrored, warp
 from utils.runtime.distributed import to_device
 
 # uint8 (k, c, h, w) and an argument for each image, float64 (k,) on the host, to levels 0 to 255, which are cut off to
@@ -44,6 +45,22 @@ class Canvas:
         return f"{self.interpolation}, {f'level {self.fill} outside' if self.fill else 'black outside'}"
 
 
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """On a CPU, compute with one thread: many short operations wait longer for threads than these save.
+
+    More so beside workers that keep all cores busy.
+    """
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if device.type == "cpu":
+            torch.set_num_threads(before)
+
+
 def apply_layers(
     images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
 ) -> torch.Tensor:
@@ -52,6 +69,13 @@ def apply_layers(
     ``images``: uint8 (n, c, h, w). ``choices``: integers (n, layers), negative for none; ``arguments``: float64 of the
     same shape; both on the host, which groups the images by operation without asking the device.
     """
+    with _one_thread(images.device):
+        return _layers(images, names, choices, arguments, canvas)
+
+
+def _layers(
+    images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
+) -> torch.Tensor:
     kinds = _kinds(names)
     places = np.arange(len(images))  # of each image in ``images``, which are reordered
     images = images.contiguous()
@@ -76,17 +100,10 @@ def apply_layers(
 
 
 def _kinds(names: Sequence[str]) -> np.ndarray:
-    """The kind of each operation: what is done in one go, such as both that move pixels in their rows.
-
-    -1 does nothing.
-    """
-
-    def kind(number: int, name: str) -> int:
-        if name in MATRICES:
-            return len(names) + ALONG.get(name, 0)
-        return -1 if name == IDENTITY else number
-
-    return np.array([kind(*each) for each in enumerate(names)])
+    """The kind of each operation: what is done in one go. That is all geometric ones together; -1 does nothing."""
+    geometric = len(names)
+    kinds = [-1 if name == IDENTITY else geometric if name in MATRICES else k for k, name in enumerate(names)]
+    return np.array(kinds)
 
 
 def _reordered(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
@@ -102,8 +119,7 @@ def _apply(
         for choice in np.unique(choices):
             own = choices == choice
             matrices[own] = MATRICES[names[choice]](arguments[own], *images.shape[-2:])
-        axis = ALONG.get(names[choices[0]])
-        images.copy_(warp(images, matrices, canvas.interpolation, canvas.fill, axis))
+        images.copy_(warp(images, matrices, canvas.interpolation, canvas.fill))
     else:
         images.copy_(KERNELS[names[choices[0]]](images, arguments))
 
