@@ -52,7 +52,7 @@ class ModelSettings:
         check=lambda items: next(filter(None, map(not_empty, items)), None),
     )  # fmt: skip
     grad_checkpointing: bool = setting(
-        False, "compute activations again in the backward pass: less memory, a third more time (timm's networks)",
+        False, "compute activations again in the backward pass: less memory, more time (timm's networks)",
         affects_result=False, in_evaluation=False,
     )  # fmt: skip
     sync_bn: bool = setting(
