@@ -1,0 +1,79 @@
+"""docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
+
+import statistics
+import sys
+
+import pytest
+
+from scripts import collect_results
+from scripts.common.command_line import run_tool
+from scripts.common.recipes import recipes
+from tests.scripts.test_sweep import keep_run
+
+RUN = ["--config", "digits/fc", "--device", "cpu", "--output", "somewhere", "--resume=auto", "--no-progress"]
+TOP1 = {0: 97.5, 1: 98.0, 2: 96.5}
+
+
+def collect(argv, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["collect_results.py", *map(str, argv)])
+    code = run_tool(collect_results.NAME, collect_results.main)
+    return code, capsys.readouterr()
+
+
+def cells(page, recipe):
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith(f"| {recipe} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three seeds of digits/fc, a repetition of one, and runs that are none of the recipe's."""
+    for seed, top1 in TOP1.items():
+        keep_run(tmp_path / "runs" / f"b{seed}", [*RUN, "--seed", str(seed)], [*[98.5] * 19, top1])
+    keep_run(tmp_path / "runs" / "a0", [*RUN, "--seed", "0"], [50.0] * 20)  # before b0
+    keep_run(tmp_path / "runs" / "other", [*RUN, "--lr", "0.2"], [10.0] * 20)
+    keep_run(tmp_path / "runs" / "cut", [*RUN, "--seed", "9"], [10.0] * 5)
+    return tmp_path / "runs"
+
+
+def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "results.md"
+    code, said = collect([runs, "--output", page], capsys, monkeypatch)
+    assert code == 0 and said.out == f"5 finished runs, 3 of them of 1 recipes: {page}\n"
+    mean, deviation = statistics.fmean(TOP1.values()), statistics.stdev(TOP1.values())
+    assert cells(page, "digits/fc") == [
+        "digits/fc", "fc", "20", f"{mean:.2f} ± {deviation:.2f} % (3)", "98.50 ± 0.00 %", "none known", "30 s",
+        "a computer", "0123456789", "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
+    ]  # fmt: skip
+
+
+def test_every_recipe_of_a_data_set_has_a_row_and_one_without_a_run_says_so(runs, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "results.md"
+    collect([runs, "--output", page], capsys, monkeypatch)
+    for recipe in recipes():
+        if "/" in recipe.name and recipe.name != "digits/fc":
+            found = cells(page, recipe.name)
+            assert found[3:6] == ["not measured", "", recipe.reference_figure]
+            assert found[-1] == f"`{recipe.command}`"
+
+
+def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
+    first, second = tmp_path / "first.md", tmp_path / "second.md"
+    collect([runs, "--keep", "--output", first], capsys, monkeypatch)
+    collect([tmp_path / "kept", "--output", second], capsys, monkeypatch)
+    assert first.read_text() == second.read_text()
+    kept = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    assert len(kept) == 3 * 3
+    assert all(str(tmp_path) not in path.read_text() for path in kept)
+
+
+def test_the_page_is_what_the_kept_runs_give(tmp_path, capsys, monkeypatch):
+    page = tmp_path / "results.md"
+    assert collect([collect_results.KEPT, "--output", page], capsys, monkeypatch)[0] == 0
+    assert page.read_text() == collect_results.PAGE.read_text(), "python scripts/collect_results.py makes it anew"
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
+    code, said = collect([tmp_path / "none", tmp_path], capsys, monkeypatch)
+    assert (code, said.err) == (2, f"collect_results.py: {tmp_path / 'none'}: no such folder\n")
