@@ -187,7 +187,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     if path is None:
         names = [str(recipe.relative_to(CONFIGS).with_suffix("")) for recipe in sorted(CONFIGS.rglob("*.yaml"))]
         mistake = f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}"
-        return Path(config), {}, [f"{mistake}; there are: {', '.join(names)}"]
+        return Path(config), {}, [f"{mistake}; 'bash scripts/launch.sh --list' shows all {len(names)}"]
     try:
         content, keys = _load_yaml(path)
     except Exception as error:  # PyYAML passes on whatever Python raises for a malformed value
