@@ -201,6 +201,7 @@ def build(run: Run) -> Components:
             data, args, distributed, channels_last=network.channels_last, only_plan=args.run.dry_run,
             progress=ProgressLog(log, args.logging.progress),
         )  # fmt: skip
+        optimizer = network.freezing.separate(build_optimizer(args.optimisation, network.model))
         return Components(
             data=data,
             train_loader=train_loader,
@@ -209,8 +210,8 @@ def build(run: Run) -> Components:
             model=network.model,
             untrained=network.untrained,
             freezing=network.freezing,
-            ema=None if evaluating else build_average(network.model, args.average, args.optimisation.epochs),
-            optimizer=network.freezing.separate(build_optimizer(args.optimisation, network.model)),
+            ema=None if evaluating else build_average(network.model, args.average, args.optimisation.epochs, optimizer),
+            optimizer=optimizer,
             lr_policy=None
             if evaluating
             else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),

@@ -54,6 +54,7 @@ TECHNIQUES = (
     Technique("sam", "--sam-rho 0.05"),
     Technique("lookahead", "--lookahead 6 0.5"),
     Technique("muon", "--optimizer muon --lr 0.01"),
+    Technique("schedule-free", "--optimizer schedulefree-sgd"),
     Technique("ema", "--ema-decay 0.999"),
     Technique("swa", "--swa-start-epoch 1 --swa-lr 0.05"),
 )

@@ -33,10 +33,12 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
     train_loader, validation_loader, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
     torch.manual_seed(0)
     model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)
+    optimizer = build_optimizer(args.optimisation, model)
     return TraVal(
-        model, train_loader, build_optimizer(args.optimisation, model),
+        model, train_loader, optimizer,
         criterion or build_criterion(args.loss), build_scaler(args.precision, device), args, validation_loader,
-        distributed=Distributed(RankInfo(), args.run), ema=build_average(model, args.average, args.optimisation.epochs),
+        distributed=Distributed(RankInfo(), args.run),
+        ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
         lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average), **more,
     )  # fmt: skip
 

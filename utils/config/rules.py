@@ -14,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from utils.config.datasets import SPECS
-from utils.config.groups.optimisation import RISING_POLICIES
+from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE
 
+DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
 
 
@@ -60,6 +61,7 @@ def rules(
         *_optimisation_rules(v, is_explicit),
         *_rate_rules(v, is_explicit, origins, learning_rate(values, origins, world_size)[0]),
         *_average_rules(v, is_explicit),
+        *(_schedule_free_rules(v, is_explicit) if v.optimizer in SCHEDULE_FREE else ()),
         *_start_rules(v, is_explicit),
         *_data_rules(v),
         *(_place_rules(v) if begins or checkpoint_known else ()),
@@ -146,7 +148,7 @@ def _rate_rules(v: SimpleNamespace, is_explicit: IsExplicit, origins: dict[str, 
     )
     yield Rule(
         ("warmup_epochs", "lr_policy", "lr_pct_start"),
-        v.warmup_epochs and v.lr_policy in RISING_POLICIES,
+        v.warmup_epochs and v.lr_policy in RISING_POLICIES and v.optimizer not in SCHEDULE_FREE,
         f"--warmup-epochs contradicts --lr-policy {v.lr_policy}, which rises by itself; give --lr-pct-start instead",
     )
 
@@ -167,6 +169,29 @@ def _average_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator[Rule
         ("ema_bn_batches", "swa_start_epoch"),
         is_explicit("ema_bn_batches") and v.ema_bn_batches == 0 and v.swa_start_epoch is not None,
         "--ema-bn-batches 0 contradicts --swa-start-epoch, whose weights need batch-norm statistics of their own",
+    )
+
+
+def _schedule_free_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator[Rule]:
+    """What a schedule-free optimizer brings itself."""
+    yield Rule(
+        ("lr_policy", "optimizer"),
+        is_explicit("lr_policy", against="optimizer") and v.lr_policy != "constant",
+        f"--lr-policy {v.lr_policy} contradicts --optimizer {v.optimizer}, whose learning rate is constant after the "
+        "warm-up; remove it",
+    )
+    for name in ("ema_decay", "swa_start_epoch", "lookahead"):
+        yield Rule(
+            (name, "optimizer"),
+            getattr(v, name) is not None,
+            f"--{name.replace('_', '-')} contradicts --optimizer {v.optimizer}, which averages the weights itself; "
+            "remove it",
+        )
+    yield Rule(
+        ("ema_bn_batches", "optimizer"),
+        is_explicit("ema_bn_batches") and v.ema_bn_batches == 0,
+        f"--ema-bn-batches 0 contradicts --optimizer {v.optimizer}, whose averaged weights need batch-norm "
+        "statistics of their own",
     )
 
 
@@ -287,7 +312,7 @@ def learning_rate(values: dict[str, Any], origins: dict[str, str], world_size: i
     """
     base, lr = values["lr_base"], values["lr"]
     if base is None or (lr is not None and outranks(origins["lr"], origins["lr_base"])):
-        return lr if lr is not None else 0.1 if values["optimizer"] == "sgd" else 0.001, ""
+        return lr if lr is not None else DEFAULT_LR.get(values["optimizer"], 0.001), ""
     adaptive = any(part in values["optimizer"].lower() for part in ("ada", "lamb"))
     scale = values["lr_base_scale"] or ("sqrt" if adaptive else "linear")
     ratio = global_batch_size(values, origins, world_size) / values["lr_base_size"]
@@ -318,6 +343,8 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["lr_base_scale"], origins["lr"] = scale, f"lr-base, {scale} in the batch"
     else:
         values["lr_base"] = None
+    if values["optimizer"] in SCHEDULE_FREE and values["lr_policy"] != "constant":
+        values["lr_policy"], origins["lr_policy"] = "constant", "optimizer"
     for name, value in _of_policy(values["lr_policy"], values["epochs"]).items():
         values[name] = value if values[name] is None else values[name]
 

@@ -1,9 +1,9 @@
-"""Averages of the weights: exponential, after each step, or uniform, after each epoch."""
+"""Averages of the weights: exponential, after each step; uniform, after each epoch; or that of the optimizer."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from utils.config.groups.average import AverageSettings
+from utils.optim.schedule_free import ScheduleFreeSGD
 
 Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
 
@@ -109,11 +110,67 @@ class EpochAverage:
             self.module.load_state_dict(state["model"])
 
 
-WeightAverage = MovingAverage | EpochAverage
+class ScheduleFreeAverage:
+    """``module``, a copy of ``model`` with the averaged weights x of its schedule-free ``optimizer``.
+
+    They are copied when ``module`` is next asked for after a step, with all buffers of ``model``: the statistics of
+    batch norm must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``), and stay until
+    the next step. Parameters without a state, which have never moved, are those of ``model``.
+    """
+
+    has_begun = True
+
+    def __init__(self, model: nn.Module, optimizer: ScheduleFreeSGD) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._module, self._has_moved = copy.deepcopy(model), False
+
+    @property
+    def module(self) -> nn.Module:
+        if self._has_moved:
+            self._copy()
+        return self._module
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        states = self.optimizer.state
+        weights = [states[p]["x"] if p in states else p for p in self.model.parameters()]
+        torch._foreach_copy_([*self._module.parameters()], weights)
+        for own, models in zip(self._module.buffers(), self.model.buffers(), strict=True):
+            own.copy_(models)
+        self._has_moved = False
+
+    def update(self, updates: int) -> None:
+        """Note that the weights have moved."""
+        self._has_moved = True
+
+    def end_epoch(self, progress: Position) -> None:
+        """Nothing: steps count, epochs do not."""
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, with clean parameter names."""
+        return {"model": self.module.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state`` gave."""
+        self._module.load_state_dict(state["model"])
+        self._has_moved = False
 
 
-def build_average(model: nn.Module, settings: AverageSettings, epochs: int) -> WeightAverage | None:
-    """The average of ``model``'s weights that ``settings`` ask for, if any, in a run of ``epochs`` epochs."""
+WeightAverage = MovingAverage | EpochAverage | ScheduleFreeAverage
+
+
+def build_average(
+    model: nn.Module,
+    settings: AverageSettings,
+    epochs: int,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+) -> WeightAverage | None:
+    """The average of ``model``'s weights that its ``optimizer`` keeps or ``settings`` ask for, if any.
+
+    ``epochs``: those of the whole run.
+    """
+    if isinstance(optimizer, ScheduleFreeSGD):
+        return ScheduleFreeAverage(model, optimizer)
     if settings.ema_decay is not None:
         return MovingAverage(model, settings.ema_decay)
     first = settings.first_averaged_epoch(epochs)

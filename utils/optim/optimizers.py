@@ -1,4 +1,4 @@
-"""Optimizers by name: torch's sgd, adam and adamw, Muon with AdamW, and all of timm's."""
+"""Optimizers by name: torch's sgd, adam and adamw, Muon with AdamW, schedule-free ones, and all of timm's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
 from utils.optim.groups import parameter_groups
 from utils.optim.lookahead import Lookahead
+from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 
 Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
 
@@ -68,6 +69,14 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
     )
 
 
+def _schedule_free_sgd(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+    return ScheduleFreeSGD(parameter_groups(settings, model), lr=settings.lr, momentum=settings.momentum)
+
+
+def _schedule_free_adamw(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+    return ScheduleFreeAdamW(parameter_groups(settings, model), lr=settings.lr, momentum=0.9)
+
+
 def _timm(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
     import timm.optim
 
@@ -89,8 +98,10 @@ OWN: dict[str, Callable[[OptimisationSettings, nn.Module], Optimizers]] = {
     "adam": _adam,
     "adamw": _adamw,
     "muon": _muon,
+    "schedulefree-sgd": _schedule_free_sgd,
+    "schedulefree-adamw": _schedule_free_adamw,
 }
-MOMENTUM = {"sgd"}
+MOMENTUM = {"sgd", "schedulefree-sgd"}
 
 
 def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

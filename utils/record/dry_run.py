@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.data import VIEWS
-from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES
+from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
@@ -244,20 +244,23 @@ def _listed(components: dict[str, float | None], between: str) -> str:
 def _average(args: Settings, components: Any) -> str:
     decay, batches = args.average.ema_decay, args.average.ema_bn_batches
     first = args.average.first_averaged_epoch(args.optimisation.epochs)
-    if decay is None and first is None:
+    if args.optimisation.optimizer in SCHEDULE_FREE:
+        kind = "that of the schedule-free optimizer"
+    elif decay is not None:
+        kind = f"decay {decay:g}"
+    elif first is not None:
+        kind = f"mean of the weights after each epoch from epoch {first} on"
+    else:
         return "none"
     source = f"computed over {batches} training batches before each validation" if batches else "averaged"
-    return (f"decay {decay:g}" if first is None else f"mean of the weights after each epoch from epoch {first} on") + (
-        f", batch-norm statistics {source}" if layers_with_statistics(components.model) else ""
-    )
+    return kind + (f", batch-norm statistics {source}" if layers_with_statistics(components.model) else "")
 
 
 def average_and_end_lines(args: Settings, components: Any) -> list[str]:
     """The rows of ``plan`` on the average of the weights, best.pt and early stopping, if they are not the usual."""
-    average, run = args.average, args.run
-    averages = average.ema_decay is not None or average.swa_start_epoch is not None
+    average, run = _average(args, components), args.run
     selects = run.early_stopping is not None or best_metric(run).name != "top1"
-    lines = [f"Weight average: {_average(args, components)}"] if averages else []
+    lines = [f"Weight average: {average}"] if average != "none" else []
     return lines + ([f"Selection: {selection_line(run)}"] if selects else [])
 
 
@@ -278,6 +281,8 @@ def optimisation_lines(args: Settings, components: Any) -> list[str]:
 def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:
     """What shapes the schedule besides its name, a phrase each; ``steps``: of an epoch."""
     settings, words = args.optimisation, []
+    if settings.optimizer in SCHEDULE_FREE:
+        words.append("the optimizer averages the weights instead of a schedule")
     if policy.policy == "multistep":
         words.append(f"x {policy.gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones)}")
     if policy.policy == "step":

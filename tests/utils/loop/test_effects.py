@@ -93,7 +93,8 @@ NEEDS = [
     ("sam_adaptive", "--sam-adaptive", {}, "--sam-adaptive does nothing: it needs --sam-rho"),
     (
         "ema_bn_batches", "--ema-bn-batches 0 --ema-decay 0.9", {"gathers_statistics": False},
-        "--ema-bn-batches 0 does nothing: it needs --ema-decay or --swa-start-epoch, and batch norm in the network",
+        "--ema-bn-batches 0 does nothing: it needs --ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch "
+        "norm in the network",
     ),
     ("swa_lr", "--swa-lr 0.05", {}, "--swa-lr 0.05 does nothing: it needs --swa-start-epoch"),
     ("early_stopping_metric", "--early-stopping-metric loss", {}, "--early-stopping-metric loss does nothing: it needs --early"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.config.field import between, needs, positive, setting
+from utils.config.groups.optimisation import SCHEDULE_FREE
 
 
 def _epoch_or_fraction(value: float) -> str | None:
@@ -25,8 +26,8 @@ class AverageSettings:
         "as long as a step",
         check=between(0, 10**6), metavar="N",
         effect=needs(
-            "--ema-decay or --swa-start-epoch, and batch norm in the network",
-            lambda v: (v.ema_decay or v.swa_start_epoch) and v.gathers_statistics,
+            "--ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch norm in the network",
+            lambda v: (v.ema_decay or v.swa_start_epoch or v.optimizer in SCHEDULE_FREE) and v.gathers_statistics,
         ),
     )  # fmt: skip
     swa_start_epoch: float | None = setting(

@@ -12,6 +12,7 @@ LR_POLICIES = (
 )  # fmt: skip
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
+SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # an average of their own takes the place of a policy
 
 
 def _of_policies(*policies: str) -> Any:
@@ -49,10 +50,12 @@ class OptimisationSettings:
 
     epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
     optimizer: str = setting(
-        "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices) or any timm optimizer by name", short="-o",
-        check=not_empty, metavar="NAME",
+        "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices), schedulefree-sgd, schedulefree-adamw or any "
+        "timm optimizer by name", short="-o", check=not_empty, metavar="NAME",
     )  # fmt: skip
-    lr: float | None = setting(None, "peak learning rate [0.1 for sgd, 0.001 for others]", type=float, check=positive)
+    lr: float | None = setting(
+        None, "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]", type=float, check=positive
+    )
     lr_base: float | None = setting(
         None, "peak learning rate for --lr-base-size images per step, instead of --lr", type=float, check=positive
     )
@@ -69,7 +72,8 @@ class OptimisationSettings:
         effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
     )  # fmt: skip
     momentum: float = setting(
-        0.9, "momentum of sgd, and of timm's optimizers that have one", check=between(0, 1, open_high=True),
+        0.9, "momentum of sgd (beta of schedulefree-sgd), and of timm's optimizers that have one",
+        check=between(0, 1, open_high=True),
         effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
     )  # fmt: skip
     nesterov: bool = setting(
@@ -88,7 +92,10 @@ class OptimisationSettings:
         None, "learning rate of all but the last layer as a fraction of --lr, for example 0.1", type=float,
         check=between(0, 1000, open_low=True), metavar="SHARE",
     )  # fmt: skip
-    lr_policy: str = setting("cosine", "learning-rate schedule after the warm-up", choices=LR_POLICIES)
+    lr_policy: str = setting(
+        "cosine", "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
+        choices=LR_POLICIES,
+    )  # fmt: skip
     lr_milestones: tuple[float, ...] | None = setting(
         None, "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]", type=float,
         many=True, check=positive, metavar="EPOCH", effect=_reaches_milestones,

@@ -1,0 +1,286 @@
+"""Schedule-free optimizers against the paper's algorithm, the authors' package and the uninterrupted run."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import main
+from models.load import load_model
+from tests.end_to_end.processes import load, rows
+from tests.utils.loop.test_between_steps import THREE_STEPS, equal, watched
+from tests.utils.optim.test_epoch_average import with_batch_norm
+from tests.utils.test_train_validation import Overflow, make, parameters, steps
+from utils.config.arguments import parse
+from utils.config.groups.optimisation import SCHEDULE_FREE, OptimisationSettings
+from utils.optim.optimizers import OWN, build_optimizer
+from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
+
+CPU = ("--device", "cpu", "--no-progress", "--arch", "fc", "--batch-size", "240")
+SGD, ADAMW = (("--optimizer", name) for name in SCHEDULE_FREE)
+FACTORS = [0.25, 0.5, 0.75] + 7 * [1.0] + 2 * [0.5]  # of the peak learning rate, a step each
+DECAY = 0.1
+MORE = "--sam-rho 0.05 --batch-size 240 --accumulate 2 --clip-grad-norm 1 --amp fp16 --init-scale 1048576"
+
+
+def network():
+    """Two linear layers in float64; the same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def losses(count):
+    """The loss of each step, a function of the network."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        images = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+        targets = torch.randint(3, (8,), generator=generator)
+        yield lambda model, images=images, targets=targets: nn.functional.cross_entropy(model(images), targets)
+
+
+def ours(name, lr, momentum):
+    """y, z and x of each parameter after steps at ``FACTORS``, without weight decay of the biases."""
+    model = network()
+    settings = OptimisationSettings(
+        optimizer=name, lr=lr, momentum=momentum, weight_decay=DECAY, decay_norm_bias=False, layer_decay=0.5
+    )
+    optimizer = build_optimizer(settings, model)
+    for factor, loss in zip(FACTORS, losses(len(FACTORS)), strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * factor * group["lr_scale"]
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+    states = [optimizer.state[p] for p in model.parameters()]
+    return parameters(model), [state["z"] for state in states], [state["x"] for state in states]
+
+
+def papers(adam, lr, beta):
+    """The same by the paper's formulas, number by number. Of the two layers, the first has half of the rate."""
+    model = network()
+    rates = [0.5, 0.5, 1.0, 1.0]
+    start = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+    y, z, x = (copy.deepcopy(start) for _ in range(3))
+    v = [[0.0] * len(values) for values in start]
+    for t, loss in enumerate(losses(len(FACTORS)), 1):
+        for parameter, values in zip(model.parameters(), y, strict=True):
+            parameter.data = torch.tensor(values, dtype=torch.float64).view_as(parameter)
+            parameter.grad = None
+        loss(model).backward()
+        peaks = [max(FACTORS[: k + 1]) ** 2 for k in range(t)]
+        c = peaks[-1] / sum(peaks)
+        for n, parameter in enumerate(model.parameters()):
+            gamma, decay = lr * FACTORS[t - 1] * rates[n], DECAY if parameter.ndim > 1 else 0.0
+            for i, g in enumerate(parameter.grad.flatten().tolist()):
+                if adam:
+                    v[n][i] = 0.999 * v[n][i] + 0.001 * g * g
+                    g = g / ((v[n][i] / (1 - 0.999**t)) ** 0.5 + 1e-8)
+                z[n][i] -= gamma * (g + decay * y[n][i])
+                x[n][i] = (1 - c) * x[n][i] + c * z[n][i]
+                y[n][i] = (1 - beta) * z[n][i] + beta * x[n][i]
+    shapes = [parameter.shape for parameter in model.parameters()]
+    return [[torch.tensor(a, dtype=torch.float64).view(s) for a, s in zip(of, shapes, strict=True)] for of in (y, z, x)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "momentum"),
+    [("schedulefree-sgd", 0.5, 0.9), ("schedulefree-sgd", 0.5, 0.0), ("schedulefree-adamw", 0.02, 0.9)],
+)
+def test_steps_are_those_of_the_papers_algorithm(name, lr, momentum):
+    for found, expected in zip(ours(name, lr, momentum), papers("adamw" in name, lr, momentum), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        assert all((a - b).abs().max() > 1e-3 for a, b in zip(found, network().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", SCHEDULE_FREE)
+def test_steps_are_those_of_the_authors_package(name):
+    schedulefree = pytest.importorskip("schedulefree")
+    kind = {"schedulefree-sgd": schedulefree.SGDScheduleFree, "schedulefree-adamw": schedulefree.AdamWScheduleFree}
+    model, theirs = network(), network()
+    optimizer = build_optimizer(OptimisationSettings(optimizer=name, lr=0.1, weight_decay=DECAY), model)
+    reference = kind[name](theirs.parameters(), lr=0.1, weight_decay=DECAY, warmup_steps=4)
+    reference.train()
+    for step, loss in enumerate(losses(12)):
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, (step + 1) / 4)
+        for network_, steps_ in ((model, optimizer), (theirs, reference)):
+            steps_.zero_grad()
+            loss(network_).backward()
+            steps_.step()
+    torch.testing.assert_close(parameters(model), parameters(theirs), rtol=0, atol=1e-10)
+    reference.eval()
+    x = [optimizer.state[parameter]["x"] for parameter in model.parameters()]
+    torch.testing.assert_close(x, parameters(theirs), rtol=0, atol=1e-10)
+
+
+def test_the_names_of_settings_and_registry_are_the_same():
+    assert [name for name in OWN if name.startswith("schedulefree")] == list(SCHEDULE_FREE)
+    built = [build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), network()) for name in SCHEDULE_FREE]
+    assert [type(optimizer) for optimizer in built] == [ScheduleFreeSGD, ScheduleFreeAdamW]
+
+
+def test_parameters_without_gradient_stay_and_their_group_begins_when_they_have_one():
+    model = network()
+    groups = [{"params": [*layer.parameters()]} for layer in (model[0], model[2])]
+    optimizer = ScheduleFreeAdamW(groups, lr=0.1, momentum=0.9)
+    before = parameters(model[0])
+    for step, loss in enumerate(losses(4)):
+        optimizer.zero_grad()
+        loss(model).backward()
+        if step < 3:
+            model[0].weight.grad = model[0].bias.grad = None
+        optimizer.step()
+        assert equal(parameters(model[0]), before) is (step < 3)
+    assert [group["steps"] for group in optimizer.param_groups] == [1, 4]
+    for parameter, start in zip(model[0].parameters(), before, strict=True):  # its first step: x = z, of Adam's size
+        assert torch.equal(optimizer.state[parameter]["x"], optimizer.state[parameter]["z"])
+        torch.testing.assert_close((parameter - start).abs(), torch.full_like(start, 0.1), rtol=1e-3, atol=0)
+
+
+# --------------------------------------------------------------------------------------- in a run
+
+
+def x_of(traval):
+    """The averaged weights by name."""
+    return {name: traval.optimizers[0].state[p]["x"] for name, p in traval.model.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW])
+def test_validation_and_checkpoints_have_x_with_batch_norm_statistics_of_its_own(optimizer):
+    from utils.loop.validation import validate
+    from utils.optim.batch_norm_statistics import recompute
+
+    traval, recorder, saver = watched(
+        *THREE_STEPS, "--epochs", "2", *optimizer, "--lr", "0.02", model=with_batch_norm().model
+    )
+    traval.fit()
+    separate, x = copy.deepcopy(traval.model), x_of(traval)
+    separate.load_state_dict({**traval.model.state_dict(), **x})
+    recompute(separate, traval.train_loader, 1, 16, traval.distributed, traval.autocast, lambda: None)
+    state = saver.states[-1]
+    assert equal(dict(separate.state_dict()), dict(state["ema"]["model"]))
+    assert equal(dict(traval.model.state_dict()), dict(state["model"])), "the raw weights are y"
+    assert not any(torch.equal(value, state["model"][name]) for name, value in x.items())
+    common = (traval.validation_loader, traval.distributed, traval.autocast, traval.writer, traval.bad_images)
+    expected, raw = (validate(model, *common, lambda: None) for model in (separate, traval.model))
+    (row,) = recorder.of("epoch")[-1]
+    assert (row["val_loss"], row["raw_val_loss"]) == (expected.loss, raw.loss) and expected.loss != raw.loss
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cut"),
+    [(ADAMW, "in an epoch"), (ADAMW, "in validation"), ((*SGD, *MORE.split()), "in an epoch")],
+    ids=["adamw, in an epoch", "adamw, in validation", "sgd with more, in an epoch"],
+)
+def test_an_interrupted_run_ends_with_the_same_bits_and_results(optimizer, cut):
+    flags = ("--epochs", "2", *optimizer, "--lr", "0.02", "--warmup-epochs", "1", "--layer-decay", "0.7")
+    whole, first, second = (with_batch_norm(*flags) for _ in range(3))
+    whole.fit()
+    first.train(0)
+    first.validation(0)
+    if cut == "in an epoch":
+        planned, first.args = first.args, with_batch_norm(*flags, "--max-steps", "5").args
+        first.train(1)
+        first.args = planned
+    else:
+        first.train(1)
+    state = copy.deepcopy(first.state())
+    assert all(torch.equal(state["ema"]["model"][name], value) for name, value in x_of(first).items())
+    second.load_state(state)
+    assert equal(first.state(), second.state())
+    first.fit()  # saving in between changes nothing either
+    second.fit()
+    assert equal(second.state(), whole.state()) and equal(first.state(), whole.state())
+    assert (whole.progress.skipped_steps > 0) is ("fp16" in optimizer) and whole.progress.moved_steps > 2
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW])
+def test_a_skipped_step_moves_nothing(optimizer):
+    traval = make("--arch", "fc", "--amp", "fp16", "--init-scale", "1024", *optimizer, criterion=Overflow(at=2))
+    steps(traval, 1)
+    before = {part: copy.deepcopy(value) for part, value in traval.state().items() if part != "progress"}
+    steps(traval, 1)
+    after = traval.state()
+    assert traval.progress.skipped_steps == 1 and after["optimizer"]["param_groups"][0]["steps"] == 1
+    assert all(equal(before[part], after[part]) for part in ("model", "ema", "optimizer"))
+    steps(traval, 1)
+    assert not equal(before["ema"], traval.state()["ema"])
+
+
+def test_each_parameter_that_is_frozen_at_first_begins_when_it_is_released(tmp_path):
+    flags = (*CPU, *ADAMW, "--epochs", "2", "--freeze", "layers.1", "--unfreeze-epoch", "1", "--output", str(tmp_path))
+    assert main.main([*flags]) == 0
+    (run,) = tmp_path.glob("digits/fc/*")
+    first, last = load(run, "initial.pt"), load(run, "final.pt")
+    assert sorted(group["steps"] for group in last["optimizer"]["param_groups"]) == [6, 12]
+    assert not equal(first["ema"]["model"]["layers.1.weight"], last["ema"]["model"]["layers.1.weight"])
+
+
+def test_a_run_evaluates_begins_another_and_continues_with_x(tmp_path, capsys):
+    flags = (*CPU, *SGD, "--epochs", "1", "--output", str(tmp_path))
+    assert main.main([*flags]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert "Weight average: that of the schedule-free optimizer" in lines
+    (run,) = tmp_path.glob("digits/fc/*")
+    state = load(run, "final.pt")
+    x = [entry["x"] for entry in state["optimizer"]["state"].values()]
+    for name in ("final.pt", "best.pt"):
+        path = f"{run}/checkpoints/{name}"
+        assert equal([*load(run, name)["ema"]["model"].values()], x)
+        assert equal([p.detach() for p in load_model(path).network.parameters()], x)
+        assert main.main(["--evaluate", "--weights", path, *CPU]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == last.partition(" val_epoch")[0]
+    (row,) = rows(run)
+    assert row["val_loss"] != row["raw_val_loss"]
+    other = ("--resume", str(run), "--resume-override", "--lr", "0.5", "--momentum", "0.8", "--epochs", "2")
+    assert main.main([*CPU, *other]) == 0
+    (group,) = load(run, "final.pt")["optimizer"]["param_groups"]
+    assert (group["steps"], group["lr_max"], group["lr"], group["momentum"]) == (12, 1.0, 0.5, 0.8)
+    begun = ("--weights", f"{run}/checkpoints/best.pt", "--max-steps", "1", "--output", str(tmp_path / "more"))
+    assert main.main([*CPU, *begun]) == 0
+    (more,) = (tmp_path / "more").glob("digits/fc/*")
+    assert equal(load(more, "initial.pt")["model"], load(run, "best.pt")["ema"]["model"])
+
+
+# --------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--lr-policy cosine", "--lr-policy cosine contradicts --optimizer schedulefree-sgd, whose learning rate is"),
+        ("--lr-policy one-cycle --warmup-epochs 1", "--lr-policy one-cycle contradicts --optimizer schedulefree-sgd"),
+        ("--ema-decay 0.9", "--ema-decay contradicts --optimizer schedulefree-sgd, which averages the weights itself"),
+        ("--swa-start-epoch 3", "--swa-start-epoch contradicts --optimizer schedulefree-sgd, which averages"),
+        ("--lookahead 6 0.5", "--lookahead contradicts --optimizer schedulefree-sgd, which averages"),
+        ("--ema-bn-batches 0", "need batch-norm statistics of their own"),
+    ],
+)
+def test_what_contradicts_it_is_refused(flags, words, capsys):
+    assert main.main([*SGD, *flags.split()]) == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert words in message
+
+
+def test_the_schedule_is_constant_by_default_and_after_the_warm_up(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("lr-policy: cosine\n")
+    read = partial(parse, [*SGD, "--config", str(recipe)])
+    for args in (parse([*SGD]), read(), parse([*SGD, "--lr-policy", "constant", "--warmup-epochs", "2"])):
+        assert (args.optimisation.lr_policy, args.optimisation.lr) == ("constant", 1.0)
+    assert parse([*ADAMW]).optimisation.lr == 0.001
+    assert parse([]).optimisation.lr_policy == "cosine"
+
+
+def test_the_plan_says_so(capsys):
+    line = ("--dry-run", "--device", "cpu", "--arch", "vgg11", *SGD, "--warmup-epochs", "1")
+    assert main.main([*line]) == 0
+    out, err = capsys.readouterr()
+    plan = {row[:14].strip(): row[15:] for row in out.splitlines()}
+    assert plan["Optimizer"] == "schedulefree-sgd, momentum 0.9, weight decay 0.0005" and not err
+    assert plan["Weight average"].startswith(
+        "that of the schedule-free optimizer, batch-norm statistics computed over 16"
+    )
+    assert plan["Learning rate"].startswith("constant  epoch 0: ")
+    assert "the optimizer averages the weights instead of a schedule" in plan["Learning rate"]
