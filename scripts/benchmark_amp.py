@@ -335,7 +335,7 @@ def accounted(
 
     from scripts.common.step_timing import LR
     from utils.data.loaders import Batch
-    from utils.optim.ema import build_ema
+    from utils.optim.ema import build_average
     from utils.optim.lr_policy import LRPolicy
     from utils.precision.amp import build_scaler
     from utils.train_validation import TraVal
@@ -349,7 +349,7 @@ def accounted(
     traval = TraVal(
         network, loader, torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9), torch.nn.CrossEntropyLoss(),
         build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(network, args.average.ema_decay),
+        lr_policy=LRPolicy("constant", LR, 1), ema=build_average(network, args.average, args.optimisation.epochs),
     )  # fmt: skip
 
     def run(steps: int) -> None:

@@ -169,16 +169,18 @@ def build_traval(args: Settings, model: torch.nn.Module, loader: Any, distribute
     """What main.py trains with, at a learning rate that leaves the weights where they are."""
     from scripts.tuning.measure import LR
     from utils.optim.criterion import build_criterion
-    from utils.optim.ema import build_ema
+    from utils.optim.ema import build_average
     from utils.optim.lr_policy import LRPolicy
     from utils.optim.optimizers import build_optimizer
     from utils.precision.amp import build_scaler
     from utils.train_validation import TraVal
 
+    optimizer = build_optimizer(args.optimisation, model)
+    average = build_average(model, args.average, args.optimisation.epochs, optimizer)
     return TraVal(
-        model, loader, build_optimizer(args.optimisation, model), build_criterion(args.loss),
+        model, loader, optimizer, build_criterion(args.loss),
         build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1), ema=build_ema(model, args.average.ema_decay),
+        lr_policy=LRPolicy("constant", LR, 1), ema=average,
     )  # fmt: skip
 
 

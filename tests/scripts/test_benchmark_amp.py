@@ -401,8 +401,8 @@ def test_accounting_with_an_average_measures_its_update_and_its_statistics_too(t
 
 def test_only_the_side_with_an_average_keeps_one(tool, monkeypatch):
     own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--ema-decay", "0.9"])
-    made, make = [], ema.build_ema
-    monkeypatch.setattr(ema, "build_ema", lambda model, decay: made.append(make(model, decay)) or made[-1])
+    made, make = [], ema.build_average
+    monkeypatch.setattr(ema, "build_average", lambda *given: made.append(make(*given)) or made[-1])
     args = tool.accounting_settings(own, CPU)
     sides = tool.loops(args, WORKLOADS["network"](), Distributed(RankInfo(), RunSettings(device="cpu")))
     without, average = made

@@ -177,11 +177,6 @@ def build_average(
     return EpochAverage(model, first) if first is not None else None
 
 
-def build_ema(model: nn.Module, decay: float | None) -> MovingAverage | None:
-    """A moving average of ``model``'s weights, or None without a decay."""
-    return None if decay is None else MovingAverage(model, decay)
-
-
 def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
     """Parameters and buffers, and for each whether it is averaged rather than copied."""
     tensors = [(parameter, parameter.is_floating_point()) for parameter in model.parameters()]

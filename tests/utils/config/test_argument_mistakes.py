@@ -253,13 +253,13 @@ def test_recipe_that_is_not_text_is_one_line(tmp_path):
     assert str(path) in line and "cannot be read" in line
 
 
-def test_unknown_recipe_is_answered_with_the_nearest_and_all_names(tmp_path, monkeypatch):
+def test_unknown_recipe_is_answered_with_the_nearest_and_where_all_are(tmp_path, monkeypatch):
     monkeypatch.setattr(arguments, "CONFIGS", tmp_path)
     for name in ("mnist/fc", "cifar10/resnet18"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / f"{name}.yaml").write_text("")
     (line,) = mistakes_of(["--config", "mnist/fd"])
-    assert "did you mean mnist/fc?" in line and "cifar10/resnet18" in line
+    assert "did you mean mnist/fc?" in line and "launch.sh --list" in line
 
 
 def test_mistakes_of_recipe_flags_and_contradictions_come_together(tmp_path):

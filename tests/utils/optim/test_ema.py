@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from utils.optim.ema import build_ema
+from utils.config.groups.average import AverageSettings
+from utils.optim.ema import MovingAverage, build_average
 
 
 def network():
@@ -35,7 +36,7 @@ def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay
     initial, values = 4.0, [1.0, 3.0, -2.0, 5.0, 0.5]
     model = network()
     set_all(model, initial)
-    average = build_ema(model, decay)
+    average = MovingAverage(model, decay)
     for updates, value in enumerate(values):
         set_all(model, value)
         average.update(updates)
@@ -49,7 +50,7 @@ def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay
 def test_after_a_short_run_hardly_anything_of_the_initial_weights_is_left():
     model = network()
     set_all(model, 1.0)
-    average = build_ema(model, 0.9999)
+    average = MovingAverage(model, 0.9999)
     set_all(model, 0.0)
     for updates in range(23):
         average.update(updates)
@@ -58,7 +59,7 @@ def test_after_a_short_run_hardly_anything_of_the_initial_weights_is_left():
 
 def test_buffers_that_are_no_running_statistics_are_copied_bit_for_bit():
     model = network()
-    average = build_ema(model, 0.9)
+    average = MovingAverage(model, 0.9)
     for updates in range(3):
         model(torch.randn(8, 1, 5, 5, dtype=torch.float64))
         average.update(updates)
@@ -70,7 +71,7 @@ def test_buffers_that_are_no_running_statistics_are_copied_bit_for_bit():
 def test_the_average_has_tensors_of_its_own():
     model = network()
     untouched = copy.deepcopy(model.state_dict())
-    average = build_ema(model, 0.5)
+    average = MovingAverage(model, 0.5)
     average.update(0)
     set_all(average.module, 7.0)
     assert all(torch.equal(value, untouched[name]) for name, value in model.state_dict().items())
@@ -78,12 +79,12 @@ def test_the_average_has_tensors_of_its_own():
 
 def test_a_restored_average_goes_on_like_the_one_that_was_saved():
     model = network()
-    saved = build_ema(model, 0.9)
+    saved = MovingAverage(model, 0.9)
     set_all(model, 2.0)
     saved.update(0)
     state = copy.deepcopy(saved.state())
     assert list(state["model"]) == list(model.state_dict())
-    restored = build_ema(model, 0.9)
+    restored = MovingAverage(model, 0.9)
     restored.load_state(state)
     set_all(model, 3.0)
     for average in (saved, restored):
@@ -94,7 +95,7 @@ def test_a_restored_average_goes_on_like_the_one_that_was_saved():
 
 def test_weights_of_several_types_are_averaged_each_in_its_own():
     model = nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.Linear(3, 3))
-    average = build_ema(model, 0.9)
+    average = MovingAverage(model, 0.9)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1.0)
@@ -106,4 +107,4 @@ def test_weights_of_several_types_are_averaged_each_in_its_own():
 
 
 def test_without_a_decay_there_is_no_average():
-    assert build_ema(network(), None) is None
+    assert build_average(network(), AverageSettings(), epochs=1) is None

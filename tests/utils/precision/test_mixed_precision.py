@@ -13,7 +13,7 @@ from tests.utils.test_train_validation import CPU, Overflow, make, parameters, s
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
-from utils.optim.ema import build_ema
+from utils.optim.ema import MovingAverage
 from utils.optim.gradient_penalty import gradient_norm
 from utils.precision.amp import keep_in_fp32
 from utils.precision.diagnosis import too_many_skips
@@ -301,7 +301,7 @@ def test_layers_kept_in_float32_compute_in_it_and_their_neighbours_do_not():
 def test_a_copy_of_a_network_with_float32_layers_uses_its_own_weights():
     model = nn.Sequential(nn.Linear(2, 2))
     keep_in_fp32(model, ["0"], CPU)
-    average = build_ema(model, 0.9)
+    average = MovingAverage(model, 0.9)
     with torch.no_grad():
         model[0].weight.zero_()
         model[0].bias.zero_()
