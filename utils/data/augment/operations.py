@@ -76,27 +76,38 @@ def apply_layers(
 def _layers(
     images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
 ) -> torch.Tensor:
+    height, width = images.shape[2:]
     kinds = _kinds(names)
+    kind = np.where(choices < 0, -1, kinds[choices])
+    values = _values(names, choices, arguments, height, width)
+    if images.device.type == "cpu" and height * width > PIXELS_TOGETHER // 2:
+        return _one_by_one(images, names, kind, values, canvas)
+    # As many as the cache of a CPU holds.
+    together = PIXELS_TOGETHER // (height * width) if images.device.type == "cpu" else len(images)
     places = np.arange(len(images))  # of each image in ``images``, which are reordered
     images = images.contiguous()
-    together = len(images)
-    if images.device.type == "cpu":  # as few as the cache holds
-        together = max(1, PIXELS_TOGETHER // (images.shape[2] * images.shape[3]))
-    for choice, argument in zip(choices.T, arguments.T, strict=True):
-        kind = np.where(choice < 0, -1, kinds[choice])
-        order = np.argsort(kind, kind="stable")
+    for layer in range(choices.shape[1]):
+        order = np.argsort(kind[:, layer], kind="stable")
         images = _reordered(images, places[order])
         places = np.argsort(order)
-        bounds = np.flatnonzero(np.diff(kind[order], prepend=-2, append=-2))
+        bounds = np.flatnonzero(np.diff(kind[order, layer], prepend=-2, append=-2))
         for first, end in pairwise(bounds):
-            own = order[first:end]
-            if kind[own[0]] < 0:
-                continue
-            for part in range(0, len(own), together):
-                some = own[part : part + together]
-                begin = first + part
-                _apply(images[begin : begin + len(some)], names, choice[some], argument[some], canvas)
+            for begin in range(first, end, together):
+                some = order[begin : min(begin + together, end)]
+                _apply(images[begin : begin + len(some)], names, kind[some[0], layer], values[some, layer], canvas)
     return _reordered(images, places)
+
+
+def _one_by_one(
+    images: torch.Tensor, names: Sequence[str], kind: np.ndarray, values: np.ndarray, canvas: Canvas
+) -> torch.Tensor:
+    """All layers on one image, which stays in the cache, then on the next."""
+    result = torch.empty_like(images, memory_format=torch.contiguous_format)
+    for number, one in enumerate(result.split(1)):
+        one.copy_(images[number])
+        for layer, own in enumerate(kind[number].tolist()):
+            _apply(one, names, own, values[number : number + 1, layer], canvas)
+    return result
 
 
 def _kinds(names: Sequence[str]) -> np.ndarray:
@@ -106,22 +117,32 @@ def _kinds(names: Sequence[str]) -> np.ndarray:
     return np.array(kinds)
 
 
+def _values(names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The matrices of geometric operations and the arguments of others, in the first place: float64 (n, layers, 6)."""
+    values = np.zeros((*choices.shape, 6))
+    values[..., 0] = arguments
+    for choice in np.unique(choices[choices >= 0]):
+        if names[choice] in MATRICES:
+            own = choices == choice
+            values[own] = MATRICES[names[choice]](arguments[own], height, width)
+    return values
+
+
 def _reordered(images: torch.Tensor, places: np.ndarray) -> torch.Tensor:
     return images.index_select(0, to_device(torch.from_numpy(places), images.device))
 
 
-def _apply(
-    images: torch.Tensor, names: Sequence[str], choices: np.ndarray, arguments: np.ndarray, canvas: Canvas
-) -> None:
+def _apply(images: torch.Tensor, names: Sequence[str], kind: int, values: np.ndarray, canvas: Canvas) -> None:
     """Replace the images by those after their operations, which are all of one kind."""
-    if names[choices[0]] in MATRICES:
-        matrices = np.empty((len(choices), 6))
-        for choice in np.unique(choices):
-            own = choices == choice
-            matrices[own] = MATRICES[names[choice]](arguments[own], *images.shape[-2:])
-        images.copy_(warp(images, matrices, canvas.interpolation, canvas.fill))
+    if kind < 0:
+        return
+    if kind == len(names):
+        levels = warp(images, values, canvas.interpolation, canvas.fill)
     else:
-        images.copy_(KERNELS[names[choices[0]]](images, arguments))
+        levels = KERNELS[names[kind]](images, values[:, 0])
+    if levels.is_floating_point() and images.device.type == "cpu":
+        levels = levels.short()  # from floats to bytes by way of this is several times as fast
+    images.copy_(levels)
 
 
 def whole_levels(images: torch.Tensor) -> torch.Tensor:
@@ -137,51 +158,64 @@ def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = to
 # --------------------------------------------------------------------------------- levels of pixels
 
 
-def _blend(images: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> torch.Tensor:
-    """``ratios`` (k,) of the images and the rest of the others, which may be of less shape."""
-    own, rest = per_image(ratios, images), per_image(1.0 - ratios, images)
+def _blend(levels: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> torch.Tensor:
+    """``ratios`` (k,) of the levels, float32, which are overwritten, and the rest of the others (k, 1, h, w)."""
+    own, rest = per_image(ratios, levels), per_image(1.0 - ratios, levels)
     # addcmul rounds once, as torchvision's add with alpha does.
-    return torch.addcmul(images * own, others, rest).clamp_(0, LEVELS)
+    return levels.mul_(own).addcmul_(others, rest).clamp_(0, LEVELS)
 
 
 def brightness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """0: black, 1: as it was."""
-    return (images * per_image(factors, images)).clamp_(0, LEVELS)
+    return images.float().mul_(per_image(factors, images)).clamp_(0, LEVELS)
 
 
-def grey_levels(images: torch.Tensor) -> torch.Tensor:
-    """Whole levels, float32 (k, 1, h, w), of uint8 images of one or three channels."""
-    if images.shape[1] == 1:
-        return images.float()
-    red, green, blue = images.unbind(1)
-    return red.mul(GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2]).floor_().unsqueeze(1)
+def grey_levels(levels: torch.Tensor) -> torch.Tensor:
+    """Whole levels, float32 (k, 1, h, w), of float32 images of one or three channels."""
+    if levels.shape[1] == 1:
+        return levels.clone()
+    red, green, blue = levels.split(1, dim=1)
+    return red.mul(GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2]).floor_()
 
 
 def color(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """Saturation. 0: grey, 1: as it was."""
-    return images if images.shape[1] == 1 else _blend(images, grey_levels(images), factors)
+    if images.shape[1] == 1:
+        return images
+    levels = images.float()
+    return _blend(levels, grey_levels(levels), factors)
 
 
 def contrast(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """0: all of the mean grey, 1: as it was."""
     pixels = images.shape[2] * images.shape[3]
     exact = torch.float32 if pixels * LEVELS <= 2**24 else torch.float64  # for a sum of whole levels
-    sums = grey_levels(images).flatten(1).sum(1, dtype=exact).float()
-    return _blend(images, sums.div_(pixels).view(-1, 1, 1, 1), factors)
+    levels = images.float()
+    grey = grey_levels(levels)
+    mean = grey.flatten(1).sum(1, dtype=exact).float().div_(pixels).view(-1, 1, 1, 1)
+    return _blend(levels, grey.copy_(mean), factors)
 
 
 def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     """0: blurred, 1: as it was. The outermost pixels stay."""
-    if min(images.shape[-2:]) <= 2:
+    height, width = images.shape[-2:]
+    if min(height, width) <= 2:
         return images
-    levels = images.short()
-    sums = levels[..., :-2, :] + levels[..., 1:-1, :] + levels[..., 2:, :]
-    sums = sums[..., :-2] + sums[..., 1:-1] + sums[..., 2:]
-    inner = levels[..., 1:-1, 1:-1]
-    blurred = sums.add_(inner, alpha=4).float().div_(13).round_()  # all nine pixels once, the middle one five times
-    output, inner = images.float(), inner.float()
-    sharper = torch.addcmul(inner, blurred.sub_(inner), per_image(1.0 - factors, images)).clamp_(0, LEVELS)
-    output[..., 1:-1, 1:-1] = sharper
+    # Of whole planes as lines of pixels; what goes from one row or plane to the next only reaches outermost pixels.
+    lines = images.flatten(1).short()
+    sums = lines[:, :-2] + lines[:, 1:-1]
+    sums = sums.add_(lines[:, 2:])
+    sums = (sums[:, : -2 * width] + sums[:, width:-width]).add_(sums[:, 2 * width :])
+    inner = slice(width + 1, -width - 1)
+    sums.add_(lines[:, inner], alpha=4)  # all nine pixels once, the middle one five times
+    levels = images.flatten(1)[:, inner].float()
+    blurred = sums.float().div_(13).round_().sub_(levels)
+    sharper = levels.addcmul_(blurred, per_image(1.0 - factors, images).flatten(1)).clamp_(0, LEVELS)
+    output = images.clone()
+    output.flatten(1)[:, inner] = sharper.short()
+    for edge in (0, -1):
+        output[..., edge, :] = images[..., edge, :]
+        output[..., edge] = images[..., edge]
     return output
 
 
@@ -195,13 +229,13 @@ def solarize(images: torch.Tensor, thresholds: np.ndarray) -> torch.Tensor:
     """Invert levels of at least ``thresholds``; above 255 none."""
     least = np.ceil(thresholds.astype(np.float32)).clip(0)
     inverting = per_image(np.where(least <= LEVELS, LEVELS, 0), images, torch.uint8)
-    at_least = images >= per_image(least.clip(0, LEVELS), images, torch.uint8)
-    return images ^ (at_least * inverting)
+    at_least = images.clone().ge_(per_image(least.clip(0, LEVELS), images, torch.uint8))  # 0 or 1, in bytes
+    return at_least.mul_(inverting).bitwise_xor_(images)
 
 
 def solarize_add(images: torch.Tensor, added: np.ndarray) -> torch.Tensor:
     """Add to levels below 128, up to 255."""
-    return images + (images < 128) * per_image(np.clip(added, 0, 128), images, torch.uint8)
+    return images.clone().lt_(128).mul_(per_image(np.clip(added, 0, 128), images, torch.uint8)).add_(images)
 
 
 def autocontrast(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
@@ -214,17 +248,25 @@ def autocontrast(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
 
 def equalize(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
     """Make all levels about equally frequent in each channel, as Pillow does."""
-    levels = images.flatten(2).flatten(0, 1).long()  # (k * c, h * w)
-    first = torch.arange(0, 256 * len(levels), 256, device=images.device)[:, None]
-    counts = torch.zeros(256 * len(levels), dtype=torch.int32, device=images.device)
-    one = torch.ones(1, dtype=torch.int32, device=images.device)
-    counts = counts.scatter_add_(0, (levels + first).flatten(), one.expand(levels.numel())).view(-1, 256)
+    pixels = images.shape[2] * images.shape[3]
+    planes = images.shape[0] * images.shape[1]
+    first = torch.arange(0, 256 * planes, 256, dtype=torch.int32, device=images.device).view(planes, 1)
+    places = images.view(planes, pixels).int().add_(first).flatten()  # of the pixels' levels among those of all planes
+    counts = _counts(places, 256 * planes).view(planes, 256)
     below = counts.cumsum(1)
     highest = counts.gather(1, below.argmax(1, keepdim=True))  # pixels of the highest level that occurs
-    step = (levels.shape[1] - highest).div_(LEVELS, rounding_mode="floor")
+    step = (pixels - highest).div_(LEVELS, rounding_mode="floor")
     shifted = (below - counts).add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(0, LEVELS)
     table = torch.where(step > 0, shifted, torch.arange(256, device=images.device)).to(torch.uint8)
-    return table.gather(1, levels).view_as(images)
+    return table.flatten().index_select(0, places).view_as(images)
+
+
+def _counts(numbers: torch.Tensor, size: int) -> torch.Tensor:
+    """How often each number from 0 to ``size`` - 1 occurs in int32 ``numbers`` (n,)."""
+    if numbers.device.type == "cpu":
+        return torch.bincount(numbers, minlength=size)
+    one = torch.ones(1, dtype=torch.int32, device=numbers.device)  # unlike bincount, this does not wait for the device
+    return torch.zeros(size, dtype=torch.int32, device=numbers.device).scatter_add_(0, numbers.long(), one.expand(len(numbers)))
 
 
 def invert(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
