@@ -69,7 +69,9 @@ MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
 
 # torchvision's policies have few magnitudes, so their maps come again and again: the first are kept.
 MOST_KEPT = 2**22  # pixels
-_KEPT: dict[tuple[bytes, int, int, torch.device], torch.Tensor] = {}
+# Of each pixel its nearest pixel, int64 (height * width), and 255 where that lies inside of the image, 0 elsewhere.
+Map = tuple[torch.Tensor, torch.Tensor]
+_KEPT: dict[tuple[bytes, int, int, torch.device], Map] = {}
 
 
 def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: Sequence[int]) -> torch.Tensor:
@@ -80,8 +82,28 @@ def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: S
     height, width = images.shape[-2:]
     if interpolation == "bilinear":
         return _bilinear(images, torch.stack(_places(matrices, height, width, images.device)[::-1], dim=3), fill)
-    places = _maps(matrices, height, width, images.device)[:, None].expand(-1, images.shape[1], -1)
-    return _framed(images, fill).flatten(2).gather(2, places).view(images.shape)
+    if len(images) == 1:
+        a, b, across, c, d, down = matrices[0].tolist()
+        if (a, b, c, d) == (1, 0, 0, 1) and across.is_integer() and down.is_integer():
+            return _translated(images, int(across), int(down), fill)
+    places, inside = _maps(matrices, height, width, images.device)
+    moved = images.flatten(2).gather(2, places.expand(-1, images.shape[1], -1)).bitwise_and_(inside)
+    if any(fill):
+        level = torch.tensor(fill, dtype=torch.uint8, device=images.device).view(1, -1, 1)
+        moved.bitwise_or_(level & ~inside)
+    return moved.view(images.shape)
+
+
+def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int]) -> torch.Tensor:
+    """Each pixel is found so many pixels further across and down."""
+    level = torch.tensor(fill or [0], dtype=torch.uint8, device=images.device).view(1, -1, 1, 1)
+    moved = level.expand(images.shape).clone(memory_format=torch.contiguous_format)
+    (rows, from_rows), (columns, from_columns) = (
+        (slice(max(0, -by), max(0, size - by)), slice(max(0, by), max(0, size + by)))
+        for by, size in zip((down, across), images.shape[2:], strict=True)
+    )
+    moved[..., rows, columns] = images[..., from_rows, from_columns]
+    return moved
 
 
 def _places(matrices: np.ndarray, height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,34 +119,30 @@ def _places(matrices: np.ndarray, height: int, width: int, device: torch.device)
     return places(*theta[:, 1].unbind(1)), places(*theta[:, 0].unbind(1))
 
 
-def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -> torch.Tensor:
-    """The nearest pixel of each pixel, int64 (k, height * width), in images with a frame of one pixel."""
+def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -> Map:
+    """Of each matrix, (k, 1, height * width) each."""
     keys = [(matrix.tobytes(), height, width, device) for matrix in matrices]
     missing = [place for place, key in enumerate(keys) if key not in _KEPT]
     new = {}
     if missing:
         places = _places(matrices[missing], height, width, device)
-        row, column = (_pixels(*each).long() for each in zip(places, (height, width), strict=True))
-        computed = row.mul_(width + 2).add_(column).flatten(1)
-        new = {keys[place]: one for place, one in zip(missing, computed, strict=True)}
+        row, column = (_nearest(*each) for each in zip(places, (height, width), strict=True))
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        computed = row.clamp_(0, height - 1).long().mul_(width).add_(column.clamp_(0, width - 1).long()).flatten(1)
+        inside = inside.to(torch.uint8).mul_(255).flatten(1)
+        new = {keys[place]: one for place, *one in zip(missing, computed, inside, strict=True)}
         for key, one in new.items():
             if (len(_KEPT) + 1) * height * width <= MOST_KEPT:
-                _KEPT[key] = one.clone()
-    return torch.stack([new[key] if key in new else _KEPT[key] for key in keys])
+                _KEPT[key] = tuple(each.clone() for each in one)
+    maps = [new[key] if key in new else _KEPT[key] for key in keys]
+    if len(maps) == 1:
+        return tuple(each[None, None] for each in maps[0])
+    return tuple(torch.stack(each)[:, None] for each in zip(*maps, strict=True))
 
 
-def _pixels(places: torch.Tensor, size: int) -> torch.Tensor:
-    """The nearest pixels of places from -1 to 1: 1 to ``size``; 0 and ``size`` + 1 are the frame."""
-    return places.add_(1).mul_(0.5 * size).sub_(0.5).round_().clamp_(-1, size).add_(1)
-
-
-def _framed(images: torch.Tensor, fill: Sequence[int]) -> torch.Tensor:
-    """The images in a frame of one pixel of the fill's level."""
-    framed = functional.pad(images, (1, 1, 1, 1))
-    for channel, level in enumerate(fill):
-        for edge in (framed[:, channel, :: framed.shape[2] - 1], framed[:, channel, :, :: framed.shape[3] - 1]):
-            edge.fill_(level)
-    return framed
+def _nearest(places: torch.Tensor, size: int) -> torch.Tensor:
+    """The nearest of ``size`` pixels to places from -1 to 1, in float32; outside others than 0 to ``size`` - 1."""
+    return places.add_(1).mul_(0.5 * size).sub_(0.5).round_()
 
 
 def _bilinear(images: torch.Tensor, grid: torch.Tensor, fill: Sequence[int]) -> torch.Tensor:

@@ -209,13 +209,12 @@ def sharpness(images: torch.Tensor, factors: np.ndarray) -> torch.Tensor:
     inner = slice(width + 1, -width - 1)
     sums.add_(lines[:, inner], alpha=4)  # all nine pixels once, the middle one five times
     levels = images.flatten(1)[:, inner].float()
-    blurred = sums.float().div_(13).round_().sub_(levels)
+    blurred = sums.float().mul_(1 / 13).round_().sub_(levels)  # no thirteenth is near a tie
     sharper = levels.addcmul_(blurred, per_image(1.0 - factors, images).flatten(1)).clamp_(0, LEVELS)
     output = images.clone()
     output.flatten(1)[:, inner] = sharper.short()
-    for edge in (0, -1):
-        output[..., edge, :] = images[..., edge, :]
-        output[..., edge] = images[..., edge]
+    output[..., :: height - 1, :] = images[..., :: height - 1, :]
+    output[..., :: width - 1] = images[..., :: width - 1]
     return output
 
 
@@ -265,8 +264,10 @@ def _counts(numbers: torch.Tensor, size: int) -> torch.Tensor:
     """How often each number from 0 to ``size`` - 1 occurs in int32 ``numbers`` (n,)."""
     if numbers.device.type == "cpu":
         return torch.bincount(numbers, minlength=size)
-    one = torch.ones(1, dtype=torch.int32, device=numbers.device)  # unlike bincount, this does not wait for the device
-    return torch.zeros(size, dtype=torch.int32, device=numbers.device).scatter_add_(0, numbers.long(), one.expand(len(numbers)))
+    counts = torch.zeros(size, dtype=torch.int32, device=numbers.device)
+    one = torch.ones(1, dtype=torch.int32, device=numbers.device)
+    # Unlike bincount, this does not wait for the device.
+    return counts.scatter_add_(0, numbers.long(), one.expand(len(numbers)))
 
 
 def invert(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
