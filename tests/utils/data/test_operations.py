@@ -43,15 +43,46 @@ def argument_of(name, magnitude):
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 13, 18)])
 def test_each_operation_at_each_magnitude_is_torchvisions_to_the_pixel(space, channels, height, width):
-    transform, cases = SPACES[space][0], list(cases_of(space, height, width))
+    check(SPACES[space][0], list(cases_of(space, height, width)), channels, height, width)
+
+
+@pytest.mark.parametrize(("height", "width"), [(190, 200), (20, 30)])
+@pytest.mark.parametrize("fill", [(), (10, 200, 77)])
+def test_large_images_and_colours_outside_too(height, width, fill):
+    """Large images are worked on one by one, and one that is only translated is copied."""
+    cases = [case for k, case in enumerate(cases_of("RandAugment", height, width)) if k % 11 == 0]
+    cases += [
+        ("AutoContrast", 0.0),
+        ("Equalize", 0.0),
+        ("TranslateX", 0.2),
+        ("TranslateX", 500.0),
+        ("TranslateY", -7.0),
+    ]
+    assert {name for name, _ in cases} == set(SPACES["RandAugment"][0]._AUGMENTATION_SPACE)
+    check(v2.RandAugment(fill=list(fill) or None), cases, 3, height, width, fill)
+
+
+def check(transform, cases, channels, height, width, fill=()):
     images = images_of(len(cases), channels, height, width)
+    given = images.clone()
     names = sorted({name for name, _ in cases})
     interpolation = str(getattr(transform.interpolation, "value", transform.interpolation))
     arguments = np.array([[argument_of(name, magnitude)] for name, magnitude in cases])
     choices = np.array([[names.index(name)] for name, _ in cases])
-    found = apply_layers(images, names, choices, arguments, Canvas(interpolation))
+    found = apply_layers(images, names, choices, arguments, Canvas(interpolation, fill))
+    assert torch.equal(images, given)
     for (name, magnitude), image, one in zip(cases, images, found, strict=True):
         expected = transform._apply_image_or_video_transform(
             image, name, magnitude, transform.interpolation, transform._fill
         )
         assert torch.equal(one, expected), (name, magnitude, (one != expected).sum())
+
+
+def test_layers_of_large_images_follow_each_other():
+    names = ["Equalize", "Rotate", "Invert", "Identity"]
+    images = images_of(3, 3, 190, 200)
+    choices, arguments = np.array([[1, 0], [2, 1], [-1, 3]]), np.full((3, 2), 12.0)
+    found = apply_layers(images.contiguous(memory_format=torch.channels_last), names, choices, arguments, Canvas())
+    for layer in (0, 1):
+        images = apply_layers(images, names, choices[:, [layer]], arguments[:, [layer]], Canvas())
+    assert torch.equal(found, images)

@@ -1,11 +1,14 @@
 """Augmentation and normalisation against torchvision's own functions."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch._dynamo.testing import CompileCounterWithBackend
 from torchvision.transforms import RandomResizedCrop, v2
 from torchvision.transforms.v2 import functional as vision
 
@@ -160,12 +163,16 @@ def test_cutout_blanks_a_square_around_any_pixel(side):
     assert found <= squares and len(found) > 0.9 * len(squares)
 
 
-def test_compiled_augmentation_shows_the_same():
+def test_compiled_augmentation_is_one_graph_and_shows_the_same(monkeypatch):
+    # Traced and lowered as for the default backend, but without that one's C++ compiler, which takes most of a minute.
+    backend = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3}
     plain, compiled = (
         transform(("shift", "flip", "resized-crop"), compiled=on, **values).training(images, np.arange(10), 0)
         for on in (False, True)
     )
+    assert backend.frame_count == 1
     torch.testing.assert_close(compiled, plain, rtol=0, atol=1e-5)
 
 
