@@ -164,9 +164,10 @@ def main(argv: list[str]) -> int:
             return MISTAKE
         place = f" at {args.rdzv_endpoint}" if args.rdzv_endpoint else ""
         problem = f"no contact with the other launchers{place} ({type(error).__name__}: {error})"
-    if problem:
+    code = launcher.exit_code(succeeded=problem is None)
+    if problem and code != MISTAKE:  # of which a training process has said what is wrong
         print(f"torchrun.py: {' '.join(problem.split())}{endings(launcher)}", file=sys.stderr)
-    return launcher.exit_code(succeeded=problem is None)
+    return code
 
 
 def endings(launcher: Launcher) -> str:

@@ -271,11 +271,15 @@ def _curve(args: Settings, policy: LRPolicy, steps: int, total: int) -> str:
     return "; ".join([f"{policy.policy}  {values}", *_schedule_words(args, policy, steps)])
 
 
-def optimisation_lines(args: Settings, components: Any) -> list[str]:
-    """The rows of ``plan`` on the optimizer and the learning rate, for a run's log."""
+def technique_lines(args: Settings, components: Any) -> list[str]:
+    """The rows of ``plan`` on augmentation, loss, optimizer and learning rate, for a run's log."""
     steps = components.train_loader.steps_per_epoch
     curve = _curve(args, components.lr_policy, steps, steps * args.optimisation.epochs)
-    return [f"Optimizer: {_optimizer(args, components)}", f"Learning rate: {curve}"]
+    rows = {
+        "Augmentation": _augmentation(args, components), "Mixing": _mixing(args), "Loss": _loss(args),
+        "Optimizer": _optimizer(args, components), "Clipping": _clipping(args), "Learning rate": curve,
+    }  # fmt: skip
+    return [f"{title}: {text}" for title, text in rows.items() if text != "none"]
 
 
 def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:

@@ -23,7 +23,7 @@ from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
-from utils.record.dry_run import average_and_end_lines, describe_tta, optimisation_lines
+from utils.record.dry_run import average_and_end_lines, describe_tta, technique_lines
 from utils.record.metrics import Report
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
@@ -71,7 +71,7 @@ def announce(run: Run, components: Any) -> None:
     )
     for line in average_and_end_lines(args, components):
         log(line)
-    for line in optimisation_lines(args, components):
+    for line in technique_lines(args, components):
         log(line, to_console=False)
 
 

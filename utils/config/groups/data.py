@@ -19,7 +19,11 @@ _PROGRESSIVE = needs("--progressive-size", lambda v: v.progressive_size)
 
 def _first_and_last(epochs: tuple[int, ...]) -> str | None:
     fits = len(epochs) == 2 and 0 <= epochs[0] <= epochs[1]
-    return None if fits else "must be two epochs, where the image size begins and where it ends to grow"
+    return (
+        None
+        if fits
+        else "must be two epochs, the first below the second: where the image size begins and where it ends to grow"
+    )
 
 
 def _has_folder(v: Any) -> bool:
