@@ -206,7 +206,7 @@ def test_hostile_recipe_is_told_in_lines_at_once(tmp_path, monkeypatch, name):
 
 def test_anchors_and_merges_of_a_sane_size_are_fine(tmp_path):
     result, _ = of_recipe("<<: {lr: 0.3, momentum: &m 0.5}\nlabel-smoothing: *m\n", tmp_path)
-    assert (result.optimisation.lr, result.optimisation.momentum, result.optimisation.label_smoothing) == (
+    assert (result.optimisation.lr, result.optimisation.momentum, result.loss.label_smoothing) == (
         0.3,
         0.5,
         0.5,

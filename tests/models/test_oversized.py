@@ -7,6 +7,7 @@ from torch import nn
 from models.build import OWN, _timm, _torchvision
 from models.oversized import MOST_WEIGHTS, oversized_layer
 from tests.faults.small_run import told
+from utils.config.groups.model import ModelSettings
 
 
 def built(arch, size, classes=10):
@@ -14,7 +15,7 @@ def built(arch, size, classes=10):
         if arch in OWN:
             return OWN[arch](classes, 3, size)
         library, _, name = arch.partition("/")
-        return (_timm if library == "timm" else _torchvision)(name, False, classes, 3, size)
+        return (_timm if library == "timm" else _torchvision)(name, ModelSettings(arch=arch), classes, 3, size)
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def test_threads_and_forked_processes_decode_alike(tmp_path, way):
     assert all(torch.equal(*pair) for pair in zip(threads, expected, strict=True))
     if sys.platform == "linux":
         with multiprocessing.get_context("fork").Pool(2) as pool:
-            found = pool.map_async(digest_of, jobs).get(timeout=60)
+            found = pool.map_async(digest_of, jobs).get(timeout=300)
         assert found == [image.numpy().tobytes() for image in expected]
 
 
