@@ -167,6 +167,7 @@ def test_compiled_augmentation_is_one_graph_and_shows_the_same(monkeypatch):
     # Traced and lowered as for the default backend, but without that one's C++ compiler, which takes most of a minute.
     backend = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch.compiler.reset()  # other tests may have compiled the same functions for other shapes
     images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3}
     plain, compiled = (
         transform(("shift", "flip", "resized-crop"), compiled=on, **values).training(images, np.arange(10), 0)
