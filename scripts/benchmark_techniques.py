@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scripts.benchmarks.techniques import Cost
 
 NAME = "benchmark_techniques.py"
+LOADED_BATCHES = 8  # for each step that is measured; loading is quick and uneven
 
 
 def main(argv: list[str]) -> int:
@@ -44,10 +45,11 @@ def main(argv: list[str]) -> int:
         loading = ["--dataname", "folder", "--datapath", str(tree), "--arch", "fc", "--workers", str(own.workers),
                    "--loader", "stream", "--batch-size", "32", "--device", own.device]  # fmt: skip
         base = {STEP: step, LOADING: loading, VALIDATION: step}
+        units = {STEP: own.steps, LOADING: LOADED_BATCHES * own.steps, VALIDATION: 1}
         rows = []
         for number, technique in enumerate(chosen, 1):
             costs = (
-                cost(flags, technique, what, own.rounds, own.steps) if what in technique.measured else None
+                cost(flags, technique, what, own.rounds, units[what]) if what in technique.measured else None
                 for what, flags in base.items()
             )
             cells = [technique.name, technique.flags, *map(shown, costs)]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import main
 from scripts.benchmarks.catalogue import STEP, VALIDATION, Technique
+from scripts.benchmarks.loading import PREFETCHED
 from scripts.common.figures import Spread, ratios
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
@@ -24,8 +25,6 @@ from utils.record.run import Run
 from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
-
-WARM_UP = 2  # steps or batches before the clock starts
 
 Seconds = Callable[[], float]
 
@@ -67,10 +66,18 @@ class _Side(AbstractContextManager):
         traval = main.build_traval(run, components, Checkpointer(folder, is_main=False), StopSignals(), None)
         if self.what == VALIDATION:
             return lambda: _timed(lambda: traval.validation(0, report=False)) / len(components.data.validation)
-        work = _steps(traval) if self.what == STEP else _batches(traval)
-        for _ in range(WARM_UP):
-            next(work)
-        return lambda: _timed(lambda: [next(work) for _ in range(self.units)]) / self.units
+        if self.what == STEP:
+            work, untimed = _steps(traval), 1
+        else:  # what the workers have made ready while the other side was measured is not timed
+            work, untimed = _batches(traval), 1 + PREFETCHED * args.data.workers
+
+        def measure() -> float:
+            for _ in range(untimed):
+                next(work)
+            return _timed(lambda: [next(work) for _ in range(self.units)]) / self.units
+
+        measure()  # memory, threads and caches
+        return measure
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
