@@ -158,6 +158,8 @@ def find_resume_point(run: Run, command_line: arguments.CommandLine) -> None:
         refuse_impossible(point, args)
     else:
         point.refuse_differences(args)
+    measured_then = {name: point.state["settings"].get(name) for name in args.unmeasured()}
+    run.args = args = args.with_values(**measured_then)
     if point.state["settings"].get("deterministic") and not args.run.deterministic and run.is_main:
         run.warn("the run was begun with --deterministic; without it the bits may differ from here on")
 
@@ -176,7 +178,7 @@ def is_finished(run: Run) -> bool:
 
 def build(run: Run) -> Components:
     """Build all components. Whatever can be wrong with them shows here, before anything is created."""
-    from models.prepare import known_preprocessing, prepare_network, read_weights
+    from models.prepare import known_preprocessing, prepare_network, read_weights, start_from_images
     from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
     from utils.optim.ema import build_average
@@ -196,11 +198,16 @@ def build(run: Run) -> Components:
         refuse_other_data(run, data)
         distributed.seed(args.run.seed)
         network = prepare_network(args, data, distributed.device, run.resume_point, weights)
+        begins = run.resume_point is None and weights is None and not (evaluating or args.run.dry_run)
+        if not evaluating:
+            run.args = args = measured(args, network.model, data, distributed)
         del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
             data, args, distributed, channels_last=network.channels_last, only_plan=args.run.dry_run,
             progress=ProgressLog(log, args.logging.progress),
         )  # fmt: skip
+        if begins:
+            start_from_images(network.model, train_loader)
         optimizer = network.freezing.separate(build_optimizer(args.optimisation, network.model))
         return Components(
             data=data,
@@ -218,6 +225,25 @@ def build(run: Run) -> Components:
             criterion=build_loss(run, data),
             scaler=build_scaler(args.precision, distributed.device),
         )
+
+
+def measured(args: Settings, model: torch.nn.Module, data: Data, distributed: Distributed) -> Settings:
+    """The settings with what a measurement finds in place of ``auto``; ``model`` computes gradients as they say.
+
+    A dry run measures nothing.
+    """
+    from models.weight_gradients import use_matrix_products, with_chosen_layers
+    from utils.precision.choice import with_chosen_amp
+
+    shape = (data.spec.channels, data.image_size, data.image_size)
+    # Layers are measured in the format that was chosen.
+    for choose in () if args.run.dry_run else (with_chosen_amp, with_chosen_layers):
+        args, line = choose(args, model, shape, distributed)
+        if line and distributed.is_main:
+            log(line)
+    if "matmul_weight_grad" not in args.unmeasured():
+        use_matrix_products(model, args.model.matmul_weight_grad or ())
+    return args
 
 
 def refuse_unknown_names(args: Settings) -> None:
@@ -370,7 +396,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
 
     ``changed``: the run goes on with other settings or data, which its folder has to record.
     """
-    from utils.record.summary import announce, save_settings, warn_of_little_space
+    from utils.record.summary import announce, save_settings, table_row, warn_of_little_space
 
     point, distributed = run.resume_point, run.distributed
     announce(run, components)
@@ -379,6 +405,8 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
     if point is None:
         distributed.run_on_rank0(lambda: save_settings(run))
         run.writer.text("Settings", (run.run_folder.folder / "config.yaml").read_text() if run.is_main else "")
+        run.writer.table_row(table_row(run.args))
+        run.writer.charts(traval.reporter.charts())
         run.writer.weights(components.model)
         traval.save_now("initial")
         distributed.run_on_rank0(lambda: warn_of_little_space(run))

@@ -7,8 +7,10 @@ networks.
 from __future__ import annotations
 
 import difflib
+import inspect
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
 
+_WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
 
 
@@ -135,6 +138,33 @@ def _takes_small_stem(model: nn.Module, image_size: int) -> bool:
     return isinstance(model, timm.models.ResNet) and image_size <= SMALL_IMAGE
 
 
+def constructor_arguments(
+    settings: ModelSettings, model: nn.Module, *, classes: int, channels: int, image_size: int
+) -> dict[str, Any]:
+    """What timm's ``create_model`` or torchvision's ``get_model`` makes the same network with, besides its name.
+
+    ``model`` is the one that ``build_model`` made of the same settings. Raises ``UserError`` for a network that no
+    argument of its library describes: our own, and those that were changed for small or grey images.
+    """
+    library, name = locate(settings.arch)
+    if library == "own":
+        raise UserError(f"{settings.arch} is a network of this repository, which neither timm nor torchvision has")
+    arguments = {"num_classes": classes, **options_of(settings, lambda: type(model).__init__)}
+    if library == "timm":
+        if _takes_small_stem(model, image_size):
+            raise UserError(
+                f"{settings.arch} for {image_size}-pixel images has a 3x3 stem without max-pool, which no argument of "
+                "timm's describes"
+            )
+        takes_size = "img_size" in inspect.signature(type(model).__init__).parameters
+        size = {"img_size": image_size} if takes_size and _has_fixed_size(name, image_size) else {}
+        return {**arguments, "in_chans": channels, **size}
+    if channels != 3:
+        raise UserError(f"{settings.arch} was given a first convolution for grey images, which torchvision cannot make")
+    without_extra_heads = {"aux_logits": False, "init_weights": False} if name in _WITH_EXTRA_HEADS else {}
+    return {**arguments, **_size_argument(name, image_size), **without_extra_heads}
+
+
 def small_stem_replaces_convolution(model: nn.Module, image_size: int) -> bool:
     """Whether ``build_model`` gave ``model`` a first convolution that pretrained weights do not fit."""
     return _takes_small_stem(model, image_size) and isinstance(model.conv1, nn.Conv2d)
@@ -164,13 +194,12 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
 
     pretrained = settings.pretrained
     extra = options_of(settings, lambda: class_of(lambda: torchvision.models.get_model(name, weights=None)))
-    if name.startswith("vit_"):
-        extra["image_size"] = image_size
-    if name in ("googlenet", "inception_v3"):
+    extra |= _size_argument(name, image_size)
+    if name in _WITH_EXTRA_HEADS:
         extra |= {"aux_logits": pretrained, "init_weights": not pretrained}
     if pretrained:  # the weights come with ImageNet's classes
         model = torchvision.models.get_model(name, weights="DEFAULT", **extra)
-        if name in ("googlenet", "inception_v3"):
+        if name in _WITH_EXTRA_HEADS:
             model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
             # The network of a checkpoint is then the same without --pretrained; models/pretrained.py compensates.
             model.transform_input = False
@@ -180,6 +209,11 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     if channels != 3:
         _replace_first_convolution(model, channels, pretrained)
     return model
+
+
+def _size_argument(name: str, image_size: int) -> dict[str, int]:
+    """Torchvision's vision transformers are built for one image size."""
+    return {"image_size": image_size} if name.startswith("vit_") else {}
 
 
 def _fit_last_layer(model: nn.Module, classes: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,30 +20,38 @@ from utils.data.preprocessing import Preprocessing
 from utils.optim.batch_norm_statistics import layers_with_statistics
 
 
-class Loaded(NamedTuple):
-    """What ``load_model`` gives.
+@dataclass(frozen=True)
+class Loaded:
+    """What ``load_model`` gives; it unpacks into the first three.
 
     ``network`` is in evaluation mode, on the CPU: float32 images (n, channels, h, w) into logits (n, classes).
     ``classes``: their names, in the order of the logits. ``preprocessing`` turns a Pillow image into the tensor
     (channels, h, w) that the network gets in validation.
+
+    ``arch``: the network's name as ``--arch`` takes it. ``path``: the checkpoint file that was read. ``settings``: the
+    run's by their names, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
+    (``Data.fingerprint``), None if the checkpoint does not say.
     """
 
     network: nn.Module
     classes: tuple[str, ...]
     preprocessing: Preprocessing
+    arch: str
+    path: Path
+    settings: dict[str, Any]
+    fingerprint: str | None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.network, self.classes, self.preprocessing))
 
 
-def load_model(path: str | os.PathLike[str]) -> Loaded:
+def load_model(path: str | os.PathLike[str], *, raw: bool = False) -> Loaded:
     """The network of a checkpoint file, or of a run folder's newest checkpoint, with its classes and preprocessing.
 
-    The weights are the moving average's if the run kept one, as in its reported results. torch's random state does not
-    change. Raises ``UserError`` (a ``ValueError``) with the path and what is wrong with it.
+    The weights are the moving average's if the run kept one, as in its reported results; with ``raw`` those that it
+    trained. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with the path and what is
+    wrong with it.
     """
-    return load_with_arch(path)[0]
-
-
-def load_with_arch(path: str | os.PathLike[str]) -> tuple[Loaded, str]:
-    """What ``load_model`` gives, and the network's name as ``--arch`` takes it."""
     path, state = _read(Path(path))
     arch, classes = state.get("arch"), state.get("classes")
     if not isinstance(arch, str) or not _are_names(classes):
@@ -51,9 +61,13 @@ def load_with_arch(path: str | os.PathLike[str]) -> tuple[Loaded, str]:
             f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
         )
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
+    settings, fingerprint = state.get("settings"), state.get("fingerprint")
+    settings = settings if isinstance(settings, dict) else {}
+    if raw:
+        state = {**state, "ema": None}
     with torch.random.fork_rng(devices=[]):  # the checkpoint's weights replace the random ones
         network = build_model(
-            ModelSettings(arch=arch, model_kwargs=_model_kwargs(state)), classes=len(classes),
+            ModelSettings(arch=arch, model_kwargs=_model_kwargs(settings)), classes=len(classes),
             channels=preprocessing.channels, image_size=preprocessing.image_size,
         )  # fmt: skip
     checkpoint.load_weights(network, checkpoint.weights_of(state, path), str(path))
@@ -63,7 +77,10 @@ def load_with_arch(path: str | os.PathLike[str]) -> tuple[Loaded, str]:
             "these weights, and it may do much worse than best.pt, which has those computed before a validation",
             stacklevel=2,
         )
-    return Loaded(network.eval(), tuple(classes), preprocessing), arch
+    return Loaded(
+        network.eval(), tuple(classes), preprocessing, arch, path, settings,
+        fingerprint if isinstance(fingerprint, str) else None,
+    )  # fmt: skip
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -76,9 +93,8 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     return newest
 
 
-def _model_kwargs(state: dict[str, Any]) -> tuple[str, ...]:
-    settings = state.get("settings")
-    found = settings.get("model_kwargs") if isinstance(settings, dict) else None
+def _model_kwargs(settings: dict[str, Any]) -> tuple[str, ...]:
+    found = settings.get("model_kwargs")
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 

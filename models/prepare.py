@@ -16,6 +16,7 @@ from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError
+from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import Known, Preprocessing
 from utils.data.resolution import build_resolution
 from utils.data.sets.datasets import Data
@@ -23,6 +24,8 @@ from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
 from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
 from utils.runtime.determinism import refuse_without_determinism
+
+START_IMAGES = 5000
 
 
 class Weights(NamedTuple):
@@ -77,6 +80,15 @@ def prepare_network(
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, channels_last, freezing)
+
+
+def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:
+    """Let a network that begins from training images see some, the same on any number of ranks.
+
+    Such a network has a method of this name, which takes normalised float32 images (n, channels, h, w) on the CPU.
+    """
+    if hasattr(model, "start_from_images"):
+        model.start_from_images(loader.first_images(START_IMAGES))
 
 
 def synchronised(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:

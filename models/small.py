@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from models.airbench import Airbench
+
 
 class FullyConnected(nn.Module):
     """LeNet-300-100: two hidden layers (LeCun et al., Gradient-based learning, 1998).
@@ -135,4 +137,5 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "vgg13": partial(SmallVGG, depth=13),
     "vgg16": partial(SmallVGG, depth=16),
     "vgg19": partial(SmallVGG, depth=19),
+    "airbench": Airbench,
 }

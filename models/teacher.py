@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from models.build import build_model, locate, unknown_arch
-from models.load import load_with_arch
+from models.load import load_model
 from models.pretrained import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
@@ -68,8 +68,8 @@ def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
 
 
 def _of_checkpoint(path: str) -> Known:
-    (network, classes, preprocessing), arch = load_with_arch(path)
-    return Known(network, arch, classes, preprocessing)
+    loaded = load_model(path)
+    return Known(loaded.network, loaded.arch, loaded.classes, loaded.preprocessing)
 
 
 def _of_library(name: str) -> Known:

@@ -35,10 +35,13 @@ from utils.optim.sam import SharpnessAware
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
 from utils.record.metrics import Report
+from utils.record.pictures import due
+from utils.record.pictures.collector import Collector, Gathered
 from utils.record.reporter import Reporter
 from utils.record.selection import judge
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
+from utils.runtime.state_dicts import load_state_dict
 
 
 class TrainingFailure(RuntimeError):
@@ -138,7 +141,10 @@ class TraVal:
         while not self.progress.is_finished(self.args):
             epoch = self.progress.epoch
             self.train(epoch)
-            self.validation(epoch, report=True)
+            if self.progress.validation_is_due(self.args):
+                self.validation(epoch, report=True)
+            else:
+                self._end_epoch(None, None)
         self._wait_for_checkpoint()
         return Report(*self.progress.last_validation)
 
@@ -220,29 +226,40 @@ class TraVal:
         With an average of the weights, its result is the one that counts and the raw weights' is logged beside it.
         The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
-        common = (
-            self.validation_loader,
-            self.distributed,
-            self.autocast,
-            self.writer,
-            self.bad_images,
-            self.stop_if_requested,
-            partial(call, self.hooks.before_validation_batch, self),
-        )
+        averaged = self.ema is not None and self.ema.has_begun
+        pictured = report and bool(self.class_names) and due.may_be(self.progress, self.args)
         self.consensus.begin()
-        tta = self.args.data.tta
-        result = raw = validate(in_views(self.model, tta), *common)
-        if self.ema is not None and self.ema.has_begun:
+        result, gathered = self._validate(self.model, pictured and not averaged)
+        raw = result
+        if averaged:
             batch_norm_statistics.recompute(
                 self.ema.module, self.train_loader, epoch, self.args.average.ema_bn_batches, self.distributed,
                 self.autocast, self.stop_if_requested,
             )  # fmt: skip
-            result = validate(in_views(self.ema.module, tta), *common)
+            result, gathered = self._validate(self.ema.module, pictured)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:
-            self._end_epoch(result, raw if self.ema is not None else None)
+            self._end_epoch(result, raw if self.ema is not None else None, gathered)
         return result
+
+    def _validate(self, model: nn.Module, pictured: bool) -> tuple[Report, Gathered | None]:
+        """The validation of ``model`` and, if ``pictured``, what pictures of it need."""
+        network, collector = in_views(model, self.args.data.tta), None
+        before_batch = [partial(call, self.hooks.before_validation_batch, self)]
+        if pictured:
+            loader = self.validation_loader
+            collector = Collector(network, model, len(self.class_names), len(loader.source), loader.transform.to_pixels)
+            network = collector
+            before_batch.append(collector.before_batch)
+        report = validate(
+            network, self.validation_loader, self.distributed, self.autocast, self.writer, self.bad_images,
+            self.stop_if_requested, lambda batch: call(before_batch, batch),
+        )  # fmt: skip
+        if collector is None:
+            return report, None
+        collector.close()
+        return report, collector.gather(self.distributed)
 
     # ---------------------------------------------------------------------------- parts of a step
 
@@ -329,24 +346,28 @@ class TraVal:
 
     # ------------------------------------------------------------------------------- end of an epoch
 
-    def _end_epoch(self, result: Report, raw: Report | None) -> None:
-        """The epoch's row, points, line and checkpoints."""
+    def _end_epoch(self, result: Report | None, raw: Report | None, gathered: Gathered | None = None) -> None:
+        """The epoch's row, points, line and checkpoints; ``result`` is None for an epoch that is not validated."""
         progress = self.progress
         row = self.reporter.row(progress, result, raw)
         whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
-        best = judge(progress, row, self.args, whole)
+        best = result is not None and judge(progress, row, self.args, whole)
         self.reporter.epoch(row, result, raw, best)
-        progress.last_validation = [result.loss, result.top1, result.top5, result.count]
-        progress.validated_step = progress.step
+        if result is not None:
+            self.reporter.best(progress)
+            progress.last_validation = [result.loss, result.top1, result.top5, result.count]
+            progress.validated_step = progress.step
         if whole:
             progress.finish_epoch()
-        if result.by_class is not None:
+        if result is not None and result.by_class is not None:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
-        due = finished or progress.epoch % self.args.logging.save_every_epochs == 0
+        if gathered is not None and (finished or due.between(progress, self.args)):
+            self.writer.pictures(gathered, self.class_names, progress.step)
+        saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
         # 'last' comes last: once it says that the run is finished, the others exist.
-        names = {"best": best, "final": finished, "last": due}
+        names = {"best": best, "final": finished, "last": saved}
         self.save(*(name for name, wanted in names.items() if wanted))
 
     # ------------------------------------------------------------------------------ checkpoints
@@ -364,7 +385,7 @@ class TraVal:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, as ``state()`` returned it."""
-        self.model.load_state_dict(state["model"])
+        load_state_dict(self.model, state["model"])
         if self.ema is not None:
             self.ema.load_state(state["ema"])
         stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]

@@ -114,7 +114,7 @@ def forget(place):
 
 # What is not restored: the file, its text, the text instead, and what the tool must then say.
 FORGOTTEN = {
-    "model": (LOOP, 'self.model.load_state_dict(state["model"])', "pass", r"final.pt: model/\S+: \d+ of"),
+    "model": (LOOP, 'load_state_dict(self.model, state["model"])', "pass", r"final.pt: model/\S+: \d+ of"),
     "moving average": (LOOP, 'self.ema.load_state(state["ema"])', "pass", r"final.pt: ema/\S+: \d+ of"),
     "optimizer": (LOOP, "optimizer.load_state_dict(its_state)", "pass", r"final.pt: model/\S+: \d+ of"),
     "scaler": (LOOP, 'self.scaler.load_state_dict(state["scaler"])', "pass", r"TensorBoard: .*AMP/scale at step 41: \[1000000000.0\] instead"),

@@ -50,16 +50,16 @@ OTHER = {
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "bce_target_thresh": "0.2", "bce_sum": None,
     "bce_pos_weight": "2", "focal_gamma": "3", "teacher": "teacher.pt", "distillation": "hard",
-    "distillation_alpha": "0.25", "distillation_temperature": "4", "lr_policy": "constant", "lr_gamma": "0.5", "layer_decay": "0.5", "backbone_lr_scale": "0.1",
+    "distillation_alpha": "0.25", "distillation_temperature": "4", "lr_policy": "constant", "lr_gamma": "0.5", "layer_decay": "0.5", "backbone_lr_scale": "0.1", "lr_scale": "*.bias=2",
     "lr_base_size": "64", "lr_base_scale": "sqrt", "lr_min": "0.01", "lr_step_epochs": "1", "lr_power": "3",
     "lr_cycle_epochs": "1", "lr_cycle_mul": "2", "lr_cycle_decay": "0.5", "lr_pct_start": "0.5", "lr_div_factor": "9",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "lookahead": "6 0.5", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
-    "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
+    "val_every_epochs": "2", "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
     "model_kwargs": "a=1", "sync_bn": None,
-    "unfreeze_epoch": "2", "freeze_bn": None,
+    "matmul_weight_grad": "layers.1", "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "progressive_epochs", "lr_base"}
 AGAINST_THE_RUN = {"swa_start_epoch"}  # which has another average: see tests/utils/optim/test_epoch_average.py

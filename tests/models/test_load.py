@@ -133,6 +133,24 @@ def test_a_run_folder_means_its_newest_checkpoint_as_for_resume(run):
         assert all(torch.equal(found[name], value) for name, value in newest.items())
 
 
+def test_it_says_what_was_loaded_and_unpacks_into_what_predicts(run):
+    loaded = load_model(run)
+    network, classes, preprocessing = loaded
+    assert (network, classes, preprocessing) == (loaded.network, loaded.classes, loaded.preprocessing)
+    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    assert (loaded.arch, loaded.path, loaded.settings) == ("fc", run / "checkpoints/last.pt", state["settings"])
+    assert loaded.fingerprint == state["fingerprint"] and loaded.settings["epochs"] == 3
+
+
+def test_raw_weights_are_those_that_were_trained_not_their_average(run, tmp_path):
+    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    average = {name: value + 1 for name, value in state["model"].items()}
+    torch.save(state | {"ema": {"model": average}}, tmp_path / "averaged.pt")
+    for raw, weights in ((False, average), (True, state["model"])):
+        found = load_model(tmp_path / "averaged.pt", raw=raw).network.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in weights.items())
+
+
 def test_the_random_numbers_stay_as_they_were(run):
     torch.manual_seed(3)
     expected = torch.rand(4)

@@ -27,6 +27,7 @@ from utils.checkpoint.background import BackgroundTask, Snapshot
 from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
 from utils.checkpoint.progress import Progress
 from utils.config.settings import UserError
+from utils.runtime.state_dicts import load_state_dict
 
 FORMAT = 4
 KEYS = (
@@ -318,7 +319,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         raise UserError(f"{where}: does not fit the network: {'; '.join(wrong[:3])}{more}; is --arch right?")
     try:
-        model.load_state_dict(weights)
+        load_state_dict(model, weights)
     except RuntimeError as error:
         raise UserError(f"{where}: does not fit the network: {' '.join(str(error).split())[:300]}") from error
 

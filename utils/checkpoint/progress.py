@@ -80,6 +80,13 @@ class Progress:
         patience = args.run.early_stopping
         return patience is not None and self.epoch - self.stopping_epoch >= patience
 
+    def validation_is_due(self, args: Settings) -> bool:
+        """Whether the current epoch, whose steps are done, is validated: so is the last one before any kind of end."""
+        ended, run = self.epoch + 1, args.run
+        waited = run.early_stopping is not None and ended - self.stopping_epoch >= run.early_stopping
+        last = ended >= args.optimisation.epochs or waited or self.is_trained(args)
+        return last or ended % run.val_every_epochs == 0
+
     def is_finished(self, args: Settings) -> bool:
         """Whether nothing is left to do: neither a step nor the validation after the last one."""
         return self.is_trained(args) and (self.epoch >= args.optimisation.epochs or self.validated_step == self.step)

@@ -82,7 +82,7 @@ class ResumePoint:
         return {
             name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
             for name, value in args.result_values().items()
-            if value != begun[name]
+            if value != begun[name] and name not in args.unmeasured()  # which was measured then
         }
 
     def refuse_differences(self, args: Settings) -> None:
@@ -144,7 +144,10 @@ def find(args: Settings, parent: Path, warn: Warn) -> ResumePoint | None:
     ``parent`` holds all runs of this data set and network. Raises ``UserError``.
     """
     if args.run.resume == "auto":
-        return newest_run(parent, {"name": args.run.name, **args.result_values()}, warn)
+        wanted = {"name": args.run.name, **args.result_values()}
+        for name in args.unmeasured():  # any value that was measured when a run began
+            del wanted[name]
+        return newest_run(parent, wanted, warn)
     if args.run.resume:
         # To evaluate, the weights are enough; to continue, nothing may be missing.
         return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)

@@ -9,6 +9,7 @@ from dataclasses import field
 from typing import Any
 
 LARGEST_INT = 2**31 - 1
+MEASURED = "auto"  # a value to be found by measurement when a run begins
 
 # Takes a converted value and returns what it must be, or None if it is fine.
 Check = Callable[[Any], str | None]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from utils.config.datasets import SPECS
-from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE
+from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
@@ -92,8 +92,8 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
     """Optimizer, learning rate, clipping, gradient penalty."""
     yield Rule(
         ("nesterov", "optimizer"),
-        is_explicit("nesterov", against="optimizer") and v.nesterov and v.optimizer != "sgd",
-        f"--nesterov needs --optimizer sgd, not {v.optimizer}",
+        is_explicit("nesterov", against="optimizer") and v.nesterov and v.optimizer not in WITH_NESTEROV,
+        f"--nesterov needs --optimizer {' or '.join(WITH_NESTEROV)}, not {v.optimizer}",
     )
     yield Rule(("nesterov", "momentum"), v.nesterov and v.momentum == 0, "--nesterov needs a --momentum above 0")
     yield Rule(
@@ -106,6 +106,12 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
         v.layer_decay is not None and v.backbone_lr_scale is not None,
         "--layer-decay and --backbone-lr-scale both say how fast the layers before the last one learn; give one",
     )
+    for other in ("layer_decay", "backbone_lr_scale"):
+        yield Rule(
+            ("lr_scale", other),
+            v.lr_scale is not None and getattr(v, other) is not None,
+            f"--lr-scale and --{other.replace('_', '-')} both say how fast each layer learns; give one",
+        )
     clips = [name for name in ("clip_grad_norm", "clip_grad_value", "clip_grad_agc") if getattr(v, name) is not None]
     flags = " and ".join(f"--{name.replace('_', '-')}" for name in clips)
     yield Rule(tuple(clips), len(clips) > 1, f"{flags} are two ways to clip; give one")

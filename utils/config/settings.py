@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from utils.config.field import MEASURED
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.data import DataSettings
@@ -61,6 +62,23 @@ class Settings:
             for name, value in dataclasses.asdict(getattr(self, group)).items():
                 flat[name] = list(value) if isinstance(value, tuple) else value
         return flat
+
+    def unmeasured(self) -> list[str]:
+        """The settings whose value is to be measured when the run begins, by name."""
+        wishes = {"amp": self.precision.amp, "matmul_weight_grad": self.model.matmul_weight_grad}
+        return [name for name, wish in wishes.items() if wish in (MEASURED, (MEASURED,))]
+
+    def with_values(self, **values: Any) -> Settings:
+        """The same settings with these values, by their names; lists become tuples."""
+        changed = self
+        for group, option in all_settings():
+            if option.name in values:
+                value = values[option.name]
+                value = tuple(value) if isinstance(value, list) else value
+                changed = dataclasses.replace(
+                    changed, **{group: dataclasses.replace(getattr(changed, group), **{option.name: value})}
+                )
+        return changed
 
     def with_absolute_paths(self) -> Settings:
         """The same settings for any working directory."""

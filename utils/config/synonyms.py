@@ -19,6 +19,7 @@ _ELSEWHERE = {
     "resume": "ckpt-path resume-from-checkpoint",
     "evaluate": "eval test-only validate",
     "max-steps": "fast-dev-run",
+    "val-every-epochs": "val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
     "dataname": "dataset dataset-name",
     "dataname synthetic": "dummy",
     "datapath": "data data-dir data-path data-root root dataset-dir",

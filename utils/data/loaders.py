@@ -105,6 +105,19 @@ class TrainLoader:
         ]
         return len(micro_batches), self._read(micro_batches[self.plan.rank :: self.plan.world_size])
 
+    def first_images(self, count: int) -> torch.Tensor:
+        """The first ``count`` images of the first epoch as validation shows them, on the CPU; the same on all ranks."""
+        alone = replace(self.plan, batch_size=PASS_SIZE, rank=0, world_size=1)
+        steps = range(min(self.steps_per_epoch, -(-count // self.plan.global_batch_size)))
+        parts = []
+        for micro_batch in chain.from_iterable(alone.micro_batches(0, step) for step in steps):
+            _, pixels, _ = self.source.read(micro_batch)
+            parts.append(self.transform.evaluation(pixels).cpu())
+            count -= len(pixels)
+            if count <= 0:
+                break
+        return torch.cat(parts)
+
     def _read(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Batch]:
         return self._prefetch(chain.from_iterable(starmap(self.prepare, self.source.batches(micro_batches))))
 

@@ -23,14 +23,18 @@ class ProgressLog:
     bar: bool = False
 
     @contextmanager
-    def counting(self, what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-        """A function to call with how many more of ``total`` are done; ``unit`` is what is counted, in the plural."""
+    def counting(self, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+        """A function to call with how many more of ``total`` are done; None: nobody knows how many there are.
+
+        ``unit`` is what is counted, in the plural.
+        """
         bar = tqdm(
             total=total, desc=what, unit=f" {unit}", leave=False, dynamic_ncols=True,
             disable=not (self.bar and sys.stderr.isatty()),
         )  # fmt: skip
         began = logged = time.monotonic()
         done = 0
+        of_all = "" if total is None else f" of {total:,}"
 
         def advance(count: int) -> None:
             nonlocal done, logged
@@ -39,7 +43,7 @@ class ProgressLog:
             now = time.monotonic()
             if bar.disable and now - logged >= LOG_SECONDS:
                 logged = now
-                self.log(f"{what}: {done:,} of {total:,} {unit} ({done / (now - began):,.1f} {unit}/s)")
+                self.log(f"{what}: {done:,}{of_all} {unit} ({done / (now - began):,.1f} {unit}/s)")
 
         with bar:
             yield advance

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from utils.config.groups.average import AverageSettings
 from utils.optim.schedule_free import ScheduleFreeSGD
+from utils.runtime.state_dicts import load_state_dict
 
 Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
 
@@ -70,7 +71,7 @@ class MovingAverage:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` gave."""
-        self.module.load_state_dict(state["model"])
+        load_state_dict(self.module, state["model"])
 
 
 class EpochAverage:
@@ -107,7 +108,7 @@ class EpochAverage:
         """Restore what ``state`` gave."""
         self.has_begun = state is not None
         if self.has_begun:
-            self.module.load_state_dict(state["model"])
+            load_state_dict(self.module, state["model"])
 
 
 class ScheduleFreeAverage:
@@ -152,7 +153,7 @@ class ScheduleFreeAverage:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` gave."""
-        self._module.load_state_dict(state["model"])
+        load_state_dict(self._module, state["model"])
         self._has_moved = False
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.groups.optimisation import OptimisationSettings, scale_of
+from utils.config.settings import UserError
 from utils.optim.head import head_parameters
 
 CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
@@ -68,11 +70,30 @@ def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] |
         head = head_parameters(model)
         backbone = Rate("backbone", settings.backbone_lr_scale)
         return {name: Rate("head", 1.0) if name in head else backbone for name, _ in model.named_parameters()}
+    if settings.lr_scale is not None:
+        return _scaled_by_name(settings.lr_scale, [name for name, _ in model.named_parameters()])
     if settings.layer_decay is None:
         return None
     layers = layer_numbers(model)
     last = max(layers.values())
     return {name: Rate(f"layer_{n}", settings.layer_decay ** (last - n)) for name, n in layers.items()}
+
+
+def _scaled_by_name(scales: Sequence[str], names: Sequence[str]) -> dict[str, Rate]:
+    """The rates that ``--lr-scale`` gives the parameters ``names``. Raises ``UserError`` for one that fits none."""
+    wanted = [scale_of(text) for text in scales]
+    found: dict[str, Rate] = {}
+    for name in names:
+        fitting = (pair for pair in wanted if fnmatch.fnmatchcase(name, pair[0]))
+        pattern, factor = next(fitting, ("others", 1.0))
+        found[name] = Rate(pattern, factor)
+    used = {rate.name for rate in found.values()}
+    for pattern, factor in wanted:
+        if pattern not in used:
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join(names[:6])}"
+            raise UserError(f"--lr-scale {pattern}={factor:g}: no parameter is left that has this name; {hint}")
+    return found
 
 
 def lr_scales(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.config.field import MEASURED
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
 
@@ -22,10 +23,14 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def resolve_amp(settings: PrecisionSettings, device: torch.device) -> str:
-    """'off', 'fp16' or 'bf16': the format in the settings, or the device's default. Raises ``UserError``."""
+    """'off', 'fp16' or 'bf16': the format in the settings, or the device's default. Raises ``UserError``.
+
+    The default stands for ``auto`` until ``choice.with_chosen_amp`` has measured.
+    """
     if settings.amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; use --amp fp16")
-    return settings.amp or ("fp16" if device.type == "cuda" else "off")
+    chosen = None if settings.amp == MEASURED else settings.amp
+    return chosen or ("fp16" if device.type == "cuda" else "off")
 
 
 def build_scaler(settings: PrecisionSettings, device: torch.device) -> torch.amp.GradScaler:
@@ -44,7 +49,8 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
     """Make the modules ``names`` of ``model`` compute in float32 under autocast; names as in ``named_modules``.
 
     Their floating-point inputs are cast to float32 and autocast is off inside; the next layer casts their
-    float32 output as it needs. Parameter names stay as they are. Raises ``UserError`` for an unknown name.
+    float32 output as it needs. Parameter names stay as they are. Again, for another device, it replaces the first.
+    Raises ``UserError`` for an unknown name.
     """
     modules = dict(model.named_modules())
     unknown = [name for name in names if not name or name not in modules]
@@ -55,7 +61,8 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
     for name in names:
         module = modules[name]
         # A subclass rather than a wrapped method, which would stay bound to this module in a deep copy.
-        module.__class__ = type(type(module).__name__, (_InFloat32, type(module)), {})
+        if not isinstance(module, _InFloat32):
+            module.__class__ = type(type(module).__name__, (_InFloat32, type(module)), {})
         module.autocast_device = device.type
 
 

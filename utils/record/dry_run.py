@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.data import VIEWS
-from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE
+from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
 from utils.config.settings import Settings
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
@@ -179,6 +179,8 @@ def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
     built = "".join(f", {name} {value:g}" for name, value in options.items() if value is not None)
     built += "".join(f", {item}" for item in model.model_kwargs or ())
     built += ", compiled" if model.compile else ""
+    if model.matmul_weight_grad:
+        built += f", weight gradients as matrix products ({_first_few([*model.matmul_weight_grad])})"
     built += ", synchronised batch norm" if model.sync_bn else ""
     built += ", activations computed again" if model.grad_checkpointing else ""
     return f"{model.arch}{built}, {start}{resumes}{anew}{frozen}"
@@ -213,13 +215,15 @@ def _optimizer(args: Settings, components: Any) -> str:
     settings, scales = args.optimisation, lr_scales(components.optimizer)
     phrases = [settings.optimizer]
     if has_momentum(settings.optimizer):
-        nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer == "sgd" else ""
+        nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer in WITH_NESTEROV else ""
         phrases.append(f"momentum {settings.momentum:g}{nesterov}")
     decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
     phrases.append(f"weight decay {settings.weight_decay:g}{decay}")
     if settings.layer_decay is not None:
         phrases.append(f"layer decay {settings.layer_decay:g} over {len(scales)} layers")
-    if scales:
+    if settings.lr_scale is not None:
+        phrases.append("learning rates " + ", ".join(f"x {scale:.4g} ({name})" for name, scale in scales.items()))
+    elif scales:
         phrases.append(f"learning rates x {min(scales.values()):.3g} to {max(scales.values()):.3g}")
     if settings.lookahead is not None:
         phrases.append("lookahead every {:g} steps by {:g}".format(*settings.lookahead))
@@ -259,7 +263,7 @@ def _average(args: Settings, components: Any) -> str:
 def average_and_end_lines(args: Settings, components: Any) -> list[str]:
     """The rows of ``plan`` on the average of the weights, best.pt and early stopping, if they are not the usual."""
     average, run = _average(args, components), args.run
-    selects = run.early_stopping is not None or best_metric(run).name != "top1"
+    selects = run.early_stopping is not None or best_metric(run).name != "top1" or run.val_every_epochs > 1
     lines = [f"Weight average: {average}"] if average != "none" else []
     return lines + ([f"Selection: {selection_line(run)}"] if selects else [])
 
@@ -324,6 +328,8 @@ def _first_few(texts: list[str], most: int = 6) -> str:
 
 def _precision(args: Settings, components: Any, device: torch.device) -> str:
     settings, amp = args.precision, resolve_amp(args.precision, device)
+    if "amp" in args.unmeasured() and device.type == "cpu":
+        return "bf16 or float32, by measurement when the run begins"
     tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""
     if amp == "off":
         return f"float32 (mixed precision off){tf32}"

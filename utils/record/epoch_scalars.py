@@ -11,12 +11,15 @@ from utils.record.metrics import Report
 
 
 class Epoch(NamedTuple):
-    """What the scalars are made from. ``raw``: the raw weights' result if ``validation`` is that of their average."""
+    """What the scalars are made from.
+
+    ``validation`` is None without one. ``raw``: the raw weights' result if ``validation`` is that of their average.
+    """
 
     progress: Progress
     last: StepRecord
     training: Report
-    validation: Report
+    validation: Report | None
     raw: Report | None
     images_per_second: float
     seconds: float
@@ -38,7 +41,7 @@ class EpochScalar(NamedTuple):
 
 def _by_class(name: str) -> Callable[[Epoch], float | None]:
     """The figure ``name`` of the validation's ``ClassReport``."""
-    return lambda epoch: epoch.validation.by_class and getattr(epoch.validation.by_class, name)
+    return lambda epoch: epoch.validation and epoch.validation.by_class and getattr(epoch.validation.by_class, name)
 
 
 EPOCH_SCALARS = (
@@ -48,10 +51,12 @@ EPOCH_SCALARS = (
     EpochScalar("train_loss", lambda epoch: epoch.training.loss),
     EpochScalar("train_top1", lambda epoch: epoch.training.top1),
     EpochScalar("train_top5", lambda epoch: epoch.training.top5),
-    EpochScalar("val_loss", lambda epoch: epoch.validation.loss, "Loss/Test", lower_is_better=True),
-    EpochScalar("val_top1", lambda epoch: epoch.validation.top1, "Top1/Test"),
-    EpochScalar("val_top5", lambda epoch: epoch.validation.top5, "Top5/Test"),
-    EpochScalar("val_count", lambda epoch: epoch.validation.count),
+    EpochScalar(
+        "val_loss", lambda epoch: epoch.validation and epoch.validation.loss, "Loss/Test", lower_is_better=True
+    ),
+    EpochScalar("val_top1", lambda epoch: epoch.validation and epoch.validation.top1, "Top1/Test"),
+    EpochScalar("val_top5", lambda epoch: epoch.validation and epoch.validation.top5, "Top5/Test"),
+    EpochScalar("val_count", lambda epoch: epoch.validation and epoch.validation.count),
     EpochScalar("images_per_second", lambda epoch: round(epoch.images_per_second, 1)),
     EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
     EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),

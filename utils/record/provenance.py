@@ -37,12 +37,15 @@ def cores() -> int:
 
 
 def commit() -> str:
-    """The commit of this repository in short, 'changed' after it if files differ; 'unknown' outside of git."""
+    """The commit of this repository in short, 'changed' after it if files differ.
+
+    Outside of git what the variable GIT_COMMIT says, as for a copy without its history; otherwise 'unknown'.
+    """
     try:
         name = _git("rev-parse", "--short=10", "HEAD")
         return f"{name}, changed" if _git("status", "--porcelain", "--untracked-files=no") else name
     except (OSError, subprocess.SubprocessError):
-        return UNKNOWN
+        return os.environ.get("GIT_COMMIT") or UNKNOWN
 
 
 def _git(*words: str) -> str:

@@ -43,7 +43,8 @@ class Reporter:
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
-        deciding = {best_metric(args.run).column, stopping_metric(args.run).column}
+        self.best_metric = best_metric(args.run)
+        deciding = {self.best_metric.column, stopping_metric(args.run).column}
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
         self.steps_per_epoch = 0
         self._trained: float | None = None  # when the previous epoch's training part ended
@@ -121,8 +122,8 @@ class Reporter:
         if bar is not None:
             bar.set_postfix_str(f"{text}  lr {last.lr:.4g}{skipped}", refresh=False)
 
-    def row(self, progress: Progress, result: Report, raw: Report | None) -> dict[str, float]:
-        """A finished epoch's row of metrics.csv, with all figures of its validation.
+    def row(self, progress: Progress, result: Report | None, raw: Report | None) -> dict[str, float]:
+        """A finished epoch's row of metrics.csv, with all figures of its validation if it had one.
 
         ``raw`` is the raw weights' result if ``result`` is that of their average. The epoch's sums must still be in
         ``progress``.
@@ -132,11 +133,14 @@ class Reporter:
         last = StepRecord(*progress.last_step)
         return row_of(Epoch(progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images))
 
-    def epoch(self, row: dict[str, float], result: Report, raw: Report | None, best: bool) -> None:
+    def epoch(self, row: dict[str, float], result: Report | None, raw: Report | None, best: bool) -> None:
         """Points and log line of the epoch whose ``row`` and results are given.
 
         ``raw`` is in the line unless it is ``result`` itself, as before an average has begun.
         """
+        if result is None:
+            self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
+            return
         self.writer.scalars(points_of(row), row["step"])
         raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
         self.writer.log(
@@ -148,6 +152,17 @@ class Reporter:
                 f"warning: the validation loss is {result.loss}: the network's outputs are not finite any more; resume "
                 "from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
             )
+
+    def best(self, progress: Progress) -> None:
+        """Points of the best whole epoch so far, which compare runs in the HPARAMS table."""
+        if progress.best_epoch:
+            figures = {"top1": progress.best_top1, self.best_metric.name: progress.best_value}
+            self.writer.scalars({f"Best/{name.capitalize()}": value for name, value in figures.items()}, progress.step)
+
+    def charts(self) -> dict[str, dict[str, list[str]]]:
+        """What is worth seeing together: training and validation."""
+        names = ("Loss", "Top1", "Top5") if self.with_top5 else ("Loss", "Top1")
+        return {"Training and validation": {name: [f"{name}/(Training|Test|Test_raw)$"] for name in names}}
 
     def _text(self, report: Report) -> str:
         return report.text(self.with_top5)

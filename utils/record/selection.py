@@ -100,9 +100,10 @@ def judge(progress: Progress, row: dict[str, float], args: Settings, whole: bool
 
 def selection_line(settings: RunSettings) -> str:
     """Which epoch is saved as best.pt, and when training stops early, for the plan of a run."""
-    return f"best.pt has the {best_metric(settings).words}" + (
-        f"; stops {stopping_rule(settings)}" if settings.early_stopping else ""
-    )
+    every = settings.val_every_epochs
+    among = f" of every {every} epochs' validation" if every > 1 else ""
+    stops = f"; stops {stopping_rule(settings)}" if settings.early_stopping else ""
+    return f"best.pt has the {best_metric(settings).words}{among}{stops}"
 
 
 def stopping_rule(settings: RunSettings) -> str:

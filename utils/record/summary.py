@@ -18,7 +18,7 @@ import torch
 from utils.checkpoint.checkpoint import FORMAT
 from utils.checkpoint.progress import Progress
 from utils.config import arguments
-from utils.config.settings import Settings
+from utils.config.settings import Settings, as_text
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.optim.distillation import Distillation
@@ -226,6 +226,12 @@ def save_settings(run: Run) -> None:
         shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
     temporary.write_text(arguments.as_recipe(run.args, header), encoding="utf-8")
     os.replace(temporary, path)
+
+
+def table_row(args: Settings) -> dict[str, Any]:
+    """What shapes the result, for the HPARAMS table: numbers and truth values as they are, all else as text."""
+    values = args.result_values()
+    return {name: value if isinstance(value, int | float) else as_text(value) for name, value in values.items()}
 
 
 def warn_of_little_space(run: Run) -> None:

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -20,11 +20,14 @@ import torch
 from tqdm import tqdm
 
 from utils.config.settings import UserError
-from utils.record import curves
+from utils.record import board, curves
 from utils.record.event_files import EventFile, rewind
+from utils.record.pictures import projector
+from utils.record.pictures.collector import Gathered
 
 T = TypeVar("T")
 CLASS_ACCURACY, PERCENT_EDGES = "Class_Accuracy/Test", [*range(0, 101, 5)]
+CONFUSION, MISTAKES, CURVE, ALL_CLASSES = "Confusion_Matrix/Test", "Worst_Mistakes/Test", "Precision_Recall", "of all"
 LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
@@ -52,6 +55,15 @@ class NullWriter:
 
     def describe(self, descriptions: dict[str, str]) -> None:
         """What TensorBoard says about tags, before their first points."""
+
+    def table_row(self, settings: Mapping[str, Any]) -> None:
+        """What TensorBoard's HPARAMS table says of the run."""
+
+    def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+        """Charts of several tags in TensorBoard, by category and title (see ``board.layout``)."""
+
+    def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
+        """Confusion matrix, worst mistakes and precision-recall curves in TensorBoard, and the projector's files."""
 
     def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
         """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard."""
@@ -178,6 +190,35 @@ class RunWriter(NullWriter):
         if self._events:
             self._descriptions |= descriptions
 
+    def table_row(self, settings: Mapping[str, Any]) -> None:
+        if self._events:
+            self._events.add(board.hyperparameters(settings), 0)
+
+    def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+        if self._events:
+            self._events.add(board.layout(charts), 0)
+
+    def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
+        if not self._events:
+            return
+        from torch.utils.tensorboard import summary
+
+        from utils.record.pictures import drawing
+
+        made = {}
+        if gathered.confusion is not None:
+            made[CONFUSION] = drawing.confusion_matrix(gathered.confusion, classes)
+        if gathered.mistakes:
+            made[MISTAKES] = drawing.worst_mistakes(gathered.mistakes, classes)
+        for tag in self._new(made, step):
+            self._events.add(summary.image(tag, made[tag], dataformats="HWC"), step)
+        names = [ALL_CLASSES, *classes]
+        curves_of = {f"{CURVE}/{name}": counts for name, counts in zip(names, gathered.curves, strict=False)}
+        for tag in self._new(curves_of, step):
+            self._events.add(board.precision_recall(tag, curves_of[tag]), step)
+        if gathered.points:
+            projector.write(self.folder, gathered.points, classes)
+
     def _new(self, tags: Iterable[str], step: int) -> list[str]:
         """Those of ``tags`` that have no point at ``step``: a stop may come between two points."""
         last, there = self._resumed
@@ -213,7 +254,8 @@ class RunWriter(NullWriter):
     def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         temporary = self.folder / f".{name}.tmp"
         with open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            out = csv.DictWriter(file, fieldnames=list(rows[-1]), extrasaction="ignore")
+            columns = max(reversed(rows), key=len)  # an epoch that is not validated lacks some
+            out = csv.DictWriter(file, fieldnames=list(columns), extrasaction="ignore")
             out.writeheader()
             out.writerows(rows)
         os.replace(temporary, self.folder / name)

@@ -108,7 +108,7 @@ def test_the_folder_of_a_runs_checkpoints_is_as_good_as_the_run(run, given, caps
     assert told(capsys, (*CPU, "--max-steps", 3, "--resume", given.format(run=run))) == (0, [])
     assert load(whole, "last.pt")["progress"]["step"] == 3
     assert sorted(path.name for path in whole.parent.iterdir()) == before
-    assert sorted(path.name for path in whole.iterdir() if path.is_dir()) == ["checkpoints"]
+    assert sorted(path.name for path in whole.iterdir() if path.is_dir()) == ["checkpoints", "projector"]
 
 
 def test_evaluation_takes_the_folder_of_the_checkpoints_too(run, capsys):

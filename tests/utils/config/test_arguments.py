@@ -225,6 +225,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
         "--clip-grad-value",
         "--clip-grad-agc",
     }
+    extra |= {"--lr-scale", "--val-every-epochs", "--matmul-weight-grad"}
     extra |= {"--layer-decay", "--sam-rho", "--sam-adaptive", "--lookahead"}
     extra |= {"--lr-base", "--lr-base-size", "--lr-base-scale", "--lr-min", "--lr-step-epochs", "--lr-power"}
     extra |= {"--lr-cycle-epochs", "--lr-cycle-mul", "--lr-cycle-decay", "--lr-pct-start", "--lr-div-factor"}
@@ -243,7 +244,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
     extra |= {"--drop", "--drop-path", "--model-kwargs", "--grad-checkpointing", "--sync-bn"}
     extra |= {"--new-head", "--freeze", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}
-    extra |= {"--progressive-size", "--progressive-step", "--progressive-epochs"}
+    extra |= {"--progressive-size", "--progressive-step", "--progressive-epochs", "--picture-epochs"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}
     assert named - {"--progress"} == set(FLAGS.split()) | extra

@@ -53,7 +53,7 @@ def test_a_mixed_batch_keeps_its_order_and_agrees_with_decode_crop(paths):
     assert gap.max() <= 1 and gap.float().mean() < 0.05  # resized in floats and in integers
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_agrees_with_decode_crop_within_some_levels(paths):
     found = decode_batch(pack(read(paths), View(64), "RGB"), torch.device("cuda"))
     assert found.device.type == "cuda"

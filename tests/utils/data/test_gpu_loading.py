@@ -21,9 +21,6 @@ from utils.data.sources import MicroBatchReader, StreamSource
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU: streams and their memory are its own"
-)
 
 
 class Diary:
@@ -135,7 +132,7 @@ def test_training_waits_for_each_batch_and_its_memory_for_training(diary, preten
     assert next(batches, None) is None
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_memory_does_not_grow_from_epoch_to_epoch():
     args = parse(["--dataname", "synthetic", "--image-size", "64", "--batch-size", "512", "--device", "cuda"])
     distributed = Distributed(RankInfo(), args.run)
@@ -179,7 +176,7 @@ def test_workers_read_images_that_were_made_on_a_gpu_from_the_cpus_memory():
     assert seen == 20
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_streamed_synthetic_images_are_the_resident_ones_on_a_gpu():
     def batches(kind):
         flags = ("--image-size", "32", "--loader", kind, "--workers", "2", "--device", "cuda")
@@ -227,7 +224,7 @@ def test_memory_is_filled_again_when_the_decoder_fails(monkeypatch, diary):
     assert deterministic.fill_uninitialized_memory
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_crops_that_are_still_being_made_are_not_overwritten_by_the_next_files():
     first, second = [jpeg(1)] * 4, [jpeg(2)] * 4
     names = ["a.jpg"] * 4
@@ -245,7 +242,7 @@ def test_crops_that_are_still_being_made_are_not_overwritten_by_the_next_files()
         assert torch.equal(crop.cpu(), expected)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_decoding_gives_the_same_pixels_under_deterministic_algorithms():
     files, names = [jpeg(seed) for seed in range(16)], ["a.jpg"] * 16
     expected = [image.cpu() for image in gpu_decoding._decode_files(files, names, GPU)]

@@ -395,7 +395,7 @@ def test_an_image_that_stands_in_for_a_bad_one_is_mixed_with_the_numbers_of_the_
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 def test_a_gpu_gives_the_bits_of_the_cpu(memory_format):
     images, labels = batch(63)
     images = images.contiguous(memory_format=memory_format)

@@ -573,3 +573,51 @@ def test_a_steps_random_numbers_depend_on_its_position_and_not_on_what_was_drawn
         return parameters(traval.model)
 
     assert all(torch.equal(one, other) for one, other in zip(trained(0), trained(7), strict=True))
+
+
+# ------------------------------------------------------------------------- epochs that are not validated
+
+
+def test_every_second_epoch_is_validated_and_the_last_one_always(results):
+    results += [(50, 1.0), (40, 1.0), (60, 1.0)]
+    traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "5", "--val-every-epochs", "2")
+    report = traval.fit()
+    rows = [row for (row,) in recorder.of("epoch")]
+    assert [row.get("val_top1") for row in rows] == [None, 50, None, 40, 60]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4, 5] and all("train_loss" in row for row in rows)
+    assert recorder.of("saved") == [("last",), ("best", "last"), ("last",), ("last",), ("best", "final", "last")]
+    assert report.top1 == 60 and (traval.progress.best_epoch, traval.progress.best_top1) == (5, 60)
+    assert sum("not validated" in line for line, *_ in recorder.of("log")) == 2
+
+
+def test_an_epoch_that_ends_the_run_early_is_validated_too(results):
+    results += [(50, 1.0), (40, 1.0)]
+    flags = ("--epochs", "9", "--val-every-epochs", "2", "--early-stopping", "1")
+    traval, recorder, _ = watched(*THREE_STEPS, *flags)
+    traval.fit()
+    assert [row.get("val_top1") for (row,) in recorder.of("epoch")] == [50, 40]
+    results += [(50, 1.0)]
+    cut, recorder, _ = watched(*THREE_STEPS, "--epochs", "9", "--val-every-epochs", "5", "--max-steps", "4")
+    cut.fit()
+    assert [row.get("val_top1") for (row,) in recorder.of("epoch")] == [None, 50]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_resume_validates_the_same_epochs(results, cut):
+    flags = (*THREE_STEPS, "--epochs", "4", "--val-every-epochs", "3")
+    results += [(50, 1.0), (60, 1.0)]
+    whole, *_ = watched(*flags)
+    whole.fit()
+    results += [(50, 1.0), (60, 1.0)]
+    first, *_ = watched(*flags, "--max-steps", str(3 * cut + 1))
+    while first.progress.epoch < cut:
+        epoch = first.progress.epoch
+        first.train(epoch)
+        if first.progress.validation_is_due(first.args):
+            first.validation(epoch)
+        else:
+            first._end_epoch(None, None)
+    second, *_ = watched(*flags)
+    second.load_state(copy.deepcopy(first.state()))
+    second.fit()
+    assert second.progress.state() == whole.progress.state()

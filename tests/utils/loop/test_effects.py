@@ -189,7 +189,7 @@ def test_a_checkpoints_settings_are_not_told():
 def test_a_flag_wins_over_what_the_recipe_sets_for_another_choice(tmp_path):
     path = recipe(tmp_path, "lr-policy: multistep\nlr-milestones: [3, 6]\nlr-gamma: 0.2\nnesterov: true\n")
     assert lines_of(f"--config {path} --lr-policy cosine --optimizer adamw") == [
-        f"recipe {path}: nesterov: true does nothing: it needs --optimizer sgd",
+        f"recipe {path}: nesterov: true does nothing: it needs --optimizer sgd or muon-sgd",
         f"recipe {path}: lr-milestones: 3 6 does nothing: it needs --lr-policy multistep, not cosine",
         f"recipe {path}: lr-gamma: 0.2 does nothing: it needs --lr-policy multistep or step",
     ]

@@ -16,9 +16,7 @@ from tests.utils.test_train_validation import make
 from utils.optim.batch_norm_statistics import layers_with_statistics, recompute
 
 CPU = torch.device("cpu")
-on_each_device = pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-)
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
 class Passes:

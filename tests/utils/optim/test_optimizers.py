@@ -188,3 +188,61 @@ def test_loss_equals_the_formula_of_label_smoothing(smoothing):
         rows.append(-sum(weight * (value - log_sum) for weight, value in zip(wanted, row, strict=True)))
     loss = build_criterion(LossSettings(label_smoothing=smoothing))(logits, targets)
     assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)
+
+
+def muon_sgd(model, **more):
+    more = {"lr": 0.24, "momentum": 0.85, "nesterov": True, "weight_decay": 0.02} | more
+    return build_optimizer(OptimisationSettings(optimizer="muon-sgd", **more), model)
+
+
+def orthogonal(matrix):
+    """The matrix with the same singular vectors and all singular values 1."""
+    left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return (left @ right).float()
+
+
+def test_muon_sgd_takes_steps_of_the_size_of_an_orthogonal_matrix_from_filters_of_fixed_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16, 4))
+    filters = model[0].weight
+    muon, _ = muon_sgd(model)
+    filters.grad = torch.randn_like(filters)
+    direction = orthogonal(filters.grad.flatten(1))
+    kept = filters.detach() * 4 / filters.detach().norm()  # the norm sqrt(16)
+    muon.step()
+    step = (kept - filters.detach()).flatten(1) / 0.24
+    cosine = nn.functional.cosine_similarity(step.flatten(), direction.flatten(), dim=0)
+    assert cosine > 0.97, "three iterations bring the singular values near 1, not to 1"
+    assert step.norm() == pytest.approx(direction.norm().item(), rel=0.15)
+
+
+def test_muon_sgd_is_nesterov_sgd_for_the_rest_and_decays_it_alike_at_any_scale():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4))
+    muon, sgd = muon_sgd(model, lr_scale=("1.weight=10",))
+    assert [id(p) for group in muon.param_groups for p in group["params"]] == [id(model[0].weight)]
+    assert all(group["weight_decay"] == 0 for group in muon.param_groups)
+    head, bias = model[1].weight, model[1].bias
+    reference = {name: p.detach().clone() for name, p in (("head", head), ("bias", bias))}
+    buffers = {}
+    for _ in range(3):
+        for group in sgd.param_groups:
+            group["lr"] = 0.24 * group["lr_scale"]
+        head.grad, bias.grad, model[0].bias.grad = torch.randn_like(head), torch.randn_like(bias), torch.zeros(5)
+        for name, parameter, scale in (("head", head, 10.0), ("bias", bias, 1.0)):
+            gradient = parameter.grad + 0.02 / scale * reference[name]
+            buffers[name] = 0.85 * buffers[name] + gradient if name in buffers else gradient.clone()
+            reference[name] -= 0.24 * scale * (gradient + 0.85 * buffers[name])
+        sgd.step()
+    torch.testing.assert_close(head.detach(), reference["head"])
+    torch.testing.assert_close(bias.detach(), reference["bias"])
+
+
+def test_the_first_pattern_that_fits_scales_a_rate_and_one_that_fits_none_is_a_mistake():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 4))
+    built = build_optimizer(OptimisationSettings(lr=0.1, lr_scale=("1.*=3", "*.bias=2")), model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = {names[id(p)]: group["lr_scale"] for group in built.param_groups for p in group["params"]}
+    assert scales == {"0.weight": 1.0, "0.bias": 2.0, "1.weight": 3.0, "1.bias": 3.0}
+    with pytest.raises(UserError, match=r"--lr-scale 2\.weight=3: no parameter is left .* did you mean [01]\.weight"):
+        build_optimizer(OptimisationSettings(lr=0.1, lr_scale=("2.weight=3",)), model)

@@ -19,9 +19,7 @@ from utils.precision.amp import keep_in_fp32
 from utils.precision.diagnosis import too_many_skips
 
 HALF = torch.float16
-on_each_device = pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-)
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
 def assert_same(ours, theirs, **tolerance):
@@ -296,6 +294,14 @@ def test_layers_kept_in_float32_compute_in_it_and_their_neighbours_do_not():
     assert seen == {
         "features.0": (torch.float32, HALF), "features.2": (HALF, torch.float32), "classifier.1": (torch.float32, HALF),
     }  # fmt: skip
+
+
+def test_a_network_that_moves_to_another_device_keeps_its_float32_layers_there():
+    model = nn.Sequential(nn.Linear(2, 2))
+    for device in ("cuda", "cpu"):
+        keep_in_fp32(model, ["0"], torch.device(device))
+    with torch.autocast("cpu", dtype=HALF):
+        assert model(torch.ones(1, 2)).dtype == torch.float32
 
 
 def test_a_copy_of_a_network_with_float32_layers_uses_its_own_weights():

@@ -20,6 +20,7 @@ BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
 # For each setting that shapes the result: a command line without it, and what is added. None: see the last tests.
 CHANGES = {
     "seed": ("", "--seed 7"),
+    "val_every_epochs": ("", "--val-every-epochs 2"),
     "best_metric": ("", "--best-metric loss"),
     "early_stopping": ("", "--early-stopping 3"),
     "early_stopping_metric": ("--early-stopping 3", "--early-stopping-metric loss"),
@@ -73,6 +74,7 @@ CHANGES = {
     "freeze_bn": ("--arch vgg11", "--freeze-bn"),
     "compile": ("", "--compile"),
     "compile_augment": ("", "--compile-augment"),
+    "matmul_weight_grad": ("", "--matmul-weight-grad features.0"),
     "init": ("", "--init xavier_normal"),
     "epochs": ("", "--epochs 5"),
     "optimizer": ("--lr 0.1", "--optimizer lamb"),
@@ -93,6 +95,7 @@ CHANGES = {
     "focal_gamma": ("--loss focal", "--focal-gamma 3"),
     "class_weights": ("", "--class-weights balanced"),
     "layer_decay": ("", "--layer-decay 0.75"),
+    "lr_scale": ("", "--lr-scale features.*=0.5"),
     "backbone_lr_scale": ("", "--backbone-lr-scale 0.1"),
     "teacher": None,
     "distillation": None,

@@ -16,7 +16,6 @@ from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.runtime.determinism import refuse_without_determinism
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: a CPU has a way for each of these")
 IMAGES = torch.zeros(2, 1, 8, 8)
 
 
@@ -103,7 +102,7 @@ def test_a_run_is_refused_before_anything_is_made(monkeypatch, tmp_path, capfd, 
     assert not (tmp_path / "runs").exists()
 
 
-@needs_gpu
+@pytest.mark.gpu  # a CPU has a way for each of these
 @pytest.mark.parametrize("amp", [None, torch.float16])
 def test_adaptive_pooling_to_several_places_is_refused_on_a_gpu_and_to_one_place_is_not(amp):
     autocast = torch.autocast("cuda", amp, enabled=amp is not None)

@@ -16,6 +16,12 @@ class LoggingSettings:
         in_evaluation=False,
     )  # fmt: skip
     progress: bool = setting(True, "progress bars on a terminal", affects_result=False)
+    picture_epochs: int | str = setting(
+        "last", "epochs between two sets of pictures of the validation in TensorBoard: confusion matrix, worst "
+        "mistakes, precision-recall curves, and the features of up to 1,000 images in the projector; last: after the "
+        "last epoch alone, off: never", type=int, words=("last", "off"), check=positive_int, metavar="{N,last,off}",
+        affects_result=False, in_evaluation=False,
+    )  # fmt: skip
     save_every_epochs: int = setting(
         1, "epochs between two checkpoints", check=positive_int, affects_result=False, in_evaluation=False
     )

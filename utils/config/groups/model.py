@@ -79,6 +79,11 @@ class ModelSettings:
     )  # fmt: skip
     compile: bool = setting(False, "compile the network with torch.compile")
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
+    matmul_weight_grad: tuple[str, ...] | None = setting(
+        None, "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where "
+        "that is measured to be faster when the run begins, on a CPU", type=str, many=True, metavar="NAME",
+        check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
+    )  # fmt: skip
     init: str = setting(
         "default", "initialisation of convolution and linear weights", choices=INITIALISATIONS, in_evaluation=False
     )

@@ -12,6 +12,7 @@ LR_POLICIES = (
 )  # fmt: skip
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
+WITH_NESTEROV = ("sgd", "muon-sgd")
 SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # an average of their own takes the place of a policy
 
 
@@ -44,14 +45,31 @@ def _interval_and_fraction(value: tuple[float, ...]) -> str | None:
     return "must be a whole number of steps and a number above 0, at most 1; for example 6 0.5"
 
 
+def scale_of(text: str) -> tuple[str, float]:
+    """``PATTERN=FACTOR`` as (pattern, factor). Raises ``ValueError`` for anything else."""
+    pattern, equals, factor = text.rpartition("=")
+    if not pattern or not equals or not 0 < float(factor) <= 1e6:
+        raise ValueError(text)
+    return pattern, float(factor)
+
+
+def _pairs(values: tuple[str, ...]) -> str | None:
+    for value in values:
+        try:
+            scale_of(value)
+        except ValueError:
+            return "must be a name or glob, =, and a factor above 0 and at most 1e6; for example '*.bias=2'"
+    return None
+
+
 @dataclass(frozen=True)
 class OptimisationSettings:
     """How the network is trained; ``--evaluate`` uses none of it."""
 
     epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
     optimizer: str = setting(
-        "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices), schedulefree-sgd, schedulefree-adamw or any "
-        "timm optimizer by name", short="-o", check=not_empty, metavar="NAME",
+        "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, "
+        "schedulefree-adamw or any timm optimizer by name", short="-o", check=not_empty, metavar="NAME",
     )  # fmt: skip
     lr: float | None = setting(
         None, "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]", type=float, check=positive
@@ -77,7 +95,9 @@ class OptimisationSettings:
         effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
     )  # fmt: skip
     nesterov: bool = setting(
-        False, "Nesterov momentum (sgd)", effect=needs("--optimizer sgd", lambda v: v.optimizer == "sgd")
+        False,
+        "Nesterov momentum (sgd, muon-sgd)",
+        effect=needs("--optimizer sgd or muon-sgd", lambda v: v.optimizer in WITH_NESTEROV),
     )
     weight_decay: float = setting(5e-4, "weight decay", check=not_negative)
     decay_norm_bias: bool = setting(
@@ -91,6 +111,10 @@ class OptimisationSettings:
     backbone_lr_scale: float | None = setting(
         None, "learning rate of all but the last layer as a fraction of --lr, for example 0.1", type=float,
         check=between(0, 1000, open_low=True), metavar="SHARE",
+    )  # fmt: skip
+    lr_scale: tuple[str, ...] | None = setting(
+        None, "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the "
+        "first that fits counts", type=str, many=True, metavar="PATTERN=FACTOR", check=_pairs,
     )  # fmt: skip
     lr_policy: str = setting(
         "cosine", "learning-rate schedule after the warm-up; constant with schedule-free optimizers",

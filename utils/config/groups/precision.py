@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import LARGEST_INT, between, needs, not_empty, setting
+from utils.config.field import LARGEST_INT, MEASURED, between, needs, not_empty, setting
 
 _SCALER = needs("--amp fp16", lambda v: v.precision == "fp16")
 
@@ -22,8 +22,9 @@ class PrecisionSettings:
     """The number format to compute in."""
 
     amp: str | None = setting(
-        None, "automatic mixed precision [fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16")
-    )
+        None, "automatic mixed precision; auto: fp16 on a GPU, on a CPU bf16 where that is measured to be faster "
+        "[fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16", MEASURED),
+    )  # fmt: skip
     tf32: bool | None = setting(
         None, "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
         type=bool, effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),

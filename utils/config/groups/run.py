@@ -63,6 +63,10 @@ class RunSettings:
         None, "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
         type=int, check=positive_int, affects_result=False, in_recipe=False, in_evaluation=False,
     )  # fmt: skip
+    val_every_epochs: int = setting(
+        1, "epochs between two validations; the last epoch is always validated", check=positive_int,
+        in_evaluation=False,
+    )  # fmt: skip
     best_metric: str = setting(
         "top1", "figure of the validation that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
         check=not_empty, metavar="NAME", in_evaluation=False,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import warnings
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, BinaryIO
 
@@ -41,24 +42,26 @@ class UnreadableImage(UserError):
         return type(self), (self.path, self.reason)
 
 
-def open_image(path: str | BinaryIO, colour: str) -> Image.Image:
+def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> Image.Image:
     """The image of a path or an open binary file, upright (EXIF rotation applied), in mode ``colour`` ('L' or 'RGB').
 
-    Raises ``UnreadableImage`` with the path if the file cannot be read, a plain ``UserError`` if the system is short
-    of memory or file descriptors.
+    ``formats``: by Pillow's names, the only ones that are read; None: all but programs. Raises ``UnreadableImage`` with
+    the path if the file cannot be read, a plain ``UserError`` if the system is short of memory or file descriptors.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
-            return _open_image(path, colour)
+            return _open_image(path, colour, formats)
     except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
             raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
         raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _open_image(path: str | BinaryIO, colour: str) -> Image.Image:
-    with Image.open(path) as image:
+def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None) -> Image.Image:
+    with Image.open(path, formats=formats) as image:
+        if image.format == "EPS":
+            raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour)

@@ -18,6 +18,7 @@ from utils.data.sets.readers import ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
+TEST_FOLDERS = ("test",)
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 UNREAD_ENDINGS = (
     ".gif", ".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".svg", ".psd", ".tga", ".ico", ".dng", ".raw",
@@ -35,6 +36,11 @@ def training_folder(root: Path) -> Path | None:
 def validation_folder(root: Path) -> Path | None:
     """The folder of the validation images below ``root``, otherwise that of test images."""
     return _folder(root, VALIDATION_FOLDERS)
+
+
+def test_folder(root: Path) -> Path | None:
+    """The folder of the test images below ``root``, whether or not there are others for validation."""
+    return _folder(root, TEST_FOLDERS)
 
 
 def _folder(root: Path, names: Sequence[str]) -> Path | None:
@@ -69,11 +75,16 @@ def read_class_folders(train: Path, validation: Path, colour: str) -> Splits:
     return Splits(images, validation_images, classes, warnings)
 
 
-def read_test_folder(folder: Path, classes: Sequence[str], colour: str, whose: str) -> Splits:
-    """One tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages."""
+def read_test_folder(
+    folder: Path, classes: Sequence[str], colour: str, whose: str, *, leave_out_unknown: bool = False
+) -> Splits:
+    """One tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages.
+
+    With ``leave_out_unknown`` other folders are left out, with a warning; one must be among ``classes``.
+    """
     there = set(class_names(folder))
     unknown = sorted(there - set(classes))
-    if unknown:
+    if unknown and not (leave_out_unknown and there & set(classes)):
         raise UserError(
             f"--datapath: {folder} has folders that are no classes of {whose}: {some(unknown)}; those are "
             f"{some(classes)}"
@@ -81,7 +92,8 @@ def read_test_folder(folder: Path, classes: Sequence[str], colour: str, whose: s
     labels = [label for label, name in enumerate(classes) if name in there]
     images, unread = image_files(folder, [classes[label] for label in labels], colour, may_lack=True)
     images = dataclasses.replace(images, labels=torch.tensor(labels)[images.labels])
-    return Splits(None, images, tuple(classes), _left_out(unread, folder))
+    left_out = [f"--datapath {folder}: folders that are no classes of {whose} are left out: {some(unknown)}"]
+    return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
 def split_class_folders(root: Path, share: float, colour: str) -> Splits:

@@ -85,12 +85,14 @@ def get_data(settings: DataSettings, device: torch.device) -> Data:
 
 
 def get_test_data(
-    settings: DataSettings, device: torch.device, trained: Trained | None, val_split_is_explicit: bool = True
-) -> Data:
+    settings: DataSettings, device: torch.device, trained: Trained | None, val_split_is_explicit: bool = True,
+    leave_out_unknown: bool = False,
+) -> Data:  # fmt: skip
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
     Class folders need no train/: their classes are those of ``trained``, and they may also lie directly in
     ``--datapath``. Without ``val_split_is_explicit``, ``--val-split`` is the one that the checkpoint was trained with.
+    ``leave_out_unknown``: see ``class_folders.read_test_folder``.
     """
     notes: tuple[str, ...] = ()
     if settings.val_split is not None and not val_split_is_explicit:
@@ -102,7 +104,7 @@ def get_test_data(
     if folder is None:
         splits = _splits(settings, device, evaluate=True)._replace(train=None)
     else:
-        splits = _read_test_folder(settings, folder, trained)
+        splits = _read_test_folder(settings, folder, trained, leave_out_unknown)
     return _data(settings, splits._replace(warnings=(*notes, *splits.warnings)))
 
 
@@ -120,7 +122,7 @@ def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None
     return root if any(path.name in classes or class_folders.holds_images(path) for path in folders) else None
 
 
-def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | None) -> Splits:
+def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | None, leave_out_unknown: bool) -> Splits:
     if settings.dataname == "imagenet":
         archives.refuse_half_unpacked(folder)
     if trained is not None and trained.classes is not None:
@@ -128,7 +130,8 @@ def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | N
     else:
         whose = training_folder(folder.parent) or folder
         classes = class_folders.class_names(whose)
-    return class_folders.read_test_folder(folder, classes, SPECS[settings.dataname].colour, str(whose))
+    colour = SPECS[settings.dataname].colour
+    return class_folders.read_test_folder(folder, classes, colour, str(whose), leave_out_unknown=leave_out_unknown)
 
 
 def _validated_in_training(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import connection
 from typing import Any
@@ -33,7 +33,7 @@ class WorkerPool:
     """
 
     def __init__(self, dataset: Dataset, count: int, *, pin: bool = False, keep: bool = False) -> None:
-        self._keys: list[Any] = []  # of the walk; DataLoader keeps one sampler for all walks
+        self._keys = _Keys()
         self._loader = DataLoader(
             _CatchingUserErrors(dataset),
             batch_size=None,  # a key stands for a batch
@@ -48,12 +48,13 @@ class WorkerPool:
         )
         self._processes: list[multiprocessing.process.BaseProcess] = []
 
-    def read(self, keys: Sequence[Any]) -> Iterator[Any]:
+    def read(self, keys: Iterable[Any]) -> Iterator[Any]:
         """``dataset[key]`` for each of ``keys``, in order.
 
-        Raises ``UserError`` when ``dataset`` raises one, without a worker's traceback, or when a worker ends.
+        No more of ``keys`` are taken than are read ahead. Raises ``UserError`` when ``dataset`` raises one, without a
+        worker's traceback, or when a worker ends.
         """
-        self._keys[:] = keys
+        self._keys.walk = keys
         for item in self._handed_over() if self._loader.num_workers else self._loader:
             if isinstance(item, UserError):
                 try:
@@ -107,6 +108,16 @@ class WorkerPool:
 
 
 _END = object()
+
+
+class _Keys:
+    """The keys of a walk; DataLoader keeps one sampler for all walks."""
+
+    def __init__(self) -> None:
+        self.walk: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.walk)
 
 
 class _CatchingUserErrors(Dataset):

@@ -1,0 +1,77 @@
+"""Whole runs on a GPU: they learn in each number format, resume to the same bits, compile, and read JPEG files."""
+
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from tests.end_to_end.forked import ROOT
+from tests.end_to_end.processes import FINAL_LINE, differences
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+
+
+def train(*flags, code=0):
+    """A run in a process of its own; the match of its final line, with code 0."""
+    line = [sys.executable, ROOT / "main.py", "--device", DEVICE, "--no-progress", *map(str, flags)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == code, done.stderr
+    found = FINAL_LINE.fullmatch(done.stdout.splitlines()[-1])
+    assert found, done.stdout
+    return found
+
+
+@pytest.mark.parametrize("amp", ["off", "fp16", "bf16"])
+def test_the_digits_are_learned_in_each_format(amp, tmp_path):
+    found = train("--amp", amp, "--epochs", 6, "--output", tmp_path)
+    assert float(found["top1"]) > 95 and found["count"] == "360"
+    again = ["--evaluate", "--amp", amp, "--resume", f"{found['run']}/checkpoints/final.pt"]
+    assert train(*again)["top1"] == found["top1"]
+    on_cpu = [*again, "--device", "cpu", "--amp", "off"]
+    assert float(train(*on_cpu)["top1"]) == pytest.approx(float(found["top1"]), abs=1.2)  # 4 of 360 images
+
+
+def test_a_deterministic_run_that_was_cut_ends_with_the_same_bits(tmp_path):
+    flags = ("--deterministic", "--amp", "fp16", "--arch", "resnet18", "--ema-decay", 0.9, "--epochs", 2, "--seed", 3)
+    whole = train(*flags, "--output", tmp_path / "whole")
+    cut = train(*flags, "--output", tmp_path / "cut", "--max-steps", 31)
+    resumed = train(*flags, "--output", tmp_path / "cut", "--resume", "auto")
+    assert cut["run"] == resumed["run"] != whole["run"]
+    assert differences(whole["run"], resumed["run"]) == []
+
+
+def test_a_compiled_network_and_compiled_augmentation_train(tmp_path):
+    flags = ("--compile", "--compile-augment", "--augment", "shift", "--epochs", 4, "--lr", 0.05, "--output", tmp_path)
+    assert float(train(*flags)["top1"]) > 80
+
+
+def test_too_large_a_loss_scale_is_explained_and_survived(tmp_path):
+    found = train("--amp", "fp16", "--init-scale", 1e12, "--max-skipped-steps", 40, "--epochs", 6, "--output", tmp_path)
+    assert float(found["top1"]) > 90
+
+
+@pytest.mark.parametrize("decoder", ["cpu", "gpu"])
+def test_jpeg_files_are_read(decoder, tmp_path):
+    for name, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
+        for split, count in (("train", 24), ("val", 6)):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                left = 5 * number
+                Image.fromarray(pixels).crop((left, 20, left + 400, 420)).save(folder / f"{number}.jpg")
+    flags = ("--dataname", "folder", "--datapath", tmp_path / "images", "--arch", "resnet18", "--image-size", 64)
+    flags = (*flags, "--loader", "stream", "--workers", 2, "--batch-size", 8, "--lr", 0.02)
+    found = train(*flags, "--decode", decoder, "--epochs", 6, "--output", tmp_path / "runs")
+    assert float(found["top1"]) > 80 and found["count"] == "12"
+
+
+def test_channels_last_and_the_other_format_agree(tmp_path):
+    flags = ("--amp", "off", "--no-tf32", "--arch", "conv4", "--epochs", 1, "--deterministic", "--augment", "none")
+    losses = [
+        float(train(*flags, "--channels-last", layout, "--output", tmp_path / layout)["loss"])
+        for layout in ("on", "off")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=0.05)

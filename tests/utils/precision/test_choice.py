@@ -1,0 +1,72 @@
+"""--amp auto: chosen by measurement, told, recorded, and not chosen again by a resume."""
+
+import pytest
+import torch
+from torch import nn
+
+import main
+from tests.end_to_end.processes import load
+from utils.precision import choice
+from utils.precision.choice import choose, has_bf16_units, seconds_of_passes
+
+CPU = torch.device("cpu")
+SHAPE = (4, 1, 8, 8)
+
+
+@pytest.fixture
+def units(monkeypatch):
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
+
+
+@pytest.mark.parametrize(("ratio", "amp"), [(0.5, "bf16"), (0.89, "bf16"), (0.91, "off"), (30, "off")])
+def test_bf16_is_taken_where_it_saves_a_tenth(units, monkeypatch, ratio, amp):
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [2.0, 2.0 * ratio])
+    chosen = choose(nn.Linear(1, 1), SHAPE, CPU)
+    assert chosen.amp == amp and f"{ratio:.2f} of the time of float32" in chosen.why
+
+
+def test_without_units_nothing_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: pytest.fail("measured"))
+    for text, expected in (
+        ("flags\t\t: fpu avx512f avx512_vnni\n", False),
+        ("flags\t\t: fpu amx_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16\n", True),
+        ("model name : with amx_bf16 in its name\n", False),
+    ):
+        (tmp_path / "cpuinfo").write_text(text)
+        monkeypatch.setattr(choice, "CPU_FLAGS", tmp_path / "cpuinfo")
+        assert has_bf16_units() is expected
+    monkeypatch.setattr(choice, "CPU_FLAGS", tmp_path / "missing")
+    assert choose(nn.Linear(1, 1), SHAPE, CPU).amp == "off"
+
+
+def test_measuring_changes_neither_network_nor_random_state():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(), nn.Linear(144, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    times = seconds_of_passes(model, SHAPE, ("off", "bf16"), CPU)
+    assert len(times) == 2 and min(times) > 0
+    assert torch.equal(state, torch.get_rng_state()) and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+FLAGS = ["--device", "cpu", "--arch", "fc", "--amp", "auto", "--epochs", "2", "--no-progress", "--resume", "auto"]
+
+
+def test_a_run_says_and_records_the_choice_and_a_resume_keeps_it(units, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [1.0, 0.5])
+    assert main.main([*FLAGS, "--max-steps", "5"]) == 0
+    (run,) = tmp_path.glob("runs/digits/fc/*")
+    assert "--amp auto: bf16, in bfloat16 forward and backward pass take 0.50" in capsys.readouterr().out
+    assert load(run, "last.pt")["settings"]["amp"] == "bf16" and "\namp: bf16" in (run / "config.yaml").read_text()
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [0.5, 1.0])
+    assert main.main(FLAGS) == 0
+    assert "--amp auto" not in capsys.readouterr().out
+    assert len([*tmp_path.glob("runs/digits/fc/*")]) == 1 and load(run, "final.pt")["settings"]["amp"] == "bf16"
+
+
+def test_a_plan_says_that_the_format_will_be_measured(capsys):
+    assert main.main(["--device", "cpu", "--amp", "auto", "--dry-run"]) == 0
+    assert "bf16 or float32, by measurement when the run begins" in capsys.readouterr().out

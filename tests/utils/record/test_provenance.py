@@ -1,0 +1,23 @@
+"""Where a run's code comes from."""
+
+import pytest
+
+from utils.record import provenance
+
+
+@pytest.mark.parametrize(("variable", "expected"), [("0123456789", "0123456789"), ("", "unknown"), (None, "unknown")])
+def test_a_copy_without_history_has_the_commit_that_the_variable_names(variable, expected, monkeypatch):
+    def no_git(*_):
+        raise OSError("not a repository")
+
+    monkeypatch.setattr(provenance, "_git", no_git)
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("GIT_COMMIT", variable)
+    assert provenance.commit() == expected
+
+
+def test_history_says_more_than_the_variable(monkeypatch):
+    monkeypatch.setenv("GIT_COMMIT", "0123456789")
+    monkeypatch.setattr(provenance, "_git", lambda *words: "abcdef0123" if words[0] == "rev-parse" else "")
+    assert provenance.commit() == "abcdef0123"

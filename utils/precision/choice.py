@@ -1,0 +1,94 @@
+"""``--amp auto``: the number format in which this machine trains this network fastest, chosen by measurement."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from utils.config.settings import Settings
+from utils.precision.amp import autocast, resolve_amp
+from utils.runtime.distributed import Distributed
+
+ENOUGH = 0.9  # of float32's time: bfloat16 has to save a tenth to be worth its rounding
+MOST_IMAGES, ROUNDS = 64, 3
+UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # as /proc/cpuinfo calls them, of x86-64 and Arm
+CPU_FLAGS = Path("/proc/cpuinfo")
+
+
+class Choice(NamedTuple):
+    """'off', 'fp16' or 'bf16', and why, for the log."""
+
+    amp: str
+    why: str
+
+
+def with_chosen_amp(
+    args: Settings, model: nn.Module, image_shape: tuple[int, int, int], distributed: Distributed
+) -> tuple[Settings, str]:
+    """The settings with a number format in place of ``auto``, the same on all ranks, and a line for the log.
+
+    Images are float32 (n, *image_shape). The line is empty if there was nothing to choose.
+    """
+    if "amp" not in args.unmeasured():
+        return args, ""
+    device, images = distributed.device, min(args.data.batch_size, MOST_IMAGES)
+    choice = distributed.run_on_rank0(lambda: choose(model, (images, *image_shape), device))
+    return args.with_values(amp=choice.amp), f"--amp auto: {choice.amp}, {choice.why}"
+
+
+def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.device) -> Choice:
+    """The format for training ``model``, which stays as it is, on images of ``shape``."""
+    if device.type != "cpu":
+        precision = Settings().precision
+        return Choice(resolve_amp(precision, device), "as usual on a GPU")
+    if not has_bf16_units():
+        return Choice("off", "this CPU has no units for bfloat16")
+    off, bf16 = seconds_of_passes(model, shape, ("off", "bf16"), device)
+    words = f"forward and backward pass take {bf16 / off:.2f} of the time of float32 (measured)"
+    return Choice("bf16" if bf16 < ENOUGH * off else "off", f"in bfloat16 {words}")
+
+
+def has_bf16_units() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware, as far as the system tells; emulated, it is far slower."""
+    try:
+        lines = CPU_FLAGS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return not set(UNITS).isdisjoint(flags.split())
+
+
+def seconds_of_passes(
+    model: nn.Module, shape: tuple[int, int, int, int], formats: tuple[str, ...], device: torch.device
+) -> list[float]:
+    """The median time of a forward and backward pass of a copy of ``model`` in each format, taken in turn."""
+    model = copy.deepcopy(model).train()
+    generator = torch.Generator().manual_seed(0)
+    images = in_layout_of(model, torch.randn(shape, generator=generator))
+    contexts = [autocast(dataclasses.replace(Settings().precision, amp=name), device) for name in formats]
+    times: list[list[float]] = [[] for _ in formats]
+    with torch.random.fork_rng(devices=[]):
+        for number in range(1 + ROUNDS):
+            for context, found in zip(contexts, times, strict=True):
+                began = time.perf_counter()
+                with context:
+                    loss = model(images).float().square().mean()
+                loss.backward()
+                if number:  # the first pass of a format prepares it
+                    found.append(time.perf_counter() - began)
+    return [statistics.median(found) for found in times]
+
+
+def in_layout_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """``images`` (n, c, h, w) in channels-last if the filters of ``model`` are, as a loader hands them over."""
+    filters = (parameter for parameter in model.parameters() if parameter.ndim == 4)
+    if any(parameter.is_contiguous(memory_format=torch.channels_last) for parameter in filters):
+        return images.contiguous(memory_format=torch.channels_last)
+    return images

@@ -1,0 +1,204 @@
+"""What pictures of a validation need, gathered while it runs: counts, the worst mistakes, features.
+
+Whole numbers are summed on the device and images are chosen by fixed rules, so the pictures are the same on any number
+of ranks. Nothing is read on the host before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from utils.optim.clipping import output_layers
+from utils.runtime.distributed import Distributed
+
+MOST_CLASSES = 1000  # of a confusion matrix
+MOST_CURVES = 20  # classes with a precision-recall curve of their own
+THRESHOLDS = 127  # of a curve, the most that TensorBoard takes
+MOST_MISTAKES = 24
+MOST_POINTS = 1000  # images in the projector
+THUMBNAIL = 32  # pixels a side, of the images in the projector
+LONGEST_SIDE = 128  # pixels a side, of the mistakes
+
+
+class Validated(Protocol):
+    """A batch of validation: normalised images (m, c, h, w), int64 targets (n,), the samples' numbers (n,)."""
+
+    images: torch.Tensor
+    targets: torch.Tensor
+    indices: np.ndarray
+
+
+class Mistake(NamedTuple):
+    """A wrong answer: the sample's number, its class, the answer and its probability, and uint8 pixels (c, h, w)."""
+
+    index: int
+    target: int
+    predicted: int
+    share: float
+    pixels: np.ndarray
+
+
+class Point(NamedTuple):
+    """A sample's number, class and answer, float32 features (d,), and uint8 pixels (c, 32, 32)."""
+
+    index: int
+    target: int
+    predicted: int
+    features: np.ndarray
+    pixels: np.ndarray
+
+
+class Gathered(NamedTuple):
+    """Of all n samples of a validation, over all ranks.
+
+    ``confusion``: int64 (classes, classes), a row for each true class; None of too many classes. ``curves``: int64
+    (1 + k, 2, THRESHOLDS): samples by the probability of a class, in bins of equal width, apart for samples of other
+    classes (0) and of this one (1); first over all classes, then of the first k. ``mistakes``: the surest first.
+    ``points``: at most ``MOST_POINTS``, spread evenly over the set; none if the features could not be seen.
+    """
+
+    confusion: np.ndarray | None
+    curves: np.ndarray
+    mistakes: list[Mistake]
+    points: list[Point]
+
+
+class Collector(nn.Module):
+    """``network`` as validation runs it, looked at. ``before_batch`` must be called for each batch.
+
+    ``of``: the module whose output layer takes the features; it may be called several times for a batch (views), of
+    which the mean is taken. ``classes``: their number. ``samples``: that of the validation set. ``to_pixels`` undoes
+    the normalisation of images, into floats between 0 and 1.
+    """
+
+    def __init__(
+        self, network: nn.Module, of: nn.Module, classes: int, samples: int,
+        to_pixels: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.network, self.classes, self._to_pixels = network, classes, to_pixels
+        self._shown = set(np.linspace(0, samples - 1, min(samples, MOST_POINTS)).round().astype(int).tolist())
+        self._with_matrix = classes <= MOST_CLASSES
+        self._own_curves = classes if classes <= MOST_CURVES else 0
+        self._counts: torch.Tensor | None = None  # the matrix and the curves, flat
+        self._worst: tuple[torch.Tensor, ...] = ()  # probability, number, class, answer, pixels
+        self._points: list[tuple[torch.Tensor, ...]] = []
+        self._features: list[torch.Tensor] = []
+        self._batch: Validated | None = None
+        heads = output_layers(of)
+        self._hook = heads[0].register_forward_pre_hook(self._see) if heads else None
+
+    def _see(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        features = inputs[0].detach().float()
+        self._features.append(features.mean((2, 3)) if features.ndim == 4 else features)
+
+    def close(self) -> None:
+        """Stop looking at the network."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def before_batch(self, batch: Validated) -> None:
+        """The batch whose images come next."""
+        self._batch = batch
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The network's logits (m, classes), unchanged."""
+        self._features = []
+        logits = self.network(images)
+        targets = self._batch.targets
+        shares = logits[: len(targets)].detach().float().softmax(1)
+        predicted = shares.argmax(1)
+        self._count(shares, predicted, targets)
+        self._keep_worst(shares, predicted, targets, images)
+        self._keep_points(predicted, targets, images)
+        return logits
+
+    # ------------------------------------------------------------------------------------- a batch
+
+    def _count(self, shares: torch.Tensor, predicted: torch.Tensor, targets: torch.Tensor) -> None:
+        if self._counts is None:
+            self._counts = torch.zeros(self._numbers, dtype=torch.int64, device=shares.device)
+        bins = (shares.nan_to_num(0) * (THRESHOLDS - 1)).long()
+        is_target = functional.one_hot(targets, self.classes)
+        places = [(is_target * THRESHOLDS + bins).flatten()]
+        if self._own_curves:
+            curve = 1 + torch.arange(self.classes, device=shares.device)
+            places.append(((2 * curve + is_target) * THRESHOLDS + bins).flatten())
+        if self._with_matrix:
+            places.append(self._numbers - self.classes**2 + targets * self.classes + predicted)
+        places = torch.cat(places)
+        self._counts.index_add_(0, places, torch.ones_like(places))
+
+    @property
+    def _numbers(self) -> int:
+        curves = (1 + self._own_curves) * 2 * THRESHOLDS
+        return curves + (self.classes**2 if self._with_matrix else 0)
+
+    def _keep_worst(
+        self, shares: torch.Tensor, predicted: torch.Tensor, targets: torch.Tensor, images: torch.Tensor
+    ) -> None:
+        """Of those kept and these, the surest mistakes; of equally sure ones the first in the set."""
+        sure = shares.amax(1).nan_to_num(0)
+        sure = sure.masked_fill(predicted == targets, -1)  # not a mistake
+        numbers = torch.from_numpy(np.asarray(self._batch.indices)).to(targets.device)
+        new = [sure, numbers, targets, predicted]
+        kept = self._worst or tuple(one[:0] for one in new)
+        sure, *others = (torch.cat(pair) for pair in zip(kept[:4], new, strict=True))
+        best = sure.argsort(descending=True, stable=True)[:MOST_MISTAKES]
+        pixels = self._pixels(images[: len(targets)], LONGEST_SIDE)
+        pixels = torch.cat([self._worst[4], pixels]) if self._worst else pixels
+        self._worst = (sure[best], *(one[best] for one in others), pixels[best])
+
+    def _keep_points(self, predicted: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> None:
+        chosen = [place for place, number in enumerate(self._batch.indices.tolist()) if number in self._shown]
+        if not chosen or not self._features:
+            return
+        features = torch.stack(self._features).mean(0)
+        if features.ndim != 2 or len(features) != len(images):
+            return
+        numbers = torch.from_numpy(np.asarray(self._batch.indices)[chosen])
+        pixels = self._pixels(images[chosen], THUMBNAIL)
+        self._points.append((numbers, targets[chosen], predicted[chosen], features[chosen], pixels))
+
+    def _pixels(self, images: torch.Tensor, side: int) -> torch.Tensor:
+        """uint8 images, at most (``LONGEST_SIDE``) or exactly (``THUMBNAIL``) ``side`` pixels a side."""
+        pixels = self._to_pixels(images)
+        if side == THUMBNAIL or images.shape[-1] > side:
+            pixels = functional.interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True)
+        return pixels.mul(255).round().clamp(0, 255).byte()
+
+    # ----------------------------------------------------------------------------------------- the end
+
+    def gather(self, distributed: Distributed) -> Gathered:
+        """What all ranks have seen, on every rank. A synchronisation point."""
+        counts = self._counts if self._counts is not None else self._no_counts(distributed.device)
+        counts = distributed.all_reduce_sum(counts).cpu().numpy()
+        mine = [_on_host(Mistake, self._worst)], [_on_host(Point, part) for part in self._points]
+        mistakes, points = [], []
+        for its_mistakes, its_points in distributed.gather(mine):
+            mistakes += [one for part in its_mistakes for one in part if one.share >= 0]
+            points += [one for part in its_points for one in part]
+        curves = (1 + self._own_curves) * 2 * THRESHOLDS
+        return Gathered(
+            confusion=counts[curves:].reshape(self.classes, self.classes) if self._with_matrix else None,
+            curves=counts[:curves].reshape(-1, 2, THRESHOLDS),
+            mistakes=sorted(mistakes, key=lambda one: (-one.share, one.index))[:MOST_MISTAKES],
+            points=sorted(points, key=lambda one: one.index),
+        )
+
+    def _no_counts(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(self._numbers, dtype=torch.int64, device=device)
+
+
+def _on_host(kind: type, columns: Sequence[torch.Tensor]) -> list[Any]:
+    """The rows of ``columns`` as ``kind``, numbers of Python and arrays of NumPy."""
+    numbers = [column.tolist() if column.ndim == 1 else list(column.cpu().numpy()) for column in columns]
+    if kind is Mistake and numbers:  # which are kept by probability, that comes first
+        numbers = [*numbers[1:4], numbers[0], numbers[4]]
+    return [kind(*row) for row in zip(*numbers, strict=True)]

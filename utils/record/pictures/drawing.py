@@ -1,0 +1,97 @@
+"""Pictures of a validation, uint8 (h, w, 3), drawn with Pillow: matplotlib would take longer to import than to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from utils.record.pictures.collector import Mistake
+
+INK, GREY, WHITE = (33, 33, 33), (110, 110, 110), (255, 255, 255)
+BLUE = np.array([21, 101, 192])
+MOST_LABELLED = 40  # classes whose names are written at the matrix
+MOST_COUNTED = 20  # classes whose counts are written into it
+SIDE = 900  # pixels of a matrix of many classes, at least
+TILE, CAPTION, GAP, COLUMNS = 128, 30, 8, 6  # pixels of an image, of the two lines below it, and between; images a row
+
+
+def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """A row for each true class, a column for each answer. ``counts``: int64 (classes, classes).
+
+    The shade is the share of the row's images; up to 20 classes, the counts are written as well.
+    """
+    number = len(classes)
+    cell = 44 if number <= 12 else 30 if number <= MOST_COUNTED else 18 if number <= MOST_LABELLED else 0
+    cell = cell or max(1, SIDE // number)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    colours = np.round(WHITE + np.sqrt(shares)[..., None] * (BLUE - WHITE)).astype(np.uint8)
+    matrix = Image.fromarray(colours.repeat(cell, 0).repeat(cell, 1))
+    font, names = ImageFont.load_default(12), [_printable(name, 16) for name in classes]
+    labels = number <= MOST_LABELLED
+    margin = 34 + (max(round(font.getlength(name)) for name in names) if labels else 0)
+    picture = Image.new("RGB", (margin + matrix.width + 12, margin + matrix.height + 12), WHITE)
+    picture.paste(matrix, (margin, margin))
+    draw = ImageDraw.Draw(picture)
+    draw.rectangle((margin - 1, margin - 1, margin + matrix.width, margin + matrix.height), outline=GREY)
+    draw.text((margin + matrix.width / 2, 4), "predicted", GREY, font, anchor="mt")
+    picture.paste(_upright("true class", font), (4, margin + matrix.height // 2 - 30))
+    for place, name in enumerate(names) if labels else ():
+        middle = margin + place * cell + cell // 2
+        draw.text((margin - 8, middle), name, INK, font, anchor="rm")
+        upright = _upright(name, font, INK)
+        picture.paste(upright, (middle - upright.width // 2, margin - 8 - upright.height))
+    small = ImageFont.load_default(12 if cell > 30 else 10)
+    for row, column in np.argwhere(counts) if number <= MOST_COUNTED else ():
+        ink = WHITE if shares[row, column] > 0.3 else INK
+        at = margin + column * cell + cell / 2, margin + row * cell + cell / 2
+        draw.text(at, f"{counts[row, column]}", ink, small, anchor="mm")
+    return np.asarray(picture)
+
+
+def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.ndarray:
+    """The images, in order, with what the network takes each for, how surely, and its class."""
+    columns = min(COLUMNS, len(mistakes))
+    rows = -(-len(mistakes) // columns)
+    size = columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP
+    picture, font = Image.new("RGB", size, WHITE), ImageFont.load_default(12)
+    draw = ImageDraw.Draw(picture)
+    for place, one in enumerate(mistakes):
+        left = GAP + place % columns * (TILE + GAP)
+        top = GAP + place // columns * (TILE + CAPTION + GAP)
+        picture.paste(as_image(one.pixels, TILE), (left, top))
+        draw.text(
+            (left, top + TILE + 2), _fitting(classes[one.predicted], f" {100 * one.share:.0f} %", font), INK, font
+        )
+        draw.text((left, top + TILE + 16), _fitting(f"is {classes[one.target]}", "", font), GREY, font)
+    return np.asarray(picture)
+
+
+def as_image(pixels: np.ndarray, side: int) -> Image.Image:
+    """uint8 (1 or 3, h, w) as a colour image of ``side`` pixels; small ones keep sharp pixels."""
+    image = Image.fromarray(np.ascontiguousarray(np.broadcast_to(pixels, (3, *pixels.shape[1:])).transpose(1, 2, 0)))
+    smooth = image.width > side // 3
+    return image.resize((side, side), Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST)
+
+
+def _upright(text: str, font: ImageFont.FreeTypeFont, ink: tuple[int, int, int] = GREY) -> Image.Image:
+    """A text that reads from the bottom to the top."""
+    width = max(1, round(font.getlength(text)))
+    line = Image.new("RGB", (width, 16), WHITE)
+    ImageDraw.Draw(line).text((0, 8), text, ink, font, anchor="lm")
+    return line.rotate(90, expand=True)
+
+
+def _fitting(name: str, rest: str, font: ImageFont.FreeTypeFont) -> str:
+    """``name`` cut until it fits into a tile with ``rest``."""
+    for length in range(40, 0, -1):
+        text = _printable(name, length) + rest
+        if font.getlength(text) <= TILE:
+            return text
+    return rest
+
+
+def _printable(name: str, length: int) -> str:
+    clean = "".join(character if character.isprintable() else "?" for character in name)
+    return clean if len(clean) <= length else f"{clean[: length - 1]}."

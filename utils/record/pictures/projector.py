@@ -1,0 +1,59 @@
+"""The files of TensorBoard's projector in a run's folder: features of validation images, with their classes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from utils.record.pictures.collector import THUMBNAIL, Point
+from utils.record.pictures.drawing import as_image
+
+CONFIG, FOLDER = "projector_config.pbtxt", "projector"  # the first name is TensorBoard's
+
+
+def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None:
+    """Replace the files by those of ``points``; the configuration, which TensorBoard looks for, comes last."""
+    place = folder / FOLDER
+    place.mkdir(exist_ok=True)
+    _replace(place / "features.tsv", _features(points))
+    names = [" ".join(name.split()) for name in classes]  # a tab or a line break would be another column or row
+    rows = [f"{names[one.target]}\t{names[one.predicted]}\t{one.index}" for one in points]
+    _replace(place / "classes.tsv", "\n".join(["class\tpredicted\tnumber", *rows, ""]))
+    side = math.ceil(math.sqrt(len(points)))
+    sprite = Image.new("RGB", (side * THUMBNAIL, side * THUMBNAIL))
+    for number, one in enumerate(points):
+        sprite.paste(as_image(one.pixels, THUMBNAIL), (number % side * THUMBNAIL, number // side * THUMBNAIL))
+    temporary = place / ".images.png.tmp"
+    sprite.save(temporary, format="PNG", compress_level=1)
+    os.replace(temporary, place / "images.png")
+    _replace(
+        folder / CONFIG,
+        "embeddings {\n"
+        '  tensor_name: "validation features"\n'
+        f'  tensor_path: "{FOLDER}/features.tsv"\n'
+        f'  metadata_path: "{FOLDER}/classes.tsv"\n'
+        "  sprite {\n"
+        f'    image_path: "{FOLDER}/images.png"\n'
+        f"    single_image_dim: {THUMBNAIL}\n"
+        f"    single_image_dim: {THUMBNAIL}\n"
+        "  }\n"
+        "}\n",
+    )
+
+
+def _features(points: Sequence[Point]) -> str:
+    """A row for each point, four significant digits."""
+    features = np.nan_to_num(np.stack([one.features for one in points]))
+    row = "\t".join(["%.4g"] * features.shape[1])
+    return "\n".join([*(row % tuple(values) for values in features.tolist()), ""])
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8", errors="replace")
+    os.replace(temporary, path)

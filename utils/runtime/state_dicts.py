@@ -1,0 +1,20 @@
+"""Loading the weights of a module from a plain dictionary."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+def load_state_dict(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Load all of ``weights`` into ``module``, as of the version that its layers have now.
+
+    torch keeps a version of each layer beside a state dict; a checkpoint holds tensors alone, and torchvision's MNASNet
+    refuses weights without it. Raises ``RuntimeError`` if they do not fit.
+    """
+    versioned = OrderedDict(weights)
+    versioned._metadata = module.state_dict()._metadata
+    module.load_state_dict(versioned)
