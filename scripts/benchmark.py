@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,15 @@ PARTS = {
     "start-up": "--help, a mistake, the first training step",
     "records": "what logging and checkpoints cost",
     "ranks": "one and two processes",
+    "resnet50-fp16": "on a GPU: resnet50 in fp16, images in memory, against the bare loop and timm's train.py",
+    "resnet50-bf16": "in bf16",
+    "resnet50-compiled": "in fp16, compiled",
+    "resident": "on a GPU: resnet18 on CIFAR-10 in its memory, against the bare loop",
+    "jpeg-resnet18": "on a GPU: JPEG files decoded by the CPU and by the GPU, against images in memory",
+    "jpeg-resnet50": "the same with resnet50",
 }
+ON_GPU = ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled", "resident", "jpeg-resnet18", "jpeg-resnet50")
+ON_BOTH = ("ranks",)
 
 
 def main(argv: list[str]) -> int:
@@ -48,13 +57,15 @@ def main(argv: list[str]) -> int:
     # For the measured commands: main.py sets how long its threads spin; the others use the system's default.
     environ = {name: value for name, value in os.environ.items() if (name, value) != ("GOMP_SPINCOUNT", SPINS)}
     own = read_flags(argv)
+    if own.tiny:
+        environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling would take longest of all
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
         from scripts.benchmarks.measure import Setup
 
         setup = Setup(
             seconds=own.seconds, threads=threads_per_process(1), device=distributed.device, scratch=Path(scratch),
             environ=environ, on_cpu=own.device != "cuda", mnist=own.mnist, cifar10=own.cifar10, images=own.images,
-            timm_train=own.timm_train,
+            timm_train=own.timm_train, tiny=own.tiny,
         )  # fmt: skip
         return benchmark(own, setup)
 
@@ -65,7 +76,9 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     parts = "; ".join(f"{name}: {text}" for name, text in PARTS.items())
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"{parts} [all]")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, metavar="PART", help=f"{parts} [all that this machine can run]"
+    )
     parser.add_argument("--rounds", type=whole(1, 1000), default=3, metavar="N", help="measurements of each side [3]")
     parser.add_argument("--seconds", type=seconds, default=2.0, metavar="X", help="about how long one takes [2]")
     parser.add_argument(
@@ -78,6 +91,9 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--timm-train", metavar="PATH", help="timm's train.py, for the rows against it")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="CPU rows, GPU rows [both]")
+    parser.add_argument(
+        "--tiny", action="store_true", help="so little work that the figures mean nothing, to see that everything runs"
+    )
     parser.add_argument("--fail-below-target", action="store_true", help="exit code 1 when a row misses its target")
     return parser
 
@@ -137,22 +153,33 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
     return 1 if failed or (missed and own.fail_below_target) else 0
 
 
-def matches(only: Sequence[str], setup: Setup) -> Iterator[tuple[str, Match | str]]:
+def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Match | str]]:
     """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
-    from scripts.benchmarks import augment, efficiency, loading, records, start_up
+    from scripts.benchmarks import augment, efficiency, gpu, loading, records, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
         "efficiency": efficiency.efficiency, "data": loading.data_path, "augment": augment.augment,
         "decode": loading.decode,
         "start-up": start_up.start_up, "records": records.records, "ranks": efficiency.ranks,
+        "resnet50-fp16": partial(gpu.resnet50, amp="fp16"), "resnet50-bf16": partial(gpu.resnet50, amp="bf16"),
+        "resnet50-compiled": partial(gpu.resnet50, amp="fp16", compiled=True),
+        "resident": gpu.resident,
+        "jpeg-resnet18": partial(gpu.jpeg, arch="resnet18"), "jpeg-resnet50": partial(gpu.jpeg, arch="resnet50"),
     }  # fmt: skip
     for part in PARTS:
-        if part in only:
-            # The other parts measure the CPU.
-            if setup.on_cpu or part in ("efficiency", "ranks"):
-                yield from ((part, match) for match in parts[part](setup))
+        if only is None or part in only:
+            if reason := unfit(part, setup):
+                if only is not None:
+                    yield part, f"{part} is skipped: {reason}"
             else:
-                yield part, f"{part} is skipped: it measures the CPU, and --device cuda was given"
+                yield from ((part, match) for match in parts[part](setup))
+
+
+def unfit(part: str, setup: Setup) -> str:
+    """Why ``part`` cannot be measured with ``setup``; '' if it can."""
+    if part in ON_GPU:
+        return "" if setup.on_gpu or setup.tiny else "it needs a GPU"
+    return "" if setup.on_cpu or part in ON_BOTH else "it measures the CPU, and --device cuda was given"
 
 
 def measure(part: str, match: Match, rounds: int) -> list[Row]:

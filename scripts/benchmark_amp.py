@@ -245,7 +245,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     import torch
 
     from scripts.common.figures import Spread, device_name, ratios, write_csv
-    from scripts.common.step_timing import WARM_UP_STEPS, interleaved_rounds
+    from scripts.common.step_timing import interleaved_rounds, warm_up
 
     device = distributed.device
     args = accounting_settings(own, device)
@@ -256,7 +256,7 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     sides = loops(args, workload, distributed)
     with ProgressBar(own.rounds) as progress:
         for run in sides.values():
-            run(WARM_UP_STEPS)
+            warm_up(run, device)
 
         def measured(number: int) -> None:
             progress.advance("rounds")

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
-from scripts.common.runs import RunResult, identity, read_run, run_folders
+from scripts.common.runs import RunResult, matches, read_run, run_folders
 from utils.config import arguments
 from utils.config.settings import UserError
 
@@ -86,7 +86,7 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
             args = arguments.parse([*line, "--datapath", "DATA"])
         except UserError:  # a recipe for any data says too little for a result
             continue
-        same = [run for run in found if identity(run.args) == identity(args)]
+        same = [run for run in found if matches(run.args, args)]
         machines = sorted({run.machine for run in same})
         for machine in machines:
             runs = {run.seed: run for run in sorted(same, key=lambda run: run.folder.name) if run.machine == machine}

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,8 @@ def check(command):
         arguments.parse(given)
     elif program.endswith(".py"):
         check_tool(program, given)
+    elif (ROOT / program).with_suffix(".py").is_file():  # a shell script that hands its flags to a tool
+        check_tool(str(Path(program).with_suffix(".py")), given)
     elif program == "scripts/quickstart.sh":
         arguments.parse(given)
     elif "launch.sh" in (ROOT / program).read_text():  # recipe and data, or data
@@ -169,6 +172,7 @@ def test_every_command_uses_flags_that_exist(page):
         "python scripts/missing.py",
         "A=1 bash scripts/elastic.sh mnist/fc DATA --epoch 3",
         "bash scripts/soak.sh --minutes 60",
+        "bash scripts/gpu_results.sh --piece amp",
     ],
 )
 def test_a_command_that_would_fail_is_noticed(command):

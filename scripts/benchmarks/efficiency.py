@@ -8,21 +8,17 @@ from pathlib import Path
 import torch
 
 from scripts.benchmarks import data
-from scripts.benchmarks.measure import PERCENT, RATE, Match, Measure, Rival, Setup, main_run, peer, warm_data_wait
+from scripts.benchmarks.measure import BARE, RATE, TIMM, WITHOUT_TIMM, Match, Measure, Rival, Setup, main_run, peer
 
 BATCH = ("--batch-size", 128)
-BARE, TIMM = "bare loop", "timm's train.py"
 
 
 def efficiency(setup: Setup) -> Iterator[Match | str]:
-    """Training end to end. Our figures come from a run's metrics.csv, without the first epoch."""
-    if setup.on_cpu:
-        yield fc_on_mnist(setup)
-        yield resnet18_on_cifar10(setup)
-        if not setup.timm_train:
-            yield "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
-    if setup.on_gpu:
-        yield from on_gpu(setup)
+    """Training end to end on a CPU. Our figures come from a run's metrics.csv, without the first epoch."""
+    yield fc_on_mnist(setup)
+    yield resnet18_on_cifar10(setup)
+    if not setup.timm_train:
+        yield WITHOUT_TIMM
 
 
 def fc_on_mnist(setup: Setup) -> Match:
@@ -48,7 +44,8 @@ def resnet18_on_cifar10(setup: Setup) -> Match:
     shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3, "--channels-last", "--device", "cpu")
     rivals = [Rival(f"{BARE}, one batch", bare_ways(setup, *shape, *BATCH), 0.97)]
     if setup.timm_train:
-        flags = ("--tree", tree, "--train-script", setup.timm_train, "--image-size", 32, "--channels", 3, *BATCH)
+        shape = ("--arch", "resnet18", "--image-size", 32, "--channels", 3)
+        flags = ("--tree", tree, "--train-script", setup.timm_train, *shape, *BATCH)
         rivals.append(Rival(TIMM, {"its defaults": peer(setup, "timm", *flags)}, 1.2))
     return Match("resnet18 on CIFAR-10, batch 128", RATE, cifar10_run(setup, tree, "resnet18", 2), rivals)
 
@@ -67,37 +64,6 @@ def bare_ways(setup: Setup, *flags: object) -> dict[str, Measure]:
         "torch's threads": peer(setup, "bare", *flags),
         "our threads": peer(setup, "bare", *flags, briefly=True),
     }
-
-
-# ----------------------------------------------------------------------------------------- on a GPU
-
-
-def on_gpu(setup: Setup) -> Iterator[Match | str]:
-    """Networks on images already in memory, and on JPEG files that must arrive in time."""
-    amp = ("--amp", "--channels-last", "--device", "cuda")
-    ours_amp = ("--amp", "fp16", "--channels-last", "--device", "cuda", "--epochs", 3, "--lr", 0.01)
-    shape = ("--arch", "resnet50", "--image-size", 224)
-    bare = peer(setup, "bare", *shape, "--channels", 3, "--classes", 1000, "--compile", *BATCH, *amp)
-    ours = main_run(setup, "--dataname", "synthetic", *shape, "--compile", *BATCH, *ours_amp)
-    what = "resnet50, 224 pixels, fp16, compiled"
-    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"compiled": bare}, 0.98)])
-
-    small = ("--arch", "resnet18", "--image-size", 32)
-    if setup.cifar10:
-        which, classes = ("--dataname", "cifar10", "--datapath", setup.cifar10), 10
-    else:
-        which, classes = ("--dataname", "synthetic"), 1000
-    ours = main_run(setup, *which, *small, "--loader", "resident", "--batch-size", 512, *ours_amp)
-    bare = peer(setup, "bare", *small, "--channels", 3, "--classes", classes, "--batch-size", 512, *amp)
-    what = f"resnet18 on {'CIFAR-10' if setup.cifar10 else 'synthetic images'}, fp16"
-    yield Match(what, RATE, ours, [Rival(f"{BARE}, one batch", {"": bare}, 0.95)])
-
-    if not setup.images:
-        yield "the wait for JPEG files is left out: give --images DIR, class folders below train/ and val/"
-        return
-    flags = ("--dataname", "folder", "--datapath", setup.images, "--arch", "resnet18", *BATCH, *ours_amp)
-    wait = main_run(setup, *flags, "--print-freq", 10, read=warm_data_wait)
-    yield Match("resnet18 on JPEG files, fp16: data wait", PERCENT, wait, [Rival()])
 
 
 # ------------------------------------------------------------------------------- one and two processes

@@ -29,8 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MAIN, PEERS = ROOT / "main.py", ROOT / "scripts" / "benchmarks" / "peers.py"
 RATE, SECONDS, PERCENT = "images/s", "s", "%"
 COMMAND_SECONDS = 1800  # no command here takes nearly as long
+BARE, TIMM = "bare loop", "timm's train.py"
+WITHOUT_TIMM = "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
 
 Measure = Callable[[], float]
+OURS = (-1, "")  # the key of our side, where a rival's is its number and way
 
 
 class CommandFailure(RuntimeError):
@@ -39,7 +42,10 @@ class CommandFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all parts share. ``environ`` is that of every measured command."""
+    """What all parts share. ``environ`` is that of every measured command.
+
+    ``tiny``: with so little work that the figures mean nothing, to see that everything runs, also without a GPU.
+    """
 
     seconds: float
     threads: int
@@ -51,6 +57,7 @@ class Setup:
     cifar10: str | None = None
     images: str | None = None
     timm_train: str | None = None
+    tiny: bool = False
 
     @property
     def on_gpu(self) -> bool:
@@ -111,32 +118,48 @@ class Row:
 
 
 def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = lambda: None) -> list[Row]:
-    """Measure ``match`` and compare: a row for each rival. ``measured`` is called after each measurement."""
-    sides: dict[tuple[int, str], Measure] = {(-1, ""): match.ours}  # by the rival's number and way
+    """Measure ``match`` and compare: a row for each rival. ``measured`` is called after each measurement.
+
+    A rival that fails is not measured again; the others are. Without ours there is nothing to compare.
+    """
+    sides: dict[tuple[int, str], Measure] = {OURS: match.ours}  # by the rival's number and way
     sides |= {(number, way): m for number, rival in enumerate(match.rivals) for way, m in rival.ways.items()}
     figures: dict[tuple[int, str], list[float]] = {key: [] for key in sides}
-    try:
-        for number in range(rounds * match.times):
-            for key in list(sides)[
-                :: -1 if number % 2 else 1
-            ]:  # so that no side always runs on what the other leaves behind
-                figures[key].append(sides[key]())
-                measured()
-    except CommandFailure as error:
-        return [
-            Row(part, match.what, match.unit, rival.name, rival.target, failure=str(error)) for rival in match.rivals
-        ]
-    ours = figures[-1, ""]
-    rows = []
-    for number, rival in enumerate(match.rivals):
-        other, name = None, rival.name
-        if rival.ways:
-            way = hardest_way(ours, {way: figures[number, way] for way in rival.ways}, match.unit)
-            other = figures[number, way]
-            name = ", ".join(filter(None, (name, way)))
-        spreads = Spread.of(ours), other and Spread.of(other), compare(ours, other, match.unit)
-        rows.append(Row(part, match.what, match.unit, name, rival.target, *spreads))
-    return rows
+    failures: dict[tuple[int, str], str] = {}
+    for number in range(rounds * match.times):
+        order = list(sides)[:: -1 if number % 2 else 1]  # so that no side always runs on what the other leaves behind
+        for key in order:
+            if key not in failures and OURS not in failures:
+                try:
+                    figures[key].append(sides[key]())
+                except CommandFailure as error:
+                    failures[key] = str(error)
+            measured()
+    return [_row(part, match, number, figures, failures) for number in range(len(match.rivals))]
+
+
+def _row(
+    part: str,
+    match: Match,
+    number: int,
+    figures: Mapping[tuple[int, str], Sequence[float]],
+    failures: Mapping[tuple[int, str], str],
+) -> Row:
+    """The row of the match's rival ``number``."""
+    rival = match.rivals[number]
+    about = (part, match.what, match.unit)
+    ways = {way: figures[number, way] for way in rival.ways if (number, way) not in failures}
+    failed = failures.get(OURS) or next((failures[number, way] for way in rival.ways if not ways), "")
+    if failed:
+        return Row(*about, rival.name, rival.target, failure=failed)
+    ours, other, name = figures[OURS], None, rival.name
+    if ways:
+        way = hardest_way(ours, ways, match.unit)
+        other = ways[way]
+        name = ", ".join(filter(None, (name, way)))
+    return Row(
+        *about, name, rival.target, Spread.of(ours), other and Spread.of(other), compare(ours, other, match.unit)
+    )
 
 
 def hardest_way(ours: Sequence[float], ways: Mapping[str, Sequence[float]], unit: str) -> str:
@@ -184,14 +207,17 @@ def throughput(
 
 
 def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str], code: int = 0) -> str:
-    """What ``command`` prints. Raises ``CommandFailure`` when it does not end with exit code ``code``."""
+    """What ``command`` prints on stdout. Raises ``CommandFailure`` when it does not end with exit code ``code``.
+
+    Warnings of libraries, which some print only on a GPU, go to stderr.
+    """
     done = subprocess.run(
         list(map(str, command)), env=dict(environ), capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS
     )
     if done.returncode != code:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing on stderr"]
         raise CommandFailure(f"{Path(command[1]).name} ended with exit code {done.returncode}: {lines[-1].strip()}")
-    return done.stdout + done.stderr
+    return done.stdout
 
 
 def peer(setup: Setup, name: str, *flags: object, briefly: bool = False, threads: int | None = None) -> Measure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,7 +85,8 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     try:
         return tool(sys.argv[1:])
     except UserError as error:
-        print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0" or not error.on_all_ranks:
+            print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)

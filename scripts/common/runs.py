@@ -48,6 +48,12 @@ def identity(args: Settings) -> dict[str, Any]:
     return {name: value for name, value in args.result_values().items() if name not in FREE}
 
 
+def matches(args: Settings, wanted: Settings) -> bool:
+    """Whether a run with ``args`` is of the experiment ``wanted``, of which a value to be measured may be any."""
+    ours, theirs = identity(args), identity(wanted)
+    return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
+
+
 def run_folders(root: Path) -> Iterator[Path]:
     """All folders of runs at or below ``root``, in order."""
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
@@ -66,7 +72,7 @@ def read_run(folder: Path) -> RunResult | None:
         ended = LAST_LINE.findall((folder / "log.txt").read_text(encoding="utf-8"))
         if not rows or not ended or int(ended[-1]) != int(rows[-1]["epoch"]) or not _whole(args, rows):
             return None
-        top1 = [float(row["val_top1"]) for row in rows]
+        top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
         return RunResult(
             folder=folder, args=args, command=_comment(text, "main.py "), machine=_comment(text, MACHINE),
             commit=_comment(text, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=max(top1),

@@ -24,6 +24,7 @@ from utils.precision.amp import autocast, build_scaler
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
 WARM_UP_STEPS = 3  # of each round: they compile, choose convolution algorithms and fill the allocator's cache
+GPU_WARM_UP_SECONDS = 0.5  # then, on a GPU: one that was idle takes a while to raise its clock
 CPU_MEMORY_STEPS = 2  # after the warm-up, where memory is measured apart from time
 OUT_OF_MEMORY = "out of memory"
 
@@ -187,6 +188,16 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def warm_up(run: Callable[[int], None], device: torch.device) -> None:
+    """Let ``run``, a function of the number of steps, do what is not to be timed, and wait for the device."""
+    run(WARM_UP_STEPS)
+    synchronise(device)
+    began = time.perf_counter()
+    while device.type == "cuda" and time.perf_counter() - began < GPU_WARM_UP_SECONDS:
+        run(WARM_UP_STEPS)
+        synchronise(device)
+
+
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """In this context, float32 multiplications may (or may not) be rounded to TF32; then as before."""
@@ -208,8 +219,7 @@ def time_round(workload: Workload, row: StepVariant, device: torch.device) -> tu
         torch.compiler.reset()  # past its limit of variants of one function, torch.compile quietly stops compiling
     with tf32(row.format == "tf32"):
         training = workload.start(row, device)
-        training.run(WARM_UP_STEPS)
-        synchronise(device)
+        warm_up(training.run, device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()

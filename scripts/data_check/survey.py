@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from scripts.common.image_stream import reason
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
@@ -228,7 +229,7 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
         image = open_image(io.BytesIO(data), colour)
         return (sha256, pixel_hash(colour, image.size, image.tobytes()), *image.size, *about), None
     except Exception as error:  # training would stop at this file, whatever the error is
-        return (sha256, b"", *size, *about), _reason(error)
+        return (sha256, b"", *size, *about), reason(error)
 
 
 def _is_rotated(image: Image.Image) -> bool:
@@ -236,14 +237,6 @@ def _is_rotated(image: Image.Image) -> bool:
     if image.format == "PNG" and not {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys():
         return False  # to look for more, Pillow would decode all pixels
     return image.getexif().get(ORIENTATION, 1) in range(2, 9)
-
-
-def _reason(error: Exception) -> str:
-    """Why a file cannot be decoded, in one line."""
-    error = error.__cause__ if isinstance(error, UserError) and isinstance(error.__cause__, Exception) else error
-    if isinstance(error, Image.UnidentifiedImageError):
-        return "is no image of a known format"
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def pixel_hash(colour: str, size: tuple[int, int], pixels: bytes) -> bytes:

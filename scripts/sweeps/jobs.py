@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.common.runs import RunResult, identity, read_run, run_folders
+from scripts.common.runs import RunResult, matches, read_run, run_folders
 from scripts.sweeps.grid import Trial
 from utils.config.settings import UserError
 
@@ -39,7 +39,8 @@ class Places:
 
     def environment(self, place: int) -> dict[str, str]:
         """The variables of a process on ``place``."""
-        chosen = dict(os.environ)
+        # Both of its outputs go into one file, whose last line says why it failed.
+        chosen = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self.count > 1:
             chosen.setdefault("OMP_NUM_THREADS", str(self.threads))
         if self.gpus > 1:
@@ -50,13 +51,12 @@ class Places:
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
     """The results of those ``trials`` whose finished runs are below ``runs``."""
-    wanted = {(trial.seed, str(identity(trial.args))): trial for trial in trials}
     found = {}
     for folder in run_folders(runs):
         result = read_run(folder)
-        trial = result and wanted.get((result.seed, str(identity(result.args))))
-        if trial:
-            found[trial] = result
+        for trial in trials if result else ():
+            if trial.seed == result.seed and matches(result.args, trial.args):
+                found[trial] = result
     return found
 
 

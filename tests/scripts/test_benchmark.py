@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts.benchmarks import data, loading, measure, peers, records, report, start_up
+from scripts.benchmarks import data, gpu, loading, measure, peers, records, report, start_up
 from scripts.benchmarks.measure import (
     PERCENT,
     RATE,
@@ -119,6 +120,21 @@ def test_a_failing_command_becomes_a_row_that_says_so():
     assert report.line(row) == "m: failed, main.py ended with exit code 1: why"
 
 
+def test_a_rival_that_fails_spoils_no_other_row_and_is_not_measured_again():
+    calls = []
+
+    def fails():
+        calls.append(1)
+        raise CommandFailure("why")
+
+    rivals = [Rival("broken", {"": fails}, 2.0), Rival("r", {"slow": figures(5.0, 5.0), "broken": fails}, 0.5)]
+    broken, row = play("part", Match("m", RATE, figures(10.0, 12.0), rivals), rounds=2)
+    assert broken.failure == "why" and broken.result is None
+    assert (row.against, row.result) == ("r, slow", Spread(2.2, 2.0, 2.4)) and len(calls) == 2
+    rows = play("part", Match("m", RATE, fails, [Rival("r", {"": figures(1.0)}), Rival("s")]), rounds=3)
+    assert [row.failure for row in rows] == ["why", "why"] and len(calls) == 3
+
+
 @pytest.mark.parametrize(
     ("unit", "median", "target", "missed"),
     [
@@ -170,7 +186,31 @@ def test_timms_log_is_read_for_the_average_of_each_epoch():
     assert peers.TIMM_RATE.findall(line) == [("1", "157.64")]
 
 
+def test_given_batches_are_timed_from_the_first_to_the_end_of_the_last_step(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(peers, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    options = {"device": CPU, "is_training": True, "batch_size": 8, "input_size": (3, 4, 4)}
+    batches = peers.GivenBatches(5, 10, True, options)
+    for seconds in (100.0, 2.0, 1.0):  # a step of the first epoch, which compiles, and of two more
+        for images, targets in batches:
+            assert images.shape == (8, 3, 4, 4) and targets.shape == (8,) and targets.max() < 10
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            now[0] += seconds
+    log = "Train: 1 [ ...  (0.812s,  157.64/s)\n" + capsys.readouterr().out
+    assert peers.timm_rate(log, given_batches=True) == pytest.approx(80 / 15)  # 40 images in 10 s and in 5 s
+    assert peers.timm_rate(log, given_batches=False) == 157.64
+    assert len(list(peers.GivenBatches(5, 10, False, options | {"is_training": False}))) == 1
+    assert capsys.readouterr().out == "", "validation is not timed"
+
+
 # ---------------------------------------------------------------------------------------- commands
+
+
+def test_warnings_on_stderr_are_no_figures(setup, monkeypatch):
+    warns = setup.scratch / "warns.py"
+    warns.write_text("import sys; print('of the network'); print(12.5); print('TF32 is off', file=sys.stderr)")
+    monkeypatch.setattr(measure, "PEERS", warns)
+    assert measure.peer(setup, "bare")() == 12.5
 
 
 def test_a_command_that_ends_otherwise_is_told_with_its_last_line():
@@ -249,7 +289,7 @@ def test_the_bare_loop_takes_the_steps_of_plain_sgd(monkeypatch):
     twin = copy.deepcopy(network)
     monkeypatch.setattr(peers, "network", lambda own: network)
     batches = [(torch.randn(5, 4), torch.randint(3, (5,))) for _ in range(3)]
-    own = SimpleNamespace(device=CPU, amp=False, compile=False)
+    own = SimpleNamespace(device=CPU, amp="off", compile=False)
     assert list(peers.training(own, iter(batches))) == [5, 5, 5]
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, foreach=False)
     for images, targets in batches:
@@ -330,7 +370,55 @@ def test_the_logging_part_trains_whole_epochs_with_and_without_a_writer(setup, m
     assert row.ours.median > 0 and row.other.median > 0
 
 
+# ---------------------------------------------------------------------------------------- on a GPU
+
+
+def test_both_sides_of_a_gpu_row_get_the_same_network_batch_and_formats(setup, monkeypatch):
+    commands = []
+    monkeypatch.setattr(gpu, "main_run", lambda _, *flags, **__: commands.append(flags) or (lambda: 1.0))
+    monkeypatch.setattr(gpu, "peer", lambda _, name, *flags: commands.append((name, *flags)) or (lambda: 1.0))
+    given = replace(setup, timm_train="train.py", cifar10="DIR")
+    matches = [*gpu.resnet50(given, "bf16", compiled=True), *gpu.resident(given)]
+    assert [len(match.rivals) for match in matches] == [2, 1]
+    for command in commands[:3]:
+        said = " ".join(map(str, command))
+        for flags in (
+            "--arch resnet50",
+            "--image-size 224",
+            "--batch-size 128",
+            "--amp bf16",
+            "--channels-last --compile",
+        ):
+            assert flags in said
+    for command in commands[3:]:
+        said = " ".join(map(str, command))
+        for flags in ("--arch resnet18", "--image-size 32", "--batch-size 512", "--amp fp16", "--channels-last"):
+            assert flags in said
+
+
+def test_the_waits_are_those_of_the_runs_that_gave_the_rates(setup, monkeypatch):
+    waits = figures(3.0, 5.0)
+    monkeypatch.setattr(gpu, "warm_data_wait", lambda folder: waits())
+    monkeypatch.setattr(gpu, "warm_images_per_second", lambda folder: 100.0)
+    monkeypatch.setattr(
+        gpu, "main_run", lambda _, *flags, read=None: (lambda: read(Path())) if read else (lambda: 200.0)
+    )
+    monkeypatch.setattr(data, "jpeg_tree", lambda given, scratch: Path("tree"))
+    matches = [match for match in gpu.jpeg(setup, "resnet18") if isinstance(match, Match)]
+    rows = [row for match in matches for row in play("p", match, 2)]
+    assert [(row.unit, row.ours) for row in rows] == [(RATE, Spread(100, 100, 100)), (PERCENT, Spread(4, 3, 5))]
+    assert rows[0].result.median == 0.5
+
+
 # ---------------------------------------------------------------------------------------- the tool
+
+
+def test_what_needs_a_gpu_or_a_cpu_is_skipped_with_a_line_only_if_it_was_asked_for(setup, script):
+    [(_, line)] = script.matches(["resident"], setup)
+    assert line == "resident is skipped: it needs a GPU"
+    assert script.unfit("resident", replace(setup, tiny=True)) == ""
+    assert script.unfit("resident", replace(setup, device=torch.device("cuda"))) == ""
+    assert "measures the CPU" in script.unfit("decode", replace(setup, on_cpu=False))
 
 
 @pytest.fixture

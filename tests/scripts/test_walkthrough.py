@@ -22,7 +22,7 @@ from utils.config.settings import UserError
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "amp_walkthrough.py"
 CPU = torch.device("cpu")
 PRINTED = 5e-5  # half of the last printed digit
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def start_script(*flags):

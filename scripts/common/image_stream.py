@@ -1,0 +1,219 @@
+"""Image files of a command line, in order, as the batches that a network sees in validation."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from PIL import UnidentifiedImageError
+from torch.utils.data import Dataset
+
+from utils.config.settings import UserError
+from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
+from utils.data.preprocessing import Preprocessing
+from utils.data.sets.class_folders import IMAGE_ENDINGS, is_image, unread_ending
+from utils.data.sources import empty_batch
+from utils.data.worker_pool.pool import WorkerPool
+
+STDIN, LIST = "-", "@"
+CPU = torch.device("cpu")
+
+
+class ImageBatch(NamedTuple):
+    """Consecutive files: n ``paths`` as given, ``images`` float32 (n, channels, h, w) on the device, normalised.
+
+    ``errors``: for each file None, or why it cannot be read, in one line; the pixels of such a one are meaningless.
+    """
+
+    paths: tuple[str, ...]
+    images: torch.Tensor
+    errors: tuple[str | None, ...]
+
+
+# ------------------------------------------------------------------------------------------- which files
+
+
+def list_images(arguments: Sequence[str], unread: Counter[str] | None = None) -> Iterator[Path]:
+    """The files that ``image_names`` names, as paths."""
+    return map(Path, image_names(arguments, unread))
+
+
+def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) -> Iterator[str]:
+    """The image files that ``arguments`` mean, one after the other, as they were written.
+
+    An argument is a file, a folder (all images in it and below, by name), a pattern such as 'photos/**/*.jpg', '@FILE'
+    for a text file with a name on each line, or '-' for such lines from standard input. Of folders, hidden entries,
+    files of other endings, and links to folders anywhere but in the folder itself are left out; ``unread`` counts
+    images in formats that are not read, by ending. Lists are read as far as the iterator has come. Raises ``UserError``
+    at once for arguments that mean nothing.
+    """
+    found: list[Iterable[str]] = []
+    mistakes = []
+    for argument in arguments:
+        try:
+            found.append(_named_by(argument, Counter() if unread is None else unread))
+        except UserError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise UserError(*mistakes)
+    return chain.from_iterable(found)
+
+
+def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:
+    if "\0" in argument or not argument:
+        raise UserError("IMAGES: a name must not be empty or hold a NUL character")
+    if argument == STDIN:
+        return _lines_of(sys.stdin.buffer)
+    if os.path.lexists(argument):
+        return _file_or_folder(argument, unread)
+    if argument.startswith(LIST):
+        return _list_file(argument[len(LIST) :])
+    matches = sorted(glob.iglob(argument, recursive=True)) if glob.has_magic(argument) else []
+    if not matches:
+        raise UserError(f"{argument}: no such file or folder{', and no file matches it' * glob.has_magic(argument)}")
+    return chain.from_iterable(_below(match, unread) if os.path.isdir(match) else (match,) for match in matches)
+
+
+def _file_or_folder(path: str, unread: Counter[str]) -> Iterable[str]:
+    if os.path.isdir(path):
+        before, images = unread.copy(), _below(path, unread)
+        first = next(images, None)
+        if first is None:
+            others = sorted(unread - before)
+            left_out = f"; convert its {', '.join(others)} files to JPEG or PNG" if others else ""
+            raise UserError(f"{path}: holds no images ({', '.join(IMAGE_ENDINGS)}){left_out}")
+        return chain([first], images)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: is neither a file nor a folder")
+    return (path,)
+
+
+def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[str]:
+    """The images in ``folder`` and below, by name; the folder itself, an error later, if it cannot be listed.
+
+    As in training, class folders may be links: with ``follows`` those to folders are followed, here but not deeper.
+    """
+    try:
+        with os.scandir(folder) as opened:
+            entries = sorted(
+                (entry for entry in opened if not entry.name.startswith(".")), key=lambda entry: entry.name
+            )
+    except OSError:
+        yield folder
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) or (follows and _is_folder(entry) and not _contains(entry.path, folder)):
+            yield from _below(entry.path, unread, follows=False)
+        elif not is_image(entry.name):
+            unread.update(unread_ending(entry.name))
+        elif not _is_folder(entry):
+            yield entry.path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or leads to one; a link that leads to itself is not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _contains(link: str, folder: str) -> bool:
+    """Whether a link leads to ``folder`` itself or to one above it."""
+    target, inner = os.path.realpath(link), os.path.realpath(folder)
+    return os.path.commonpath([target, inner]) == target
+
+
+def _list_file(path: str) -> Iterator[str]:
+    try:
+        return _lines_of(Path(path).open("rb"))
+    except OSError as error:
+        raise UserError(f"{LIST}{path}: the list cannot be read ({error.strerror})") from error
+
+
+def _lines_of(file: BinaryIO) -> Iterator[str]:
+    """Names, one on each line that is not empty; in any encoding, as the system's own names."""
+    with file:
+        for line in file:
+            if name := os.fsdecode(line.rstrip(b"\r\n")):
+                yield name
+
+
+# -------------------------------------------------------------------------------------------- their pixels
+
+
+def stream(
+    paths: Iterable[str | os.PathLike[str]], preprocessing: Preprocessing, batch_size: int, workers: int,
+    *, device: torch.device = CPU, channels_last: bool = False,
+) -> Iterator[ImageBatch]:  # fmt: skip
+    """The files ``paths`` in batches of ``batch_size``, in order, with the pixels that validation shows a network.
+
+    ``workers`` processes read ahead, each a few batches (0, and for a single batch: none); ``paths`` is read no
+    further than that, and nothing else is kept. A file that is damaged, missing or no image has an error in its batch.
+    Raises ``UserError`` if a process ends or the system is short of memory or file descriptors.
+    """
+    names = map(os.fspath, paths)
+    batches = iter(lambda: tuple(islice(names, batch_size)), ())
+    first = list(islice(batches, 2))
+    pool = WorkerPool(_Reader(preprocessing), workers if len(first) > 1 else 0, pin=device.type == "cuda")
+    transform = replace(preprocessing.evaluation_transform, channels_last=channels_last)
+    for batch, pixels, errors in pool.read(chain(first, batches)):
+        yield ImageBatch(batch, transform.evaluation(pixels.to(device, non_blocking=True)), errors)
+
+
+class _Reader(Dataset):
+    """What a worker does: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.view, self.colour = preprocessing.view(preprocessing.val_image_size), preprocessing.colour
+        self.channels = preprocessing.channels
+
+    def __getitem__(self, paths: tuple[str, ...]) -> tuple[tuple[str, ...], torch.Tensor, tuple[str | None, ...]]:
+        batch = empty_batch(len(paths), self.channels, self.view.size)
+        errors = tuple(self._read(path, place) for path, place in zip(paths, batch, strict=True))
+        return paths, batch, errors
+
+    def _read(self, path: str, place: torch.Tensor) -> str | None:
+        """Read a file into ``place``; gives why it cannot be read."""
+        if problem := _problem_of(path):
+            place.zero_()
+            return problem
+        try:
+            if self.view.whole:
+                place.copy_(decode_whole(path, self.view.size, self.colour))
+            else:
+                place.copy_(decode_crop(path, self.view, self.colour))
+        except UnreadableImage as error:
+            place.zero_()
+            return reason(error)
+        return None
+
+
+def _problem_of(path: str) -> str | None:
+    """What is wrong with a file before anything is read: a pipe, say, would block forever."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+    if stat.S_ISDIR(status.st_mode):
+        return "is a folder"
+    if not stat.S_ISREG(status.st_mode):
+        return "is no file"
+    return None if status.st_size else "is empty (0 bytes)"
+
+
+def reason(error: Exception) -> str:
+    """Why an image cannot be decoded, in one line that does not repeat its path."""
+    cause = error.__cause__ if isinstance(error, UserError) and isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, UnidentifiedImageError):
+        return "is no image of a known format"
+    return " ".join(str(cause).split()) or type(cause).__name__

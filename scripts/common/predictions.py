@@ -1,0 +1,279 @@
+"""What a trained network says of every image of a data set, in the product's own exact validation."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from models.load import Loaded
+from models.prepare import to_memory_format
+from scripts.common.trained import warn
+from utils.checkpoint.resume import ResumePoint
+from utils.config import arguments
+from utils.config.datasets import SPECS
+from utils.config.groups.data import DataSettings
+from utils.config.settings import Settings, UserError
+from utils.data.images.decoding import open_image
+from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
+from utils.data.sets.class_folders import test_folder, training_folder
+from utils.data.sets.datasets import Data, Trained, get_data, get_test_data
+from utils.data.sets.readers import IN_MEMORY, ImageFiles, Images
+from utils.loop.bad_images import BadImages
+from utils.loop.test_time_augmentation import in_views
+from utils.loop.validation import validate
+from utils.precision.amp import autocast, keep_in_fp32
+from utils.record.metrics import Report
+from utils.record.writer import NullWriter
+from utils.runtime.distributed import Distributed, RankInfo
+
+SPLITS = ("train", "val", "test")
+SHOWN = 5  # paths in a message
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which images, and how a network is run on them; None: as its run did.
+
+    ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
+    run's data. ``batch_size``: images per forward pass. ``tta``: as main.py's --tta.
+    """
+
+    split: str = "val"
+    datapath: str | None = None
+    device: str = "auto"
+    amp: str | None = None
+    batch_size: int | None = None
+    tta: str | None = None
+    workers: str | None = None
+    skip_bad_images: bool = False
+    progress: bool = True
+
+    @classmethod
+    def of(cls, own: argparse.Namespace) -> Chosen:
+        """Those that a tool's command line has."""
+        return cls(**{field.name: getattr(own, field.name) for field in fields(cls) if hasattr(own, field.name)})
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The answers for n images, in the data set's order, the same on every rank.
+
+    ``logits``: float32 (n, classes) on the CPU. ``labels``: int64 (n,). ``ids``: an image's path, or its number in the
+    split as in 'val[17]'. ``report``: the figures of this validation, those of ``main.py --evaluate``. ``notes``: what
+    the figures leave out, a line each. ``images``: the data set, and ``numbers`` int64 (n,), the images' in it.
+    """
+
+    logits: torch.Tensor
+    labels: torch.Tensor
+    classes: tuple[str, ...]
+    ids: list[str]
+    report: Report
+    notes: tuple[str, ...]
+    images: Images
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pictures(self, places: Sequence[int]) -> list[Image.Image]:
+        """The whole images at these places among the n, upright, in mode 'L' or 'RGB'."""
+        return [picture(self.images, int(self.numbers[place])) for place in places]
+
+
+def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | None = None) -> Predictions:
+    """Predict the ``chosen`` images with ``loaded``'s network, on all ranks of ``distributed`` or in this process.
+
+    The network is moved to the device. Nothing is written to the disk. Raises ``UserError``.
+    """
+    args = settings_of(loaded, chosen)
+    one = Distributed(RankInfo(), args.run, args.precision.tf32) if distributed is None else nullcontext(distributed)
+    with one as processes:
+        with processes.raise_on_all_ranks(), processes.patiently("Reading the data"):
+            images, notes = read_images(loaded, args, chosen, processes.device)
+            loaded.network.to(processes.device)
+            keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
+            loader = _loader(loaded, args, images, processes)
+        for note in notes:
+            warn(note)
+        with _enough_memory(args.data.val_batch_size or args.data.batch_size):
+            report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress)
+    if not batches:
+        raise UserError(f"--split {chosen.split}: no image can be read", on_all_ranks=True)
+    if unreadable:
+        shown = ", ".join(sorted(unreadable)[:SHOWN])
+        notes = (*notes, f"{len(unreadable):,} image(s) that cannot be read are left out: {shown}")
+        warn(notes[-1])
+    numbers, logits, labels = (list(parts) for parts in zip(*batches, strict=True))
+    numbers = np.concatenate(numbers)
+    order = np.argsort(numbers)
+    files = images.paths if isinstance(images, ImageFiles) else None
+    return Predictions(
+        logits=torch.cat(logits)[order], labels=torch.cat(labels)[order], classes=loaded.classes,
+        ids=[files[number] if files else f"{chosen.split}[{number}]" for number in numbers[order]],
+        report=report, notes=notes, images=images, numbers=numbers[order],
+    )  # fmt: skip
+
+
+def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
+    """The run's settings, with what is ``chosen`` instead. Raises ``UserError``.
+
+    For one process, whatever their number: so any number of ranks computes the same batches, and those of a
+    ``main.py --evaluate`` in one process.
+    """
+    flags = {
+        "datapath": chosen.datapath, "device": chosen.device, "amp": chosen.amp, "val-batch-size": chosen.batch_size,
+        "tta": chosen.tta, "workers": chosen.workers,
+    }  # fmt: skip
+    line = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    line += ["--skip-bad-images"] * chosen.skip_bad_images
+    begun = ResumePoint(loaded.path, {"settings": loaded.settings}, digest="").settings
+    return arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
+
+
+# ------------------------------------------------------------------------------------------- the images
+
+
+def picture(images: Images, number: int) -> Image.Image:
+    """The whole image ``number`` of a data set, upright, in mode 'L' or 'RGB'. Raises ``UnreadableImage``."""
+    if isinstance(images, ImageFiles):
+        return open_image(images.paths[number], images.colour)
+    pixels = images.pixels[number % len(images.pixels)].cpu().numpy()
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
+
+def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device) -> tuple[Images, tuple[str, ...]]:
+    """The chosen images, labelled as the network's classes are, and notes about what is missing or left out."""
+    settings = args.data
+    if chosen.datapath is not None and settings.dataname in IN_MEMORY:
+        settings = dataclasses.replace(settings, dataname="folder")
+    tree = _tree(settings, chosen)
+    if tree is not None:
+        settings = dataclasses.replace(settings, datapath=str(tree), val_split=None)
+    if chosen.split == "train" and tree is None:
+        data = get_data(settings, device)
+        images, notes = data.train, _other_images(loaded, data)
+    else:
+        trained = Trained(loaded.path, loaded.classes, loaded.settings.get("datapath"), loaded.fingerprint)
+        data = get_test_data(settings, device, trained, val_split_is_explicit=False, leave_out_unknown=True)
+        images, notes = data.validation, data.warnings
+    if data.classes != loaded.classes:
+        raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
+    if isinstance(images, ImageFiles):
+        images = dataclasses.replace(images, colour=loaded.preprocessing.colour)
+    return images, notes
+
+
+def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
+    """The class folders of a split that is not validation's; None if the data set's own reader has it."""
+    if chosen.split == "val":
+        return None
+    if settings.datapath is None or settings.dataname in IN_MEMORY:
+        tree = None
+    elif chosen.split == "test":
+        tree = test_folder(Path(settings.datapath))
+    elif settings.val_split is not None and chosen.datapath is None:
+        return None  # a share of the one tree
+    else:
+        tree = training_folder(Path(settings.datapath))
+    if tree is None and chosen.datapath is not None:
+        raise UserError(
+            f"--split {chosen.split}: {chosen.datapath} holds no {chosen.split}/; without the flag, its own class "
+            "folders are read"
+        )
+    if tree is None and chosen.split == "test":
+        raise UserError(f"--split test: {settings.dataname} has no test images beside those of --split val")
+    return tree
+
+
+def _other_images(loaded: Loaded, data: Data) -> tuple[str, ...]:
+    """A note if the training images are no longer those that the network was trained on."""
+    if data.fingerprint == loaded.fingerprint:
+        return data.warnings
+    return (f"the data set holds other images than {loaded.path} was trained on", *data.warnings)
+
+
+# --------------------------------------------------------------------------------------- the validation
+
+
+def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distributed) -> ValidationLoader:
+    """The product's own; files are read as they stream, and nothing is kept on the disk."""
+    files = isinstance(images, ImageFiles)
+    settings = dataclasses.replace(
+        args.data, loader="stream" if files else args.data.loader, datapath=None, cache_dir=None
+    )
+    spec = SPECS[settings.dataname]
+    data = Data(spec, loaded.preprocessing, "", loaded.classes, train=None, validation=images)
+    _, loader, _ = loaders(
+        data, dataclasses.replace(args, data=settings), distributed,
+        channels_last=to_memory_format(args, loaded.network, distributed.device),
+        progress=ProgressLog(_tell, args.logging.progress),
+    )  # fmt: skip
+    return loader
+
+
+class _Recorder(nn.Module):
+    """``network`` for ``validate``; keeps the logits of each batch, and the paths that cannot be read."""
+
+    def __init__(self, network: nn.Module, advance: Callable[[int], None]) -> None:
+        super().__init__()
+        self.network, self.advance = network, advance
+        self.kept: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []
+        self.unreadable: list[str] = []
+
+    def before_batch(self, batch: Batch) -> None:
+        """Remember whose logits come next."""
+        self.batch = batch
+        self.unreadable += batch.unreadable
+        self.advance(1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = self.network(images)
+        self.kept.append((self.batch.indices, logits.float().cpu(), self.batch.targets.cpu()))
+        return logits
+
+
+def _validated(
+    loaded: Loaded, args: Settings, loader: ValidationLoader, distributed: Distributed, progress: bool
+) -> tuple[Report, list[tuple[np.ndarray, torch.Tensor, torch.Tensor]], list[str]]:
+    """The report, and of all ranks: numbers, logits and labels of each batch; the paths that cannot be read."""
+    log = ProgressLog(_tell if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
+    with log.counting("Validation", len(loader), "batches") as advance:
+        recorder = _Recorder(in_views(loaded.network, args.data.tta), advance)
+        report = validate(
+            recorder, loader, distributed, autocast(args.precision, distributed.device), NullWriter(),
+            BadImages(False, distributed, NullWriter()), lambda: None, recorder.before_batch,
+        )  # fmt: skip
+    loaded.network.eval()
+    batches, unreadable = [], []
+    for kept, paths in distributed.gather((recorder.kept, recorder.unreadable)):
+        batches += kept
+        unreadable += paths
+    return report, batches, unreadable
+
+
+@contextmanager
+def _enough_memory(batch_size: int) -> Iterator[None]:
+    """Around forward passes: too large a batch becomes a ``UserError``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not short:
+            raise
+        raise UserError(
+            f"--batch-size {batch_size}: there is not enough memory for so many images; lower it"
+        ) from error
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

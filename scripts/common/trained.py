@@ -1,0 +1,109 @@
+"""The trained network that RUN on a tool's command line means. Heavy imports are inside the functions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scripts.common.command_line import whole
+from utils.config.settings import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.load import Loaded
+
+AUTO, RUNS = "auto", Path("runs")  # the newest run below that folder
+FORMATS = ("off", "fp16", "bf16")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """RUN, or with ``several`` one or more, and how to run its network."""
+    parser.add_argument(
+        "run", metavar="RUN", nargs="+" if several else None,
+        help=f"a checkpoint file, a run folder (its newest checkpoint), or auto: the newest run below {RUNS}/",
+    )  # fmt: skip
+    parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto: a GPU if there is one]"
+    )
+    parser.add_argument(
+        "--amp", choices=FORMATS, help="mixed precision [as the run, otherwise off on a CPU, fp16 on a GPU]"
+    )
+    parser.add_argument("--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as the run]")
+
+
+def find_run(text: str) -> Path:
+    """The checkpoint file or run folder that ``text`` means. Raises ``UserError`` if there is none."""
+    if text == AUTO:
+        return _newest_run()
+    if not text.strip() or "\0" in text:
+        raise UserError("RUN must not be empty or hold a NUL character")
+    path = Path(text)
+    if os.path.isdir(path) and not _checkpoints_in(path):  # unlike Path's, False for a name that is too long
+        raise UserError(f"{path}: holds no checkpoint; give a run folder or a .pt file")
+    if not os.path.lexists(path):
+        raise UserError(f"{path}: no such run or checkpoint")
+    return path
+
+
+def _newest_run() -> Path:
+    """Of the runs below ``RUNS`` that hold a checkpoint, the one that began last: a folder's name begins with it."""
+    folders = [path.parent for path in RUNS.rglob("config.yaml") if _checkpoints_in(path.parent)]
+    if not folders:
+        raise UserError(f"RUN auto: there is no run with a checkpoint below {RUNS.absolute()}; give its folder")
+    return max(folders, key=lambda folder: (folder.name, str(folder)))
+
+
+def _checkpoints_in(folder: Path) -> bool:
+    return any(folder.glob("*.pt")) or any((folder / "checkpoints").glob("*.pt"))
+
+
+def open_run(text: str, raw: bool = False, device: str | torch.device = "auto") -> Loaded:
+    """The network of RUN ``text``, on ``device`` and in evaluation mode; warnings go to stderr.
+
+    ``raw``: the trained weights, even if the run kept an average. Layers of the run's --fp32-layers compute in float32
+    under autocast, as they did. Raises ``UserError``.
+    """
+    from models import load_model
+    from utils.precision.amp import keep_in_fp32
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        loaded = load_model(find_run(text), raw=raw)
+    for warning in caught:
+        warn(str(warning.message))
+    place = chosen_device(device) if isinstance(device, str) else device
+    loaded.network.to(place)
+    layers = loaded.settings.get("fp32_layers")
+    if isinstance(layers, list):
+        keep_in_fp32(loaded.network, [*map(str, layers)], place)
+    return loaded
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device that --device ``name`` means here. Raises ``UserError`` if there is none."""
+    from utils.config.groups.run import RunSettings
+    from utils.runtime.distributed import Distributed, RankInfo
+
+    return Distributed(RankInfo(), RunSettings(device=name)).device
+
+
+def autocast_of(loaded: Loaded, amp: str | None, device: torch.device) -> torch.autocast:
+    """The context for the forward pass: --amp ``amp``, without it that of the run, or else the device's default."""
+    from utils.config.groups.precision import PrecisionSettings
+    from utils.precision.amp import autocast
+
+    stored = loaded.settings.get("amp")
+    return autocast(PrecisionSettings(amp=amp or (stored if stored in FORMATS else None)), device)
+
+
+def warn(line: str) -> None:
+    """A warning on stderr, from one of several processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"warning: {' '.join(line.split())}", file=sys.stderr, flush=True)  # a name may hold a newline

@@ -1,0 +1,181 @@
+"""What a trained network gets right and wrong: figures of all images and of each class, calibration, comparison.
+
+    python scripts/evaluate.py auto                                         # the newest run, on its validation images
+    python scripts/evaluate.py RUN --split test --output evaluation         # with JSON, CSV and each prediction
+    python scripts/evaluate.py RUN --datapath FOLDER --tta flip             # any class folders
+    python scripts/evaluate.py RUN --compare RUN2 --output comparison       # which is better, and where
+    python scripts/torchrun.py --nproc-per-node 8 scripts/evaluate.py RUN   # on several GPUs
+
+Its top-1, top-5 and loss are those of main.py --evaluate. Writes nothing without --output. Heavy imports are inside the
+functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, make_folder, run_tool
+from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from utils.config.groups.data import VIEWS
+from utils.config.settings import Settings, UserError
+from utils.runtime.distributed import Distributed, RankInfo, end_process
+
+if TYPE_CHECKING:
+    from models.load import Loaded
+    from scripts.evaluation.comparison import Comparison
+    from scripts.evaluation.figures import Figures
+
+NAME = "evaluate.py"
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own = build_parser().parse_args(argv)
+    refuse_mistakes(own)
+    from scripts.common.predictions import Chosen, settings_of
+
+    try:
+        loaded = open_run(own.run, own.raw, "cpu")
+        other = open_run(own.compare, own.raw, "cpu") if own.compare else None
+        args = settings_of(loaded, Chosen.of(own))
+    except UserError as error:
+        error.on_all_ranks = True  # they all read the same
+        raise
+    with Distributed(RankInfo.from_environment(), args.run, args.precision.tf32) as distributed:
+        new = distributed.run_on_rank0(lambda: own.output is not None and not os.path.exists(own.output))
+        if own.output is not None:
+            distributed.run_on_rank0(lambda: make_folder(own.output))
+        try:
+            figures, comparison = evaluate(own, loaded, other, distributed)
+            if distributed.is_main:
+                present(own, describe(own, loaded, other, args, distributed), figures, comparison)
+        finally:
+            if new and distributed.is_main:
+                with suppress(OSError):  # it holds the files
+                    Path(own.output).rmdir()
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser.usage = f"python scripts/{NAME} RUN [flag ...]"
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--split", choices=("train", "val", "test"), default="val",
+        help="val: what main.py validates on; train: without augmentation; test: a test/ beside val/ [val]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--datapath",
+        metavar="FOLDER",
+        help="other images: class folders, or train/, val/, test/ of them; classes are matched by name",
+    )
+    parser.add_argument(
+        "--tta", choices=tuple(VIEWS), help="test-time augmentation: mean logits of several views [as the run]"
+    )
+    parser.add_argument("--compare", metavar="RUN2", help="another network on the same images: which is better, where")
+    parser.add_argument("--output", metavar="DIR", help="write JSON and CSV files there, with each image's prediction")
+    parser.add_argument("--workers", metavar="{N,auto}", help="processes that read images, per process [as the run]")
+    parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
+    parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bar")
+    return parser
+
+
+def refuse_mistakes(own: argparse.Namespace) -> None:
+    """Raise ``UserError`` for what cannot be done, before any slow import."""
+    mistakes = []
+    for text in filter(None, (own.run, own.compare)):
+        try:
+            find_run(text)
+        except UserError as error:
+            mistakes += error.mistakes
+    if own.output is not None and (not own.output.strip() or "\0" in own.output):
+        mistakes.append("--output must not be empty or hold a NUL character")
+    if mistakes:
+        raise UserError(*mistakes, on_all_ranks=True)
+
+
+def evaluate(
+    own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed
+) -> tuple[Figures, Comparison | None]:
+    """The figures of the one network, and the comparison with the other."""
+    from scripts.common.predictions import Chosen, predict_split
+    from scripts.evaluation.comparison import compare, seeing_the_same
+    from scripts.evaluation.figures import Figures
+
+    chosen = Chosen.of(own)
+    figures = Figures(predict_split(loaded, chosen, distributed))
+    if other is None:
+        return figures, None
+    if other.fingerprint != loaded.fingerprint and own.datapath is None:
+        warn(f"{other.path} was trained on other images than {loaded.path}, perhaps on some of those compared here")
+    second = predict_split(seeing_the_same(other, loaded), chosen, distributed)
+    return figures, compare(figures, Figures(second))
+
+
+# ------------------------------------------------------------------------------------------- output
+
+
+def describe(
+    own: argparse.Namespace, loaded: Loaded, other: Loaded | None, args: Settings, distributed: Distributed
+) -> dict[str, Any]:
+    """What was evaluated, and how."""
+    import torch
+
+    from utils.precision.amp import resolve_amp
+
+    return {
+        "checkpoint": str(loaded.path),
+        "arch": loaded.arch,
+        "raw_weights": own.raw,
+        "dataname": None if own.datapath else args.data.dataname,
+        "datapath": args.data.datapath,
+        "split": own.split,
+        "tta": args.data.tta,
+        "amp": resolve_amp(args.precision, distributed.device),
+        "device": distributed.device.type,
+        "compared_with": other and str(other.path),
+        "torch": torch.__version__,
+    }
+
+
+def present(
+    own: argparse.Namespace, description: dict[str, Any], figures: Figures, comparison: Comparison | None
+) -> None:
+    """Print the report, and write the files."""
+    from scripts.evaluation import report
+    from scripts.evaluation.calibration import fit_temperature, reliability
+    from scripts.evaluation.files import save
+    from utils.record.summary import figures as last_line
+
+    predictions = figures.predictions
+    finite = ~predictions.logits.isnan().any(1)
+    bins = reliability(predictions.logits[finite], predictions.labels[finite])
+    temperature = fit_temperature(predictions)
+    names = []
+    if own.output is not None:
+        names = save(Path(own.output), description, figures, bins, temperature, comparison)
+    rest = ["", ""] if own.output is None else [f"; see {own.output}/{name}.csv" for name in ("classes", "confusions")]
+    parts = [
+        report.heading(description, predictions.report.count),
+        report.overall(figures),
+        report.classes(figures, rest[0]),
+        report.confusion(figures, rest[1]),
+        report.calibration(bins, temperature),
+    ]
+    if comparison is not None:
+        parts.append(report.compared(comparison, (description["checkpoint"], description["compared_with"])))
+    if names:
+        parts.append(f"Files in {own.output}: {', '.join(names)}")
+    print("\n\n".join(parts))
+    print(last_line(predictions.report).replace("val_", f"{own.split}_"))
+
+
+if __name__ == "__main__":
+    end_process(run_tool(NAME, main))

@@ -1,0 +1,170 @@
+"""Two networks on the same images: whether they differ by more than chance, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import binomtest, chi2
+
+from models.load import Loaded
+from scripts.evaluation.figures import CONFIDENCE, Figures
+from utils.config.settings import UserError
+
+EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
+RESAMPLES, SEED = 10_000, 0
+DATA = ("dataname", "datapath", "val_split")  # the settings that say which images
+
+
+class Counts(NamedTuple):
+    """Images that both get right, the first alone, the second alone, and neither."""
+
+    both: int
+    first: int
+    second: int
+    neither: int
+
+
+class ClassChange(NamedTuple):
+    """A class, its images, and how many of them the first and the second network get right."""
+
+    name: str
+    images: int
+    first: int
+    second: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``first`` and ``second`` on the same n images: ``first_right`` and ``second_right``, bool (n,).
+
+    ``places``: where image i of these n is among the first's, and among the second's.
+    """
+
+    first: Figures
+    second: Figures
+    places: tuple[np.ndarray, np.ndarray]
+
+    @cached_property
+    def first_right(self) -> np.ndarray:
+        return self.first.right[self.places[0]]
+
+    @cached_property
+    def second_right(self) -> np.ndarray:
+        return self.second.right[self.places[1]]
+
+    @cached_property
+    def counts(self) -> Counts:
+        one, two = self.first_right, self.second_right
+        return Counts(*(int(which.sum()) for which in (one & two, one & ~two, ~one & two, ~one & ~two)))
+
+    @property
+    def difference(self) -> float:
+        """By how many percentage points the second's top-1 is higher."""
+        return 100 * (self.counts.second - self.counts.first) / len(self.first_right)
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The bootstrap's 95 % interval of the difference, in percentage points; images are drawn in pairs."""
+        n = len(self.first_right)
+        shares = np.array([self.counts.first, self.counts.second, n - self.counts.first - self.counts.second]) / n
+        drawn = np.random.default_rng(SEED).multinomial(n, shares, RESAMPLES)
+        tail = 50 * (1 - CONFIDENCE)
+        low, high = np.percentile(100 * (drawn[:, 1] - drawn[:, 0]) / n, [tail, 100 - tail])
+        return float(low), float(high)
+
+    @cached_property
+    def p_value(self) -> float:
+        """McNemar's test: how often networks of equal accuracy would differ by at least as much."""
+        return mcnemar(self.counts.first, self.counts.second)
+
+    @property
+    def test(self) -> str:
+        return "exact binomial" if self.counts.first + self.counts.second <= EXACT else "chi-squared, corrected"
+
+    @cached_property
+    def classes(self) -> list[ClassChange]:
+        """The classes with images, those in which the two differ most first."""
+        labels = self.first.labels[self.places[0]]
+        size = len(self.first.predictions.classes)
+        images, first, second = (
+            np.bincount(labels[which], minlength=size).tolist()
+            for which in (slice(None), self.first_right, self.second_right)
+        )
+        changes = map(ClassChange, self.first.predictions.classes, images, first, second)
+        present = [change for change in changes if change.images]
+        return sorted(present, key=lambda change: -abs(change.second - change.first) / change.images)
+
+    def only(self, second: bool) -> np.ndarray:
+        """Of the n images, those that only the first, or only the ``second``, gets right; the surest mistakes first."""
+        mine, other = (self.second_right, self.first_right) if second else (self.first_right, self.second_right)
+        mistaken, places = (self.first, self.places[0]) if second else (self.second, self.places[1])
+        chosen = np.flatnonzero(mine & ~other)
+        return chosen[np.argsort(-mistaken.confidence[places[chosen]], kind="stable")]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each image that one of the two gets right."""
+        return [self.row(place, second) for second in (False, True) for place in self.only(second).tolist()]
+
+    def row(self, place: int, second: bool) -> dict[str, Any]:
+        """Image ``place`` of the n; ``second``: it is the second that is right."""
+        one, two = (int(places[place]) for places in self.places)
+        names = self.first.predictions.classes
+        return {
+            "image": self.first.predictions.ids[one],
+            "class": names[self.first.labels[one]],
+            "right": "second" if second else "first",
+            "first_predicted": _name(names, self.first.predicted[one]),
+            "first_probability": float(self.first.confidence[one]),
+            "second_predicted": _name(self.second.predictions.classes, self.second.predicted[two]),
+            "second_probability": float(self.second.confidence[two]),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "images": len(self.first_right), "both_right": self.counts.both, "first_right": self.counts.first,
+            "second_right": self.counts.second, "neither_right": self.counts.neither,
+            "top1_difference": self.difference, "top1_difference_interval": self.interval, "mcnemar_test": self.test,
+            "mcnemar_p": self.p_value,
+        }  # fmt: skip
+
+
+def _name(names: tuple[str, ...], place: int) -> str:
+    return names[place] if place >= 0 else ""
+
+
+def seeing_the_same(second: Loaded, first: Loaded) -> Loaded:
+    """``second``, with the settings that have it see the images of ``first``'s run."""
+    others = {name: value for name, value in second.settings.items() if name not in DATA}
+    same = {name: first.settings[name] for name in DATA if name in first.settings}
+    return dataclasses.replace(second, settings={**others, **same}, fingerprint=first.fingerprint)
+
+
+def compare(first: Figures, second: Figures) -> Comparison:
+    """The comparison on the images of both. Raises ``UserError`` if there are none.
+
+    Images are the same if their ids are; the names of their classes then agree, too.
+    """
+    where = {name: place for place, name in enumerate(second.predictions.ids)}
+    pairs = [(n, where[name]) for n, name in enumerate(first.predictions.ids) if name in where]
+    if not pairs:
+        raise UserError("--compare: the two have no image in common; give --datapath with classes that both know")
+    one, two = (np.array(places) for places in zip(*pairs, strict=True))
+    return Comparison(first, second, (one, two))
+
+
+def mcnemar(first: int, second: int) -> float:
+    """The two-sided p-value of ``first`` against ``second`` images on which only one of two networks is right.
+
+    McNemar, Note on the sampling error of the difference between correlated proportions, 1947; with Edwards'
+    correction for many, exact for up to ``EXACT``.
+    """
+    total = first + second
+    if not total:
+        return 1.0
+    if total <= EXACT:
+        return float(binomtest(first, total, 0.5).pvalue)
+    return float(chi2.sf(max(abs(first - second) - 1, 0) ** 2 / total, 1))

@@ -1,0 +1,112 @@
+"""An evaluation as files: JSON, CSV and a picture, all or none of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.evaluation.calibration import Bin, Temperature
+from scripts.evaluation.comparison import Comparison
+from scripts.evaluation.figures import NO_CLASS, Figures
+from utils.config.settings import UserError
+
+JSON_FILE = "evaluation.json"
+NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png")
+
+
+def save(
+    folder: Path, description: dict[str, Any], figures: Figures, bins: Sequence[Bin], temperature: Temperature | None,
+    comparison: Comparison | None,
+) -> list[str]:  # fmt: skip
+    """Write all files into ``folder``, in place of those of an earlier evaluation; gives their names.
+
+    Raises ``UserError``.
+    """
+    try:
+        work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
+        try:
+            _write_all(work, description, figures, bins, temperature, comparison)
+            names = sorted(path.name for path in work.iterdir())
+            for name in names:
+                os.replace(work / name, folder / name)
+            for name in set(NOT_ALWAYS) - set(names):
+                (folder / name).unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
+    return names
+
+
+def _write_all(
+    work: Path, description: dict[str, Any], figures: Figures, bins: Sequence[Bin], temperature: Temperature | None,
+    comparison: Comparison | None,
+) -> None:  # fmt: skip
+    content = {
+        **description,
+        "figures": figures.summary,
+        "classes": figures.by_class,
+        "reliability": [one._asdict() for one in bins],
+        "temperature": temperature and temperature.as_dict(),
+        "comparison": comparison and comparison.as_dict(),
+        "notes": list(figures.predictions.notes),
+    }
+    (work / JSON_FILE).write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
+    names = figures.predictions.classes
+    _write_csv(work / "classes.csv", list(figures.by_class[0]), map(dict.values, figures.by_class))
+    _write_csv(work / "reliability.csv", Bin._fields, bins)
+    _write_csv(work / "predictions.csv", PREDICTION, _predictions(figures))
+    _write_csv(
+        work / "confusions.csv", ["class", "predicted", "images", "percent_of_class"],
+        ((names[one.label], names[one.predicted], one.count, one.share) for one in figures.confusions),
+    )  # fmt: skip
+    if figures.matrix is not None:
+        rows = ([name, *row] for name, row in zip(names, figures.matrix.tolist(), strict=True))
+        _write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
+    if comparison is not None:
+        rows = comparison.rows()
+        _write_csv(work / "comparison.csv", COMPARED, map(dict.values, rows))
+        if rows:
+            from scripts.evaluation.picture import draw
+
+            draw(work / "comparison.png", comparison)
+
+
+PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
+COMPARED = (
+    "image", "class", "right", "first_predicted", "first_probability", "second_predicted", "second_probability",
+)  # fmt: skip
+
+
+def _predictions(figures: Figures) -> Iterable[tuple[Any, ...]]:
+    names = figures.predictions.classes
+    columns = (figures.labels, figures.predicted, figures.right, figures.confidence, figures.label_probability)
+    for image, label, predicted, right, probability, own, rank in zip(
+        figures.predictions.ids, *(column.tolist() for column in columns), figures.rank.tolist(), strict=True
+    ):
+        named = "" if predicted == NO_CLASS else names[predicted]
+        yield image, names[label], named, int(right), f"{probability:.6f}", f"{own:.6f}", rank + 1
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    # A file's name may be any bytes, and a class's is a folder's.
+    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        out = csv.writer(file)
+        out.writerow(header)
+        out.writerows(rows)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with None for numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

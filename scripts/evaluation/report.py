@@ -1,0 +1,168 @@
+"""An evaluation as text, readable for ten classes and for a thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.command_line import table
+from scripts.evaluation.calibration import Bin, Temperature
+from scripts.evaluation.comparison import Comparison
+from scripts.evaluation.figures import Figures
+from scripts.evaluation.names import short
+from utils.data.sets.class_folders import printable
+
+MOST_CLASSES = 20  # in a table; of more, the worst are shown
+MOST_COLUMNS = 10  # classes of a confusion matrix
+WORST, PAIRS, CHANGES, IMAGES = 10, 10, 10, 5  # rows shown
+COLUMN_LETTERS = 9  # of a class's name there
+SIGNIFICANT = 0.05
+
+
+def heading(description: dict[str, Any], images: int) -> str:
+    """Which network, which images, and how they were shown to it."""
+    of, checkpoint = description, description["checkpoint"]
+    lines = [f"{checkpoint}: {of['arch']}{', raw weights' if of['raw_weights'] else ''}"]
+    views = "" if of["tta"] == "none" else f", test-time augmentation {of['tta']}"
+    amp = "" if of["amp"] == "off" else f", in {of['amp']}"
+    split = "" if of["dataname"] is None and of["split"] == "val" else f", {of['split']}"  # then perhaps it has no val/
+    lines.append(f"{images:,} images: {of['dataname'] or of['datapath']}{split}{views}{amp}")
+    if of["dataname"] is not None and of["split"] == "val" and Path(checkpoint).name == "best.pt":
+        lines.append("best.pt was chosen by its result on these images, which favours it")
+    return "\n".join(lines)
+
+
+def overall(figures: Figures) -> str:
+    """The figures of all images."""
+    of = figures.summary
+    bootstrap, wilson = ("{:.2f} to {:.2f}".format(*of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
+    rows = [
+        ("top-1", f"{of['top1']:.2f} %", f"95 % interval {bootstrap} (bootstrap), {wilson} (Wilson)"),
+        ("top-5", f"{of['top5']:.2f} %", ""),
+        ("loss", f"{of['loss']:.4f}", "cross entropy, without label smoothing"),
+        ("macro precision", f"{of['macro_precision']:.2f} %", ""),
+        ("macro recall", f"{of['macro_recall']:.2f} %", ""),
+        ("macro F1", f"{of['macro_f1']:.2f} %", ""),
+        ("balanced accuracy", f"{of['balanced_accuracy']:.2f} %", ""),
+        ("calibration error", f"{of['calibration_error']:.2f} %", "expected, of 15 bins"),
+    ]
+    lines = [f"{name:<18} {value:>9}  {note}".rstrip() for name, value, note in rows]
+    if of["not_a_number"]:
+        lines.append(f"warning: for {of['not_a_number']:,} images the network gives NaN, which counts as wrong")
+    return "\n".join(lines)
+
+
+def classes(figures: Figures, rest_is_in: str) -> str:
+    """All classes, or the worst by F1. ``rest_is_in``: where the others are found."""
+    every = [n for n, row in enumerate(figures.by_class) if row["images"] or row["predicted"]]
+    shown = every
+    title = "Classes"
+    if len(every) > MOST_CLASSES:
+        # Those without images come last: that they are predicted at all shows with the others.
+        shown = sorted(every, key=lambda n: (not figures.by_class[n]["images"], figures.by_class[n]["f1"]))[:WORST]
+        title = f"The {WORST} classes with the lowest F1 (not shown: {len(every) - WORST:,} more{rest_is_in})"
+    most = {one.label: one for one in reversed(figures.confusions)}  # the first, that is the most frequent, stays
+    rows = []
+    for n in shown:
+        row, wrong = figures.by_class[n], most.get(n)
+        recall = "-" if row["recall"] is None else f"{row['recall']:.2f}"
+        taken = f"{_name(figures, wrong.predicted)} ({wrong.count})" if wrong else "-"
+        rows.append(
+            [_name(figures, n), f"{row['images']:,}", f"{row['precision']:.2f}", recall, f"{row['f1']:.2f}", taken]
+        )
+    return f"{title}\n{table(['class', 'images', 'precision', 'recall', 'F1', 'mostly taken for'], rows)}"
+
+
+def confusion(figures: Figures, rest_is_in: str) -> str:
+    """The matrix of a few classes; of many, the pairs that are most often taken for each other."""
+    names = figures.predictions.classes
+    if len(names) <= MOST_COLUMNS:
+        heads = [printable(name)[:COLUMN_LETTERS] for name in names]
+        rows = [[_name(figures, n), *map(str, row)] for n, row in enumerate(figures.matrix.tolist())]
+        return f"Confusion matrix (row: class, column: taken for)\n{table(['', *heads], rows)}"
+    if not figures.confusions:
+        return "No class is taken for another"
+    rows = [
+        [_name(figures, one.label), _name(figures, one.predicted), f"{one.count:,}", f"{one.share:.1f} %"]
+        for one in figures.confusions[:PAIRS]
+    ]
+    more = len(figures.confusions) - len(rows)
+    left_out = f" (not shown: {more:,} more pairs{rest_is_in})" if more else ""
+    return f"Most frequent confusions{left_out}\n{table(['class', 'taken for', 'images', 'of the class'], rows)}"
+
+
+def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
+    """The reliability table and what a temperature would change."""
+    rows = [
+        [f"{one.low:.2f} to {one.high:.2f}", f"{one.images:,}", f"{one.confidence:.2f}", f"{one.accuracy:.2f}",
+         f"{one.confidence - one.accuracy:+.2f}"]
+        for one in bins if one.images
+    ]  # fmt: skip
+    lines = ["Calibration", table(["probability", "images", "mean %", "right %", "too sure by"], rows)]
+    if temperature is None:
+        return "\n".join([*lines, "No temperature is fitted to so few images"])
+    (loss, better_loss), (error, better_error) = temperature.loss, temperature.error
+    lines += [
+        f"Temperature {temperature.temperature:.3f}, fitted on {temperature.fitted:,} images drawn at random, which "
+        f"are not scored. On the other {temperature.scored:,}:",
+        f"calibration error {error:.2f} % without, {better_error:.2f} % with it; loss {loss:.4f} and {better_loss:.4f}",
+    ]
+    if temperature.at_limit:
+        lines.append("warning: the fitted images determine no temperature, so this one means nothing")
+    return "\n".join(lines)
+
+
+def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
+    """Whether two networks differ, and where. ``checkpoints``: theirs."""
+    counts, n = comparison.counts, len(comparison.first_right)
+    low, high = comparison.interval
+    lines = [
+        f"A  {checkpoints[0]}",
+        f"B  {checkpoints[1]}",
+        f"On {n:,} images: both are right on {counts.both:,}, only A on {counts.first:,}, only B on {counts.second:,}, "
+        f"neither on {counts.neither:,}",
+        f"top-1 of B less that of A: {comparison.difference:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f} "
+        "(bootstrap)",
+        f"McNemar's test ({comparison.test}): p = {comparison.p_value:.4g}; {_verdict(comparison)}",
+    ]
+    changed = [one for one in comparison.classes if one.first != one.second]
+    if changed:
+        rows = [
+            [short(one.name), f"{one.images:,}", f"{100 * one.first / one.images:.2f}",
+             f"{100 * one.second / one.images:.2f}", f"{100 * (one.second - one.first) / one.images:+.2f}"]
+            for one in changed[:CHANGES]
+        ]  # fmt: skip
+        more = f" (not shown: {len(changed) - CHANGES:,} more that differ)" if len(changed) > CHANGES else ""
+        lines += ["", f"Classes that differ most{more}", table(["class", "images", "A %", "B %", "B - A"], rows)]
+    for second, letter in ((False, "A"), (True, "B")):
+        lines += _images(comparison, second, letter)
+    return "\n".join(lines)
+
+
+def _verdict(comparison: Comparison) -> str:
+    if comparison.p_value < SIGNIFICANT:
+        better = "B" if comparison.difference > 0 else "A"
+        return f"{better} is better by more than chance explains"
+    return "chance alone can explain the difference"
+
+
+def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
+    """Some of the images that only one of the two gets right, the other's surest mistakes first."""
+    places = comparison.only(second)
+    if not len(places):
+        return []
+    rows = []
+    for place in places[:IMAGES].tolist():
+        row = comparison.row(place, second)
+        answers = (
+            f"{short(row[f'{which}_predicted'])} {row[f'{which}_probability']:.3f}" for which in ("first", "second")
+        )
+        rows.append([printable(row["image"]), short(row["class"]), *answers])
+    more = f" (the surest mistakes of the other; not shown: {len(places) - IMAGES:,} more)"
+    title = f"Only {letter} is right{more if len(places) > IMAGES else ''}"
+    return ["", title, table(["image", "class", "A says", "B says"], rows)]
+
+
+def _name(figures: Figures, place: int) -> str:
+    return short(figures.predictions.classes[place])

@@ -1,0 +1,147 @@
+"""Where a trained network looks: a heat map of each image over what speaks for its class, as a picture.
+
+    python scripts/explain.py auto cat.jpg dog.jpg                         # the newest run; writes explain.png
+    python scripts/explain.py RUN photos/ --target cat --output cat.png    # what speaks for cat, whatever is predicted
+
+Grad-CAM for convolutional networks, its elementwise form for transformers, the gradient of the pixels for fully
+connected ones. Exit code 0: all images read; 1: some could not be, stderr says why; 2: nothing written. Heavy imports
+are inside the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from utils.config.settings import UserError
+
+if TYPE_CHECKING:
+    from models.load import Loaded
+    from scripts.common.image_stream import ImageBatch
+    from scripts.common.predictor import Predictor
+    from scripts.explaining.picture import Explained
+
+NAME = "explain.py"
+MOST_IMAGES = 64  # in a picture
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own = build_parser().parse_args(argv)
+    refuse_mistakes(own)
+    find_run(own.run)
+    from scripts.common.heat_map import need_captum
+    from scripts.common.image_stream import image_names
+
+    need_captum()
+    names = image_names(own.images)
+    shown = list(islice(names, MOST_IMAGES))
+    if next(names, None) is not None:
+        warn(f"the picture shows the first {MOST_IMAGES} images; name fewer to choose others")
+    explained, title = explain(own, shown)
+    if not explained:
+        raise UserError("IMAGES: none of them can be read")
+    save(own.output, title, explained)
+    print(f"{title}\nPicture: {own.output}")
+    return 1 if len(explained) < len(shown) else 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    add_run_arguments(parser)
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGES",
+        help=f"files, folders with all below them, patterns, @FILE for a list with a name on each line, - for standard "
+        f"input; the first {MOST_IMAGES} are shown",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", metavar="CLASS", help="what to explain: a class by its name, or its number from 0 [the prediction]"
+    )
+    parser.add_argument("--output", metavar="FILE.png", default="explain.png", help="the picture [explain.png]")
+    return parser
+
+
+def refuse_mistakes(own: argparse.Namespace) -> None:
+    """Raise ``UserError`` for what cannot be done, before any work."""
+    path = Path(own.output)
+    if path.suffix.lower() != ".png" or "\0" in own.output:
+        raise UserError(f"--output {own.output}: must be the name of a .png file")
+    if not os.path.isdir(path.absolute().parent) or os.path.isdir(path):
+        raise UserError(f"--output {own.output}: its folder does not exist, or it is a folder itself")
+
+
+def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:
+    """All images that can be read, with their maps, and a line on how these are made. Prints a line for each."""
+    from scripts.common.heat_map import method
+    from scripts.common.image_stream import stream
+    from scripts.common.predictor import Predictor
+
+    loaded = open_run(own.run, own.raw, own.device)
+    target = None if own.target is None else class_number(own.target, loaded.classes)
+    predictor = Predictor(loaded, own)
+    explained, title = [], ""
+    for batch in stream(names, loaded.preprocessing, min(predictor.batch_size, 16), 0, device=predictor.device):
+        readable = [place for place, error in enumerate(batch.errors) if error is None]
+        for path, error in zip(batch.paths, batch.errors, strict=True):
+            if error is not None:
+                warn(f"{path}: {error}")
+        if readable:
+            title = f"{loaded.arch}: {method(loaded, batch.images)}"
+            explained += explain_batch(loaded, predictor, batch, readable, target)
+    return explained, title
+
+
+def explain_batch(
+    loaded: Loaded, predictor: Predictor, batch: ImageBatch, readable: Sequence[int], target: int | None
+) -> list[Explained]:
+    """The images at the places ``readable`` of a batch, with their maps."""
+    from scripts.common.heat_map import heat_map
+    from scripts.explaining.picture import Explained
+
+    images, explained = batch.images[readable], []
+    shares = predictor.logits(images).softmax(1)
+    predicted = shares.argmax(1)
+    wanted = predicted.tolist() if target is None else [target] * len(images)
+    maps = heat_map(loaded, images, wanted)
+    pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()
+    for place, number in enumerate(readable):
+        said = f"{loaded.classes[predicted[place]]} ({100 * shares[place, predicted[place]]:.1f} %)"
+        asked = "" if target is None else f"map of {loaded.classes[target]} ({100 * shares[place, target]:.1f} %)"
+        print(f"{batch.paths[number]}  {said}{asked and f', {asked}'}", flush=True)
+        explained.append(Explained(Path(batch.paths[number]).name, pixels[place], maps[place], said, asked))
+    return explained
+
+
+def class_number(text: str, classes: Sequence[str]) -> int:
+    """The class that --target means: a name before a number. Raises ``UserError`` if there is none."""
+    if text in classes:
+        return classes.index(text)
+    if text.isdecimal() and len(text) < 10 and int(text) < len(classes):  # int refuses thousands of digits
+        return int(text)
+    near = difflib.get_close_matches(text, classes, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"it has {len(classes)}, such as {', '.join(classes[:3])}"
+    raise UserError(f"--target '{text[:60]}': the network knows no such class; {hint}")
+
+
+def save(output: str, title: str, explained: Sequence[Explained]) -> None:
+    """Draw the picture; raises ``UserError`` if it cannot be written."""
+    from scripts.explaining.picture import draw
+
+    try:
+        draw(Path(output), title, explained)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be written ({error.strerror or error})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

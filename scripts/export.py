@@ -1,0 +1,105 @@
+"""Writes a trained network as a file that other programs run, and checks that it predicts the same there.
+
+    python scripts/export.py auto --to onnx --output exported                       # the newest run below runs/
+    python scripts/export.py RUN --to onnx --with-preprocessing --quantise static --output small.onnx
+    python scripts/export.py RUN --to timm --output my_network
+
+RUN is a checkpoint or a run folder. A model card, README.md, lies beside each export. The export is loaded again in a
+fresh process by the library that it is for, and appears only if that predicts what the network predicts. Heavy imports
+are inside the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, run_tool, whole
+from scripts.common.trained import find_run, open_run
+from scripts.exporting.formats import FORMATS, Place, missing_packages
+from utils.config.settings import UserError
+
+NAME = "export.py"
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own = build_parser().parse_args(argv)
+    refuse_mistakes(own)
+    place = Place.of(own.output, own.to)
+    find_run(own.run)
+    from scripts.exporting import steps
+    from scripts.exporting.card import Exported, card
+    from scripts.exporting.checking import ExportFailure
+    from scripts.exporting.images import refuse_missing, to_compare_on
+    from scripts.exporting.subject import Subject
+
+    loaded = open_run(own.run, own.raw, "cpu")
+    subject = Subject.of(loaded, own.raw, own.with_preprocessing)
+    steps.refuse_other_networks(own.to, subject)
+    print(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes; {subject.weights}", flush=True)
+    if own.quantise:
+        refuse_missing(loaded, ("val", "train") if own.quantise == "static" else ("val",), own.datapath)
+    images, source = to_compare_on(subject, own.images, own.datapath)
+    quantised: tuple[str, ...] = ()
+    try:
+        with place.writing() as folder:
+            model = folder / place.model
+            steps.write(own.to, subject, model, images)
+            if own.quantise:
+                quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, own.datapath)
+            checked = steps.check(own.to, subject, model, images, bool(own.quantise))
+            text = card(Exported(subject, own.to, place.model, checked, source, quantised))
+            (folder / place.card).write_text(text, encoding="utf-8")
+            files = [f"{path.name} ({steps.in_words(path.stat().st_size)})" for path in sorted(folder.iterdir())]
+    except ExportFailure as error:
+        print(f"{NAME}: nothing was exported: {error}", file=sys.stderr)
+        return 1
+    for line in (*quantised, f"Checked on {source}: {checked}", f"Wrote {place.folder}: {', '.join(files)}"):
+        print(line)
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser.add_argument("run", metavar="RUN", help="a checkpoint, a run folder, or auto: the newest run below runs/")
+    parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format, named after what loads it")
+    parser.add_argument(
+        "--output", required=True, metavar="PATH",
+        help="a new folder, or for one with a file ending (.onnx, .pt2, .safetensors, .pth) the file",
+    )  # fmt: skip
+    parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
+    parser.add_argument(
+        "--with-preprocessing", action="store_true",
+        help="onnx, torch-export: takes uint8 images of the network's size and gives probabilities",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quantise", choices=("dynamic", "static"),
+        help="onnx: 8 bits; the range of a layer's inputs is measured in each batch, or fixed on training images",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibration-images", type=whole(1, 10**5), default=256, metavar="N", help="--quantise static: how many [256]"
+    )
+    parser.add_argument("--images", metavar="FOLDER", help="compare on these images [on some of the run's validation]")
+    parser.add_argument("--datapath", metavar="FOLDER", help="the run's data, if it is elsewhere now")
+    return parser
+
+
+def refuse_mistakes(own: argparse.Namespace) -> None:
+    """Raise ``UserError`` for flags that contradict each other and packages that are missing, before any work."""
+    mistakes = []
+    if own.with_preprocessing and not FORMATS[own.to].holds_code:
+        mistakes.append(f"--with-preprocessing: --to {own.to} holds weights alone; use onnx or torch-export")
+    if own.quantise and own.to != "onnx":
+        mistakes.append(f"--quantise {own.quantise} needs --to onnx")
+    if mistake := missing_packages(own.to):
+        mistakes.append(mistake)
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

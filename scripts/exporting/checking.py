@@ -1,0 +1,86 @@
+"""The check of an export: loaded again in a fresh process, it must predict what the network predicts."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scripts.exporting.formats import FORMATS
+from scripts.exporting.reload import WHY_NOT
+
+ROOT = Path(__file__).resolve().parents[2]
+ALLOWED = 1e-4  # difference of an output, or for one above 1 that share of it
+SECONDS = 1800
+
+
+class ExportFailure(Exception):
+    """An export that is not what it should be: a fault of ours or of a library, not of the user's."""
+
+
+class Check(NamedTuple):
+    """``largest``: difference of any output from ``source``'s. ``agree``: images of ``count`` with the same class."""
+
+    loader: str
+    source: str
+    largest: float
+    agree: int
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            f"loaded again in a fresh process with {self.loader}: differs from {self.source} by {self.largest:.1e} "
+            f"at most ({ALLOWED:g} is allowed), the same class for {self.agree} of {self.count} images"
+        )
+
+
+def compare(name: str, outputs: np.ndarray | str, expected: np.ndarray, source: str = "the network") -> Check:
+    """How the ``outputs`` of an export of format ``name`` differ from the ``expected`` ones, both float32 (n, classes).
+
+    ``source``: what gave these, in words. Raises ``ExportFailure`` if they differ by more than is allowed, or if there
+    are none.
+    """
+    loader = f"{FORMATS[name].loader} {metadata.version(FORMATS[name].loader)}"
+    if isinstance(outputs, str):
+        raise ExportFailure(f"{loader} does not load it ({outputs[:300]})")
+    if outputs.shape != expected.shape:
+        raise ExportFailure(f"{loader} gives outputs of shape {outputs.shape} where {expected.shape} are expected")
+    difference = np.abs(outputs - expected)
+    if not (difference <= ALLOWED * np.maximum(1, np.abs(expected))).all():  # also if one is NaN
+        largest = float(np.nanmax(difference)) if np.isfinite(difference).any() else math.nan
+        raise ExportFailure(f"the outputs of {loader} differ by up to {largest:.1e}; {ALLOWED:g} is allowed")
+    agree = int((outputs.argmax(1) == expected.argmax(1)).sum())
+    return Check(loader, source, float(difference.max()), agree, len(outputs))
+
+
+def reloaded(requests: Sequence[dict[str, Any]], inputs: Sequence[np.ndarray]) -> list[np.ndarray | str]:
+    """The outputs of each export for its ``inputs``, or why it gives none; all are loaded in one fresh process.
+
+    Raises ``ExportFailure`` if that process dies.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        asked = []
+        for place, (request, its_inputs) in enumerate(zip(requests, inputs, strict=True)):
+            files = {"inputs": f"{folder}/{place}_inputs.npy", "outputs": f"{folder}/{place}_outputs.npy"}
+            np.save(files["inputs"], its_inputs, allow_pickle=False)
+            asked.append({**request, **files})
+        Path(folder, "requests.json").write_text(json.dumps(asked), encoding="utf-8")
+        line = [sys.executable, "-m", "scripts.exporting.reload", f"{folder}/requests.json"]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ExportFailure(f"the process that loads it again failed ({reason[:300]})")
+        return [_outputs(one["outputs"]) for one in asked]
+
+
+def _outputs(file: str) -> np.ndarray | str:
+    reason = Path(file + WHY_NOT)
+    return reason.read_text(encoding="utf-8") if reason.exists() else np.load(file, allow_pickle=False)

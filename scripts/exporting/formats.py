@@ -1,0 +1,123 @@
+"""The formats of ``scripts/export.py``, and where each is written. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from utils.config.settings import UserError
+
+CARD = "README.md"
+CANNOT_WRITE = ("PytorchStreamWriter", "I/O error")  # in errors of torch and safetensors that are no OSError
+
+
+@dataclass(frozen=True)
+class Format:
+    """``loader``: the package that loads it again. ``needs``: optional packages that write and check it.
+
+    ``ending``: that of its one file beside the card; '' for a folder of files. ``holds_code``: the network's
+    computation is in the file, so that preprocessing can be, too.
+    """
+
+    loader: str
+    ending: str
+    needs: tuple[str, ...] = ()
+    holds_code: bool = False
+
+    @property
+    def file(self) -> str:
+        """The name of the file with the weights, unless the user gives another."""
+        return f"model{self.ending or '.safetensors'}"
+
+
+FORMATS = {
+    "onnx": Format("onnxruntime", ".onnx", ("onnx", "onnxscript", "onnxruntime"), holds_code=True),
+    "torch-export": Format("torch", ".pt2", holds_code=True),
+    "safetensors": Format("safetensors", ".safetensors"),
+    "timm": Format("timm", ""),
+    "torchvision": Format("torchvision", ".pth"),
+}
+
+
+def missing_packages(name: str) -> str | None:
+    """A line about the optional packages of format ``name`` that are not installed; None if all are."""
+    missing = [package for package in FORMATS[name].needs if util.find_spec(package) is None]
+    if not missing:
+        return None
+    return f"--to {name} needs {', '.join(missing)}: python -m pip install -r requirements-tools.txt"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an export goes: ``folder`` / ``model`` and, beside it, ``card``.
+
+    ``whole``: the folder is the export and does not exist yet; otherwise the two files join what it holds.
+    """
+
+    folder: Path
+    model: str
+    card: str
+    whole: bool
+
+    @classmethod
+    def of(cls, output: str, name: str) -> Place:
+        """For --output ``output`` and format ``name``. Raises ``UserError`` if something is there already."""
+        path, kind = Path(output), FORMATS[name]
+        if not output.strip() or "\0" in output:
+            raise UserError("--output must not be empty or hold a NUL character")
+        endings = [other.ending for other in FORMATS.values() if other.ending and other != kind]
+        if path.suffix.lower() in endings:
+            wanted = f"a name that ends in {kind.ending}, or " if kind.ending else ""
+            raise UserError(f"--output {output}: is not the name of what --to {name} writes; give {wanted}a folder")
+        if kind.ending and path.suffix.lower() == kind.ending:
+            if os.path.lexists(path):
+                raise UserError(f"--output {output}: exists already; remove it or choose another name")
+            card = CARD if not os.path.lexists(path.parent / CARD) else f"{path.name}.{CARD}"
+            return cls(path.parent, path.name, card, whole=False)
+        if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+            raise UserError(f"--output {output}: exists already; remove it or choose another name")
+        return cls(path, kind.file, CARD, whole=True)
+
+    @property
+    def path(self) -> Path:
+        """What was exported, for messages."""
+        return self.folder if self.whole else self.folder / self.model
+
+    @contextmanager
+    def writing(self) -> Iterator[Path]:
+        """A temporary folder to write into; all that is in it moves to the place at the end, nothing after an error.
+
+        Raises ``UserError`` if the place cannot be written.
+        """
+        beside = self.folder.absolute().parent if self.whole else self.folder.absolute()
+        temporary = beside / f".{self.path.name}.{os.getpid()}.tmp"
+        made = [folder for folder in (beside, *beside.parents) if not folder.exists()]
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            mode = (temporary / self.card).stat().st_mode  # what the umask says; some libraries let nobody else read
+            for path in temporary.iterdir():
+                path.chmod(mode)
+            self._move(temporary)
+        except Exception as error:
+            if not isinstance(error, OSError) and not any(words in str(error) for words in CANNOT_WRITE):
+                raise
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+            raise UserError(f"--output {self.path}: cannot be written ({reason})") from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            for folder in made:
+                with suppress(OSError):  # it holds the export
+                    folder.rmdir()
+
+    def _move(self, temporary: Path) -> None:
+        if self.whole:
+            os.rename(temporary, self.folder)
+            return
+        for path in sorted(temporary.iterdir(), key=lambda path: path.name == self.model):  # the model comes last
+            os.rename(path, self.folder / path.name)

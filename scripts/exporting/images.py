@@ -1,0 +1,101 @@
+"""The images that an export is compared, calibrated and scored on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from models.load import Loaded
+from scripts.common.image_stream import image_names
+from scripts.common.predictions import Chosen, picture, read_images, settings_of
+from scripts.exporting.subject import Subject
+from utils.config.settings import UserError
+from utils.data.images.decoding import UnreadableImage
+from utils.data.sets.readers import ImageFiles, Images
+
+COUNT = 32  # images to compare on
+SEED = 0  # of the choice, and of noise
+
+
+class Sample(NamedTuple):
+    """``images``: float32 (n, c, h, w), normalised as in validation. ``source``: what they are, in words."""
+
+    images: torch.Tensor
+    source: str
+
+
+def to_compare_on(subject: Subject, folder: str | None, datapath: str | None) -> Sample:
+    """Images of ``folder`` if it is given, otherwise of the run's validation, otherwise noise, and why."""
+    if folder is not None:
+        return _of_folder(subject.loaded, folder)
+    try:
+        images = _split(subject.loaded, "val", datapath)
+        return Sample(_shown(subject.loaded, images, COUNT), f"validation images of {subject.data}")
+    except UserError as error:
+        if datapath is not None:
+            raise
+        return Sample(noise(subject.shape), f"noise, because there are no images ({error.mistakes[0]})")
+
+
+def refuse_missing(loaded: Loaded, splits: Sequence[str], datapath: str | None) -> None:
+    """Raise ``UserError`` if one of ``splits`` of the run's data is not there to score or calibrate on."""
+    for split in splits:
+        try:
+            _split(loaded, split, datapath)
+        except UserError as error:
+            raise UserError(f"--quantise needs the run's images: {error.mistakes[0]}") from error
+
+
+def noise(shape: tuple[int, int, int]) -> torch.Tensor:
+    """Normal random numbers, which exercise a network less than images do."""
+    return torch.randn(COUNT, *shape, generator=torch.Generator().manual_seed(SEED))
+
+
+def to_calibrate_on(loaded: Loaded, datapath: str | None, count: int) -> torch.Tensor:
+    """``count`` of the run's training images, float32 (n, c, h, w), shown as in validation and without augmentation.
+
+    None of them is validated on. Raises ``UserError`` if there are no others.
+    """
+    training, validation = _split(loaded, "train", datapath), _split(loaded, "val", datapath)
+    if isinstance(training, ImageFiles) and isinstance(validation, ImageFiles):
+        scored = {os.path.realpath(path) for path in validation.paths}
+        places = [place for place, path in enumerate(training.paths) if os.path.realpath(path) not in scored]
+        if not places:
+            raise UserError("--quantise static: all training images are validated on, too; give --datapath")
+        paths = [training.paths[place] for place in places]
+        training = ImageFiles(paths, training.labels[places], training.colour)
+    return _shown(loaded, training, count)
+
+
+def _split(loaded: Loaded, split: str, datapath: str | None) -> Images:
+    chosen = Chosen(split=split, datapath=datapath, device="cpu", progress=False)
+    return read_images(loaded, settings_of(loaded, chosen), chosen, torch.device("cpu"))[0]
+
+
+def _shown(loaded: Loaded, images: Images, count: int, where: str = "--datapath") -> torch.Tensor:
+    """Up to ``count`` images, chosen at random, which makes all classes likely. Leaves out what cannot be read."""
+    order = np.random.default_rng(SEED).permutation(len(images))
+    shown: list[torch.Tensor] = []
+    for number in order:
+        if len(shown) == count:
+            break
+        try:
+            shown.append(loaded.preprocessing(picture(images, int(number))))
+        except UnreadableImage:
+            continue
+    if not shown:
+        raise UserError(f"{where}: holds no image that can be read")
+    return torch.stack(shown)
+
+
+def _of_folder(loaded: Loaded, folder: str) -> Sample:
+    try:
+        paths = list(image_names([folder]))
+    except UserError as error:
+        raise UserError(f"--images {error.mistakes[0]}") from error
+    files = ImageFiles(paths, torch.zeros(len(paths), dtype=torch.int64), loaded.preprocessing.colour)
+    return Sample(_shown(loaded, files, COUNT, f"--images {folder}"), f"images of {folder}")

@@ -1,0 +1,150 @@
+"""ONNX files: written, quantised to 8 bits, and run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from scripts.exporting.subject import Subject
+from scripts.exporting.writers import cannot, exported
+from utils.config.settings import UserError
+
+INPUT = "images"
+MOST_BYTES = 1_900_000_000  # protobuf's limit is 2 GiB, for graph and weights together
+# Elsewhere 8 bits gain little time and lose accuracy, most of all in the probabilities.
+QUANTISED = ["Conv", "Gemm", "MatMul"]
+
+
+def write_onnx(subject: Subject, path: Path, images: torch.Tensor) -> None:
+    """One file for batches of any size, with the metadata: a text in JSON for each of its entries."""
+    import onnx
+
+    weights = sum(value.nbytes for value in subject.module.state_dict().values())
+    if weights > MOST_BYTES:
+        raise UserError(
+            f"--to onnx: {subject.loaded.arch} has {weights / 1e9:.1f} GB of weights, and one ONNX file holds 2 GB; "
+            "use --to torch-export"
+        )
+    program = exported(subject, images, "onnx")
+    try:
+        with quiet():
+            model = torch.onnx.export(
+                program, dynamo=True, input_names=[INPUT], output_names=[subject.output], verbose=False
+            ).model_proto
+    except Exception as error:  # torch and onnxscript raise many kinds
+        raise cannot("onnx", subject, error) from error
+    _clean(model)
+    _save(model, path, subject.metadata)
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def _clean(model: Any) -> None:
+    """Name the batch, and remove notes of the export: paths of this machine, and shapes that quantising changes."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+        del value.metadata_props[:]
+    for part in (*model.graph.node, *model.graph.initializer, model.graph):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    del model.graph.value_info[:]
+
+
+def _save(model: Any, path: Path, metadata: dict[str, Any]) -> None:
+    import onnx
+
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
+    onnx.helper.set_model_props(model, texts)
+    onnx.save(model, path)
+
+
+# ------------------------------------------------------------------------------------------- 8 bits
+
+
+def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor | None) -> None:
+    """Replace the ONNX file ``path`` with one whose large layers compute in 8 bits.
+
+    ``how``: 'dynamic' measures the range of a layer's inputs in each batch; 'static' fixes it now, with the normalised
+    images ``calibration`` (n, c, h, w).
+    """
+    import onnx
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+
+    target = path.with_suffix(".int8.onnx")
+    with quiet():
+        if how == "dynamic":
+            # Unsigned weights, since onnxruntime's older versions convolve no others with a range of each batch.
+            quantize_dynamic(path, target, weight_type=QuantType.QUInt8, op_types_to_quantize=QUANTISED)
+        else:
+            quantize_static(
+                path, target, _Calibration(subject.inputs(calibration).numpy()), quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=QUANTISED, per_channel=True, activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+            )  # fmt: skip
+    model = onnx.load(target)
+    target.unlink()
+    if not _in_8_bits(model):
+        raise UserError(f"--quantise {how}: {subject.loaded.arch} has no layer that it quantises; leave it out")
+    _save(model, path, {**subject.metadata, "quantised": how})
+
+
+def _in_8_bits(model: Any) -> bool:
+    return any(node.op_type.startswith(("Quantize", "DynamicQuantize")) for node in model.graph.node)
+
+
+class _Calibration:
+    """What onnxruntime calibrates on: dicts of a batch each, then None."""
+
+    def __init__(self, inputs: np.ndarray, batch_size: int = 32) -> None:
+        self.batches: Iterator[np.ndarray] = iter(
+            [inputs[first : first + batch_size] for first in range(0, len(inputs), batch_size)]
+        )
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        batch = next(self.batches, None)
+        return None if batch is None else {INPUT: batch}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, neither torch nor onnxruntime logs advice about a network that the user did not write."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+# ------------------------------------------------------------------------------------------- running
+
+
+class OnnxNetwork(nn.Module):
+    """An ONNX file of ``subject`` as a network: normalised float32 images into logits, in onnxruntime on the CPU."""
+
+    def __init__(self, path: Path, subject: Subject) -> None:
+        super().__init__()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.subject = subject
+
+    def predict(self, inputs: np.ndarray) -> np.ndarray:
+        """The file's outputs for what it takes."""
+        return self.session.run(None, {INPUT: np.ascontiguousarray(inputs)})[0]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs = torch.from_numpy(self.predict(self.subject.inputs(images.float().cpu()).numpy()))
+        return outputs.clamp_min(1e-30).log() if self.subject.inside else outputs

@@ -1,0 +1,108 @@
+"""The steps of an export: refuse what a format cannot hold, write it, quantise it, check it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scripts.common.predictions import Chosen, predict_split
+from scripts.exporting import checking, onnx_files, writers
+from scripts.exporting.images import to_calibrate_on
+from scripts.exporting.reload import in_batches
+from scripts.exporting.subject import Subject
+from utils.config.settings import UserError
+from utils.record.metrics import Report
+
+
+def refuse_other_networks(name: str, subject: Subject) -> None:
+    """Raise ``UserError`` if format ``name`` is for another library's networks, or cannot describe this one."""
+    if name not in ("timm", "torchvision"):
+        return
+    try:
+        if subject.library != name:
+            owner = "this repository" if subject.library == "own" else subject.library
+            raise UserError(f"{subject.loaded.arch} is a network of {owner}")
+        _ = subject.arguments
+    except UserError as error:
+        advice = "use --to onnx, torch-export or safetensors"
+        raise UserError(f"--to {name}: {error.mistakes[0]}; {advice}") from error
+
+
+def write(name: str, subject: Subject, path: Path, images: torch.Tensor) -> None:
+    """The files of format ``name``, with the weights in ``path``. ``images``: some that the network can be run on."""
+    if name == "onnx":
+        onnx_files.write_onnx(subject, path, images)
+    elif name == "torch-export":
+        writers.write_torch_export(subject, path, images)
+    elif name == "safetensors":
+        writers.write_safetensors(subject, path)
+    elif name == "timm":
+        writers.write_timm(subject, path)
+    else:
+        writers.write_torchvision(subject, path)
+
+
+def quantise(how: str, subject: Subject, path: Path, count: int, datapath: str | None) -> tuple[str, ...]:
+    """Quantise the ONNX file ``path``; lines about what that costs and saves.
+
+    ``count``: training images to calibrate on, for ``how`` 'static'. ``datapath``: of the run's data if they are
+    elsewhere now.
+    """
+    calibration, origin = None, ""
+    if how == "static":
+        calibration = to_calibrate_on(subject.loaded, datapath, count)
+        origin = f", calibrated on {len(calibration):,} training images"
+    before, bytes_before = score(subject, path, datapath), path.stat().st_size
+    onnx_files.quantise(path, how, subject, calibration)
+    after = score(subject, path, datapath)
+    return (
+        f"{how} quantisation: top-1 {before.top1:.2f} % before and {after.top1:.2f} % after, "
+        f"loss {before.loss:.4f} and {after.loss:.4f}, on {after.count:,} validation images{origin}",
+        f"{in_words(bytes_before)} before and {in_words(path.stat().st_size)} after",
+    )
+
+
+def score(subject: Subject, path: Path, datapath: str | None) -> Report:
+    """The validation of an ONNX file in onnxruntime, on all images that the run validates on."""
+    network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject))
+    return predict_split(network, Chosen(datapath=datapath, device="cpu", amp="off", tta="none")).report
+
+
+def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | None = None) -> np.ndarray:
+    """What an export must give for ``inputs``: what the network gives, or the ``quantised`` file in this process."""
+    if quantised is not None:
+        return in_batches(onnx_files.OnnxNetwork(quantised, subject).predict, inputs)
+
+    def predict(part: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return subject.module(torch.from_numpy(part)).numpy()
+
+    outputs = in_batches(predict, inputs)
+    if not np.isfinite(outputs).all():
+        raise UserError(f"{subject.loaded.path}: the network's own outputs are not finite; choose another checkpoint")
+    return outputs
+
+
+def request(name: str, subject: Subject, path: Path) -> dict[str, Any]:
+    """What ``scripts/exporting/reload.py`` must know to load the export at ``path``."""
+    asked = {"to": name, "path": str((path.parent if name == "timm" else path).absolute())}
+    if name == "torchvision":
+        asked |= {"name": subject.name, "arguments": subject.arguments}
+    return asked
+
+
+def check(name: str, subject: Subject, path: Path, images: torch.Tensor, quantised: bool = False) -> checking.Check:
+    """Load the export with the weights in ``path`` in a fresh process, and compare. Raises ``ExportFailure``."""
+    inputs = subject.inputs(images).numpy()
+    expected = expected_outputs(subject, inputs, path if quantised else None)
+    (outputs,) = checking.reloaded([request(name, subject, path)], [inputs])
+    return checking.compare(name, outputs, expected, "the 8-bit file that was scored" if quantised else "the network")
+
+
+def in_words(count: int) -> str:
+    """So many bytes."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

@@ -1,0 +1,140 @@
+"""What is exported: a trained network, and the facts that travel with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.build import constructor_arguments, locate
+from models.load import Loaded
+from utils.checkpoint import checkpoint
+from utils.checkpoint.progress import Progress
+from utils.config.groups.model import ModelSettings
+
+
+class WithPreprocessing(nn.Module):
+    """``network`` for bytes: uint8 images (n, channels, h, w) into float32 probabilities (n, classes).
+
+    Normalises as ``BatchTransform`` does; ``mean`` and ``std`` are for pixel values between 0 and 1.
+    """
+
+    def __init__(self, network: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", 255 * torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network((images.float() - self.mean) / self.std).softmax(1)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained network and how it is exported.
+
+    ``inside``: preprocessing and softmax are part of it. ``weights``: which of the checkpoint's, in words. ``figures``:
+    of the run's validation with exactly these weights; None if there are none.
+    """
+
+    loaded: Loaded
+    inside: bool
+    weights: str
+    figures: dict[str, float | None] | None
+
+    @classmethod
+    def of(cls, loaded: Loaded, raw: bool, inside: bool) -> Subject:
+        """From what ``open_run`` gives with ``raw``."""
+        state = checkpoint.load(loaded.path)
+        average = isinstance(state.get("ema"), dict)
+        weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
+        figures = None if raw and average else validated(state.get("progress"))
+        return cls(loaded, inside, weights if average else "the weights as trained", figures)
+
+    @property
+    def library(self) -> str:
+        """'own', 'timm' or 'torchvision'."""
+        return locate(self.loaded.arch)[0]
+
+    @property
+    def name(self) -> str:
+        """The network's name in its library, without timm's tag of pretrained weights."""
+        name = locate(self.loaded.arch)[1]
+        return name.partition(".")[0] if self.library == "timm" else name
+
+    @property
+    def data(self) -> str:
+        """The name of the data set, of the user's own class folders that of their folder."""
+        settings = self.loaded.settings
+        name, path = (str(settings.get(key) or "") for key in ("dataname", "datapath"))
+        return " ".join((Path(path).name if name == "folder" else name).split()) or "unknown data"
+
+    @property
+    def model_kwargs(self) -> tuple[str, ...]:
+        """The run's --model-kwargs."""
+        found = self.loaded.settings.get("model_kwargs")
+        return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """See ``constructor_arguments``; raises ``UserError``."""
+        shown = self.loaded.preprocessing
+        return constructor_arguments(
+            ModelSettings(arch=self.loaded.arch, model_kwargs=self.model_kwargs), self.loaded.network,
+            classes=len(self.loaded.classes), channels=shown.channels, image_size=shown.image_size,
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an input image."""
+        shown = self.loaded.preprocessing
+        return shown.channels, shown.val_image_size, shown.val_image_size
+
+    @property
+    def output(self) -> str:
+        """What the exported network gives."""
+        return "probabilities" if self.inside else "logits"
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """What is exported, in evaluation mode on the CPU."""
+        shown = self.loaded.preprocessing
+        network = self.loaded.network.requires_grad_(False)
+        return WithPreprocessing(network, shown.mean, shown.std).eval() if self.inside else network
+
+    def inputs(self, images: torch.Tensor) -> torch.Tensor:
+        """What the exported network takes for normalised ``images`` (n, c, h, w): these, or their uint8 pixels."""
+        if not self.inside:
+            return images
+        pixels = self.loaded.preprocessing.evaluation_transform.to_pixels(images)
+        return (255 * pixels).round().to(torch.uint8)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What programs need beside the weights; plain values."""
+        return {
+            "arch": self.loaded.arch,
+            "model_kwargs": list(self.model_kwargs),
+            "classes": list(self.loaded.classes),
+            "preprocessing": self.loaded.preprocessing.state(),
+            "input": "uint8 pixels" if self.inside else "float32, normalised",
+            "output": self.output,
+            "weights": self.weights,
+            "validation": self.figures,
+        }
+
+
+def validated(progress: Any) -> dict[str, float | None] | None:
+    """The figures of a checkpoint's last validation; None if its weights have moved since, or if there was none."""
+    if not isinstance(progress, dict) or Progress.problems(progress):
+        return None
+    loss, top1, top5, count = progress["last_validation"]
+    if not count or progress["validated_step"] != progress["step"]:
+        return None
+    loss = loss if math.isfinite(loss) else None  # JSON has no NaN
+    return {"top1": top1, "top5": top5, "loss": loss, "count": int(count), "epoch": progress["epoch"]}

@@ -1,0 +1,99 @@
+"""The files of each format but ONNX (see ``onnx_files.py``). Each writer fills a folder with an export's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.exporting.subject import Subject
+from utils.config.settings import UserError
+
+METADATA = "metadata.json"  # in a file of torch.export, and beside a state dict
+
+
+def write_torch_export(subject: Subject, path: Path, images: torch.Tensor) -> None:
+    """A file of torch.export for batches of any size, with the metadata inside."""
+    program = exported(subject, images, "torch-export")
+    torch.export.save(program, path, extra_files={METADATA: json.dumps(subject.metadata, ensure_ascii=False)})
+
+
+def exported(subject: Subject, images: torch.Tensor, name: str) -> torch.export.ExportedProgram:
+    """The network's computation for batches of any size. Raises ``UserError`` if torch cannot follow it."""
+    inputs = subject.inputs(images[:2] if len(images) > 1 else torch.cat([images, images]))
+    batch = ({0: torch.export.Dim("batch", min=1)},)
+    try:
+        program = torch.export.export(subject.module, (inputs,), dynamic_shapes=batch)
+    except Exception as error:  # torch raises many kinds
+        raise cannot(name, subject, error) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+def cannot(name: str, subject: Subject, error: Exception) -> UserError:
+    """The line about a network that torch cannot export."""
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return UserError(f"--to {name}: torch cannot export {subject.loaded.arch} ({reason}); try --to safetensors")
+
+
+def write_safetensors(subject: Subject, path: Path) -> None:
+    """The weights under their names, with the metadata: a text in JSON for each of its entries."""
+    from safetensors.torch import save_file
+
+    metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in subject.metadata.items()}
+    save_file(_weights(subject), path, metadata=metadata)
+
+
+def write_timm(subject: Subject, path: Path) -> None:
+    """``path``, a file of safetensors, and beside it the ``config.json`` with which timm makes the network."""
+    from safetensors.torch import save_file
+
+    save_file(_weights(subject), path, metadata={"format": "pt"})
+    text = json.dumps(timm_config(subject), indent=2, ensure_ascii=False)
+    (path.parent / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def timm_config(subject: Subject) -> dict[str, Any]:
+    """What timm reads from ``config.json``: architecture, arguments, classes, and how images are shown."""
+    network, shown = subject.loaded.network, subject.loaded.preprocessing
+    of_network = {name: network.pretrained_cfg.get(name) for name in ("fixed_input_size", "first_conv", "classifier")}
+    return {
+        "architecture": subject.name,
+        "num_classes": len(subject.loaded.classes),
+        "num_features": network.num_features,
+        "label_names": list(subject.loaded.classes),
+        "model_args": subject.arguments,
+        "pretrained_cfg": {
+            **{name: value for name, value in of_network.items() if value is not None},
+            "custom_load": False,
+            "num_classes": len(subject.loaded.classes),
+            "input_size": list(subject.shape),
+            "mean": list(shown.mean),
+            "std": list(shown.std),
+            "interpolation": shown.interpolation,
+            "crop_pct": shown.crop_pct,
+            # images of a set with one size are made that size, whatever their shape
+            "crop_mode": "squash" if shown.stored_size else shown.crop_mode,
+        },
+        "training": {key: subject.metadata[key] for key in ("weights", "validation")},
+    }
+
+
+def write_torchvision(subject: Subject, path: Path) -> None:
+    """A state dict, and beside it the metadata, for which it has no room."""
+    torch.save(_weights(subject), path)
+    text = json.dumps({**subject.metadata, "arguments": subject.arguments}, indent=2, ensure_ascii=False)
+    metadata_beside(path).write_text(text + "\n", encoding="utf-8")
+
+
+def metadata_beside(path: Path) -> Path:
+    """The file with the metadata of the state dict ``path``."""
+    return path.with_name(f"{path.stem}.json")
+
+
+def _weights(subject: Subject) -> dict[str, torch.Tensor]:
+    """The state dict, each tensor with memory of its own, which safetensors asks for."""
+    return {name: value.detach().clone().contiguous() for name, value in subject.loaded.network.state_dict().items()}

@@ -1,0 +1,23 @@
+"""Images made up for trying out the pieces on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CLASSES, IMAGES = 10, {"train": 4, "val": 2}  # a class
+
+
+def made_up(folder: Path, ending: str, size: int) -> str:
+    """Class folders of random images of ``size`` pixels, below ``folder``/train and ``folder``/val."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for split, count in IMAGES.items():
+        for label in range(CLASSES):
+            place = folder / split / str(label)
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 256, (size, size, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.{ending}")
+    return str(folder)

@@ -1,0 +1,99 @@
+"""Makes one HTML file about runs: curves, settings, mistakes with their pictures, confusions, calibration.
+
+    python scripts/report.py runs/digits/conv2/TIME_SETTINGS          # writes report.html into that folder
+    python scripts/report.py RUN_A RUN_B RUN_C --output compared.html
+
+Reads the run folders, validates each network once, and puts everything into a file below 10 MB that opens from the
+disk, without network access. What is missing (the data set, a file of the run) is named there; the rest is shown.
+Heavy imports are inside the functions.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.trained import add_run_arguments
+from utils.config.settings import UserError
+
+if TYPE_CHECKING:
+    from scripts.reporting.sources import Source
+
+NAME = "report.py"
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own = build_parser().parse_args(argv)
+    if own.heat_maps and own.no_predictions:
+        raise UserError("--heat-maps explains predictions, and --no-predictions makes none; leave out one of them")
+    from scripts.reporting.sources import find
+
+    sources = find(own.run)
+    output = output_path(own.output, sources)
+    from scripts.reporting.assemble import assemble
+    from scripts.reporting.page import render
+
+    report = assemble(sources, own)
+    size = write(output, render(report))
+    print(f"{output}: {size / 1e6:.1f} MB, opens in any browser")
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    add_run_arguments(parser, several=True)
+    parser.add_argument(
+        "--output", metavar="FILE.html", help="the file to write [report.html in the run's folder; of several: here]"
+    )
+    parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="images to predict [val]")
+    parser.add_argument("--datapath", metavar="DIR", help="class folders to predict instead of the run's own images")
+    parser.add_argument(
+        "--heat-maps",
+        action="store_true",
+        help="beside the mistakes and least certain hits, what speaks for the answer",
+    )
+    parser.add_argument(
+        "--no-predictions", action="store_true", help="run no network: curves, settings and environment alone"
+    )
+    return parser
+
+
+def output_path(given: str | None, sources: list[Source]) -> Path:
+    """Where the report goes. Raises ``UserError`` if it cannot be written there, before any work."""
+    if given is None:
+        folder = sources[0].folder if len(sources) == 1 else None
+        path = (folder or Path()) / "report.html"
+    else:
+        path = Path(given)
+    if "\0" in str(path) or path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--output {given}: must be the name of an .html file")
+    if os.path.isdir(path) or not os.path.isdir(path.absolute().parent):
+        raise UserError(f"--output {path}: its folder does not exist, or it is a folder itself")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UserError(f"--output {path}: its folder cannot be written; choose another with --output")
+    return path
+
+
+def write(path: Path, html: str) -> int:
+    """Write the file, whole or not at all; returns its bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    content = html.encode("utf-8")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):  # where nothing could be written
+            temporary.unlink()
+        raise UserError(f"--output {path}: cannot be written ({error.strerror}); choose another") from error
+    return len(content)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

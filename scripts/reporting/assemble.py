@@ -1,0 +1,159 @@
+"""Reads the runs, predicts with their networks, one after the other, and gathers what the page shows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from models.load import Loaded
+from scripts.common.heat_map import need_captum
+from scripts.common.predictions import Chosen, Predictions, predict_split
+from scripts.common.trained import open_run
+from scripts.reporting.analysis import Analysis
+from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, short_ids
+from scripts.reporting.figures import Figure, shown
+from scripts.reporting.heat_maps import explainer
+from scripts.reporting.page import Report, grouped, page_data
+from scripts.reporting.run_record import RunRecord, from_settings, read
+from scripts.reporting.sources import Source
+from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
+from utils.config.settings import UserError
+
+
+def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
+    """Everything for the page. What cannot be read or predicted is named in the report."""
+    if own.heat_maps:
+        need_captum()
+    say(f"reading {len(sources)} run{'s' * (len(sources) > 1)}")
+    records = [read(source.folder, source.name) if source.folder else None for source in sources]
+    gathered = Gathered(Thumbnails(budget=0), own)
+    for number, source in enumerate(sources):
+        try:
+            loaded = open_network(source, own)
+        except UserError as error:
+            if records[number] is None:
+                raise
+            gathered.without.append((source.name, error.mistakes[0]))
+            continue
+        if records[number] is None:
+            records[number] = from_settings(source.name, loaded.settings, {})
+        try:
+            if not own.no_predictions:
+                gathered.add(number, source, records[number], loaded, predict(loaded, own, source), len(sources))
+        except (UserError, ValueError) as error:
+            reason = error.mistakes[0] if isinstance(error, UserError) else error
+            gathered.without.append((source.name, str(reason)))
+    data = page_data(records) | gathered.data
+    reasons = "; ".join(grouped(gathered.without, len(sources)))
+    why = f"Without predictions, pictures and confusions: {reasons}" if reasons else ""
+    if why:
+        print(f"warning: {why}", file=sys.stderr)
+    return Report(records, data, gathered.figures, gathered.notes, gathered.checks, why)
+
+
+def open_network(source: Source, own: argparse.Namespace) -> Loaded:
+    """The run's network. Raises ``UserError``."""
+    if own.no_predictions and source.folder is not None:
+        raise UserError("--no-predictions was given")
+    if source.network is None:
+        raise UserError("the folder holds no checkpoint")
+    return open_run(str(source.network), own.raw, own.device)
+
+
+def predict(loaded: Loaded, own: argparse.Namespace, source: Source) -> Predictions:
+    """The network's predictions. Raises ``UserError``, as where the data set is not at hand."""
+    say(f"validating {loaded.path}")
+    chosen = Chosen.of(own)
+    return predict_split(loaded, chosen)
+
+
+class Gathered:
+    """What the predictions add to the page, run by run; the logits of a run are let go before the next."""
+
+    def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:
+        self.thumbnails, self.own = thumbnails, own
+        self.data: dict[str, Any] = {"details": [], "classes": [], "images": thumbnails.uris}
+        self.figures: dict[int, list[Figure]] = {}
+        self.notes: list[str] = []
+        self.checks: list[tuple[str, bool | None]] = []
+        self.without: list[tuple[str, str]] = []
+
+    def add(
+        self, number: int, source: Source, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
+    ) -> None:
+        """Analyse the predictions of run ``number`` of ``runs`` and choose what is shown of them."""
+        analysis = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
+        predicted = Predicted(
+            run=number, analysis=analysis, classes=predictions.classes, ids=short_ids(predictions.ids),
+            picture=lambda place: predictions.pictures([place])[0],
+            source=f"{loaded.fingerprint or number} {loaded.settings.get('dataname')}",
+            heat_map=explainer(loaded) if self.own.heat_maps else None,
+        )  # fmt: skip
+        self.thumbnails.budget += BUDGET_BYTES // runs
+        chosen = choose(predicted, runs)
+        with bar(len(chosen.samples), f"pictures of {source.name}") as advance:
+            sides = add_pictures(predicted, chosen, self.thumbnails, advance)
+        made = detail(predicted, chosen, self.thumbnails, sides, runs)
+        self.data["details"].append(made | {"classes": self._classes(predictions.classes)})
+        self.figures[number] = figures_of(analysis, predictions)
+        words, agrees = self._check(analysis, record, loaded.path.name)
+        self.checks.append((f"{record.name}: {words}" if runs > 1 else words, agrees))
+        self.notes += [
+            f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)
+        ]
+
+    def _check(self, analysis: Analysis, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
+        """What there is to know about the origin of the figures, and whether they agree with the run's."""
+        if self.own.split == "val" and self.own.datapath is None:
+            return against_record(analysis, record, checkpoint, self.own.raw)
+        where = f" in {self.own.datapath}" if self.own.datapath else ""
+        images = {"val": "validation", "train": "training", "test": "test"}[self.own.split]
+        return (
+            f"Figures, pictures and confusions are {checkpoint}'s on the {images} images{where}, curves and best top-1 "
+            "those of the run's own validation.",
+            False,
+        )
+
+    def _classes(self, names: tuple[str, ...]) -> int:
+        """The place of these names in the page's data; runs with the same ones share them."""
+        names = [name.encode("utf-8", "replace").decode() for name in names]
+        if names not in self.data["classes"]:
+            self.data["classes"].append(names)
+        return self.data["classes"].index(names)
+
+
+def figures_of(analysis: Analysis, predictions: Predictions) -> list[Figure]:
+    """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them."""
+    report = predictions.report
+    low, high = analysis.top1_interval()
+    rows = [Figure("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
+    if analysis.classes > 5:
+        rows.append(Figure("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
+    rows.append(Figure("Loss", shown(report.loss), f"guessing: {np.log(analysis.classes):.2f}"))
+    if report.by_class is not None:
+        rows.append(Figure("Macro F1", shown(report.by_class.macro_f1, "%"), f"{analysis.classes:,} classes"))
+        rows.append(Figure("Calibration error", shown(report.by_class.ece, "%"), "expected, 15 bins"))
+    return rows
+
+
+class bar:
+    """A progress bar on a terminal, as a context that gives what advances it."""
+
+    def __init__(self, total: int, description: str) -> None:
+        self._bar = tqdm(total=total, desc=description, unit="image", leave=False, disable=not sys.stderr.isatty())
+
+    def __enter__(self) -> Callable[[], None]:
+        return lambda: self._bar.update() and None
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def say(line: str) -> None:
+    """A line on stderr about what takes a while."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,120 @@
+"""The main figures of runs: those of a validation for the report, else those that the runs recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scripts.reporting.markup import Html, element, join, named
+from scripts.reporting.run_record import RunRecord
+
+UNKNOWN = "\u2013"
+RECORDED = (
+    ("Top-1", "val_top1", "%"),
+    ("Top-5", "val_top5", "%"),
+    ("Loss", "val_loss", ""),
+    ("Macro F1", "val_macro_f1", "%"),
+    ("Calibration error", "val_ece", "%"),
+)
+
+
+class Figure(NamedTuple):
+    """A name, a value as text with its unit after a space, and what else one must know."""
+
+    name: str
+    value: str
+    small: str
+
+
+def shown(value: float, unit: str = "") -> str:
+    """A figure with its unit, in as many digits as are worth reading."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:.2f} {unit}" if unit else f"{value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """A time in its largest fitting unit: '4.6 s', '12.3 min', '3.1 h'."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def recorded(run: RunRecord) -> list[Figure]:
+    """The last epoch's figures, as metrics.csv has them."""
+    of = f"recorded, epoch {run.last('epoch'):.0f}" if math.isfinite(run.last("epoch")) else "recorded"
+    return [
+        Figure(name, shown(run.last(column), unit), of)
+        for name, column, unit in RECORDED
+        if math.isfinite(run.last(column))
+    ]
+
+
+def of_training(run: RunRecord) -> list[Figure]:
+    """Best epoch, time and speed of a run."""
+    made, top1 = [], run.epochs.get("val_top1", ())
+    finite = [place for place, value in enumerate(top1) if math.isfinite(value)]
+    if finite:
+        best = max(finite, key=lambda place: top1[place])
+        epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(top1)}"
+        made.append(Figure("Best top-1", shown(float(top1[best]), "%"), epoch))
+    seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]
+    if seconds:
+        epochs = f"{len(seconds)} epoch{'s' * (len(seconds) > 1)}"
+        made.append(Figure("Training time", duration(sum(seconds)), epochs))
+    if math.isfinite(run.last("images_per_second")):
+        made.append(Figure("Speed", f"{run.last('images_per_second'):,.0f}", "images/s, last epoch"))
+    return made
+
+
+def tiles(run: RunRecord, predicted: list[Figure] | None) -> Html:
+    """One run's figures side by side."""
+    cells = []
+    for name, value, small in (predicted or recorded(run)) + of_training(run):
+        number, _, unit = value.partition(" ")
+        cells.append(
+            element(
+                "div",
+                element("dt", name),
+                element("dd", number, element("small", unit) if unit else None),
+                element("dd", small, class_="sub"),
+            )
+        )
+    return element("dl", *cells, class_="figures") if cells else element("p", "No figures.", class_="soft")
+
+
+def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[Figure]]) -> Html:
+    """A row a run. What is said of every run alike stands once, in the head."""
+    found = [(predicted.get(number) or recorded(run)) + of_training(run) for number, run in enumerate(runs)]
+    rows = [{figure.name: figure for figure in figures} for figures in found]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    smalls = {name: {row[name].small for row in rows if name in row} for name in columns}
+    shared = {name: next(iter(texts)) if len(texts) == 1 else "" for name, texts in smalls.items()}
+    heads = [_cell("th", name, shared[name], scope="col") for name in columns]
+    lines = []
+    for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
+        figures = [row.get(name, Figure(name, UNKNOWN, "")) for name in columns]
+        cells = [_cell("td", one.value, "" if shared[one.name] else one.small) for one in figures]
+        lines.append(element("tr", element("th", swatch(number), named(run.name), scope="row"), *cells))
+    return scrolling_table(
+        "Figures of the runs", element("tr", element("th", "Run", scope="col"), *heads), lines, class_="runs"
+    )
+
+
+def _cell(tag: str, text: str, small: str, **attributes: str) -> Html:
+    below = join([element("br"), element("span", small, class_="soft small")]) if small else None
+    return element(tag, text, below, class_="number", **attributes)
+
+
+def scrolling_table(label: str, head: Html, lines: Sequence[Html], class_: str, tall: bool = False) -> Html:
+    """A table in a card that scrolls, also with the keyboard."""
+    table = element("table", element("thead", head), element("tbody", *lines), class_=class_)
+    box = "card scroll tall" if tall else "card scroll"
+    return element("div", table, class_=box, tabindex=0, role="region", aria_label=label)
+
+
+def swatch(number: int) -> Html:
+    """The colour of a run in all charts."""
+    return element("i", class_="swatch", style=f"--c:var(--run-{number % 8})")

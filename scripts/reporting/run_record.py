@@ -1,0 +1,223 @@
+"""What a run folder records: settings, metrics of epochs and steps, speeds, the first batch, its environment.
+
+Every file may be missing or damaged, as in a run that was killed, copied in part or comes from elsewhere: what cannot
+be read is named in ``missing``, and the rest is shown.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from utils.config.settings import Settings, groups
+from utils.record import curves
+from utils.record.provenance import COMMIT, MACHINE
+
+T = TypeVar("T")
+SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
+FIRST_BATCH = "First_Training_Batch"
+LARGEST_BYTES = 2**31  # of a file or of what it holds compressed: more is not read
+OLD_SETTINGS = "checkpoint"  # the origin of settings that a checkpoint alone tells
+
+
+class Setting(NamedTuple):
+    """A resolved setting as text, its group, and where it came from: 'default', 'flag', a recipe."""
+
+    value: str
+    origin: str
+    group: str
+
+
+@dataclass
+class RunRecord:
+    """One run, read from its folder. Accuracies and errors in percent, as everywhere.
+
+    ``epochs``: the columns of metrics.csv, float64 (epochs,), NaN where empty. ``steps``: those of metrics.npz by name,
+    float64 (steps,). ``scalars``: points (step, value) of the event file by tag. ``classes``: the rows of
+    class_metrics.csv. ``first_batch``: an encoded picture. ``header``: what the comments above the settings say, under
+    command, versions, machine and commit. ``missing``: a sentence for each thing that could not be read.
+    """
+
+    name: str
+    folder: Path | None
+    settings: dict[str, Setting] = field(default_factory=dict)
+    header: dict[str, str] = field(default_factory=dict)
+    epochs: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: dict[str, np.ndarray] = field(default_factory=dict)
+    scalars: dict[str, np.ndarray] = field(default_factory=dict)
+    classes: list[dict[str, str]] = field(default_factory=list)
+    first_batch: bytes | None = None
+    warnings: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Optimizer steps of a whole epoch; those so far if the first one was cut; NaN if nothing is known."""
+        ends = self.epochs.get("step", np.empty(0))
+        return float(np.diff(ends, prepend=0).max()) if len(ends) else math.nan
+
+    def last(self, column: str) -> float:
+        """The last epoch's figure, NaN if there is none."""
+        values = self.epochs.get(column, np.empty(0))
+        return float(values[-1]) if len(values) else math.nan
+
+    def value(self, name: str) -> str:
+        """A setting as text, '' if it is unknown."""
+        return self.settings[name].value if name in self.settings else ""
+
+
+def read(folder: Path, name: str) -> RunRecord:
+    """The record of the run in ``folder``."""
+    record = RunRecord(name, folder)
+    text = _attempt(record, "config.yaml", "settings and environment", lambda path: path.read_text(encoding="utf-8"))
+    if text is not None:
+        record.header, record.settings = parse_header(text), parse_settings(text)
+    record.epochs = _attempt(record, "metrics.csv", "figures of each epoch", read_epochs) or {}
+    record.steps = _attempt(record, curves.WHOLE, "curves of the steps", read_steps) or {}
+    record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
+    record.warnings = _attempt(record, "log.txt", "warnings", read_warnings) or []
+    read_events(record)
+    return record
+
+
+def from_settings(name: str, values: dict[str, Any], versions: dict[str, str]) -> RunRecord:
+    """The record of a checkpoint that lies outside its run's folder: settings and versions, no curves."""
+    record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
+    of_group = {name: group for group in groups() for name in vars(getattr(Settings(), group))}
+    record.settings = {
+        name.replace("_", "-"): Setting(as_text(value), OLD_SETTINGS, of_group.get(name, "other"))
+        for name, value in values.items()
+    }
+    record.header = {"versions": ", ".join(f"{name} {version}" for name, version in versions.items())}
+    return record
+
+
+def as_text(value: Any) -> str:
+    """A setting's value as config.yaml writes it."""
+    import yaml
+
+    return yaml.safe_dump([value], default_flow_style=True, width=math.inf).strip()[1:-1]
+
+
+def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T]) -> T | None:
+    """What ``reader`` makes of the file; None, and a sentence in ``record.missing``, if it cannot."""
+    path = record.folder / name
+    try:
+        if path.is_file() and path.stat().st_size > LARGEST_BYTES:
+            raise ValueError("larger than 2 GB")
+        return reader(path)
+    except FileNotFoundError:
+        record.missing.append(f"{what.capitalize()}: {name} does not exist")
+    except Exception as error:  # csv, zipfile, zlib and NumPy raise many kinds of errors for damaged files
+        record.missing.append(f"{what.capitalize()}: {name} cannot be read ({' '.join(str(error).split())[:150]})")
+    return None
+
+
+# -------------------------------------------------------------------------------------------- files
+
+
+def parse_header(text: str) -> dict[str, str]:
+    """What the comments at the top of config.yaml say, by ``command``, ``versions``, ``machine`` and ``commit``."""
+    header = {}
+    for line in text.splitlines():
+        if not line.startswith("# "):
+            break
+        line = line[2:]
+        if line.startswith("main.py"):
+            header["command"] = line
+        elif line.startswith(MACHINE):
+            header["machine"] = line.removeprefix(MACHINE)
+        elif line.startswith(COMMIT):
+            header["commit"] = line.removeprefix(COMMIT)
+        elif line.startswith("python "):
+            header["versions"] = line
+    return header
+
+
+def parse_settings(text: str) -> dict[str, Setting]:
+    """Every setting in config.yaml, including those that are comments because they follow from others."""
+    settings, group, known = {}, "", set(groups())
+    for line in text.splitlines():
+        found = SETTING.match(line)
+        if found:
+            settings[found[2]] = Setting(found[3], found[4], group)
+        elif line.startswith("# ") and line[2:] in known:
+            group = line[2:]
+    return settings
+
+
+def read_epochs(path: Path) -> dict[str, np.ndarray]:
+    """The columns of metrics.csv, float64 (epochs,)."""
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError("it has no row")
+    names = [name for name in rows[0] if name]
+    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
+
+
+def read_steps(path: Path) -> dict[str, np.ndarray]:
+    """The columns of metrics.npz, float64 (steps,), in the order of the steps."""
+    with zipfile.ZipFile(path) as file:
+        if sum(entry.file_size for entry in file.infolist()) > LARGEST_BYTES:
+            raise ValueError("it holds more than 2 GB")
+    rows = curves.read(path)
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return dict(zip(curves.CURVES, rows.T, strict=True))
+
+
+def read_classes(path: Path) -> list[dict[str, str]]:
+    """The rows of class_metrics.csv."""
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        int(row["val_count"]), float(row["val_accuracy"]), row["class"]  # raises for another kind of file
+    return rows
+
+
+def read_warnings(path: Path) -> list[str]:
+    """The log's different warnings, without their time."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = (line.rstrip("\n")[20:] for line in file)  # after '2026-01-31 23:59:59 '
+        return list(dict.fromkeys(line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")))
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return math.nan
+
+
+def read_events(record: RunRecord) -> None:
+    """Speeds, waits and the first batch from TensorBoard's event files, which alone have them."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    points: dict[str, dict[int, float]] = {}
+    paths = sorted(record.folder.glob("events.out.tfevents.*"))
+    if not paths:
+        record.missing.append("Waiting for data, speed within epochs and the first batch: there is no event file")
+    for path in paths:
+        try:
+            if path.stat().st_size > LARGEST_BYTES:
+                raise ValueError("larger than 2 GB")
+            for content in RawEventFileLoader(str(path)).Load():
+                event = Event.FromString(content)
+                for value in event.summary.value:
+                    if value.HasField("simple_value"):
+                        points.setdefault(value.tag, {})[event.step] = value.simple_value
+                    elif value.tag == FIRST_BATCH and value.HasField("image"):
+                        record.first_batch = record.first_batch or value.image.encoded_image_string
+        except Exception as error:  # TensorBoard and protobuf raise many kinds of errors for damaged files
+            reason = " ".join(str(error).split())[:150]
+            record.missing.append(f"Speeds and the first batch: {path.name} cannot be read to its end ({reason})")
+    record.scalars = {tag: np.array(sorted(values.items()), dtype=float) for tag, values in points.items()}

@@ -1,0 +1,156 @@
+"""Curves for the page: at most some hundred points each, whatever the run's length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scripts.reporting.run_record import RunRecord
+
+POINTS = 160  # of a curve: one for every three pixels or so
+ALL_POINTS = 60_000  # of all curves together: about 1.5 MB
+
+
+class Curve(NamedTuple):
+    """What a chart shows of a run: ``source`` names where the points are from, ``name`` the curve in the legend."""
+
+    name: str
+    source: str
+    style: str = "line"
+    reduce: str = "mean"
+
+
+class Chart(NamedTuple):
+    """A chart of all runs. ``note`` is what one must know to read it; with ``zero``, the axis begins there."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    unit: str = ""
+    log: bool = False
+    zero: bool = False
+    note: str = ""
+
+
+TRAINING, VALIDATION = "training", "validation"
+CHARTS = (
+    Chart(
+        "Loss", (Curve(TRAINING, "steps:loss"), Curve(VALIDATION, "epochs:val_loss", "points")),
+        note="Training: what is minimised, with smoothing, mixing and other terms if any. Validation: cross entropy.",
+    ),
+    Chart(
+        "Top-1", (Curve(TRAINING, "steps:top1"), Curve(VALIDATION, "epochs:val_top1", "points")), "%",
+        note="Training: of augmented and, with mixup or CutMix, mixed images.",
+    ),
+    Chart("Top-5", (Curve(TRAINING, "steps:top5"), Curve(VALIDATION, "epochs:val_top5", "points")), "%"),
+    Chart("Top-1 of the raw weights", (Curve(VALIDATION, "epochs:raw_val_top1", "points"),), "%"),
+    Chart("Macro F1", (Curve(VALIDATION, "epochs:val_macro_f1", "points"),), "%", note="The mean of the classes' F1."),
+    Chart(
+        "Calibration error", (Curve(VALIDATION, "epochs:val_ece", "points"),), "%",
+        note="Expected calibration error, 15 bins: how far confidence and accuracy are apart.",
+    ),
+    Chart("Learning rate", (Curve("learning rate", "steps:lr", reduce="last"),)),
+    Chart(
+        "Gradient norm", (Curve("gradient norm", "steps:gradient_norm"),), log=True,
+        note="Of unscaled gradients, before clipping. Steps whose gradient is not finite leave a gap.",
+    ),
+    Chart("Loss scale", (Curve("loss scale", "steps:loss_scale", reduce="last"),), log=True),
+    Chart(
+        "Skipped steps", (Curve("skipped so far", "epochs:skipped_steps", "points"),), zero=True,
+        note="Steps without an update, because the scaled gradient was not finite.",
+    ),
+    Chart("Speed", (Curve("training", "scalars:Speed/images_per_second"),), "images/s", zero=True),
+    Chart(
+        "Waiting for data", (Curve("waiting", "scalars:Speed/data_wait_percent"),), "%", zero=True,
+        note="The share of the time in which training waits for its next batch.",
+    ),
+    Chart(
+        "Time of an epoch", (Curve("epoch", "epochs:seconds", "points"),), "s", zero=True,
+        note="Training, validation and checkpoints.",
+    ),
+)  # fmt: skip
+
+
+def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """All charts that have something to show, for the page's JSON. x is the optimizer step."""
+    most = max(20, min(POINTS, ALL_POINTS // (16 * len(runs))))
+    made = []
+    for chart in CHARTS:
+        found = list(_curves(chart, runs, most))
+        if found:
+            made.append({**chart._asdict(), "curves": found})
+    return made
+
+
+def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict[str, Any]]:
+    for number, run in enumerate(runs):
+        for curve in chart.curves:
+            x, y = points_of(run, curve.source)
+            if not np.isfinite(y).any() or _says_nothing(run, curve.source, y):
+                continue
+            yield {"run": number, "name": curve.name, "style": curve.style} | summarised(x, y, most, curve.reduce)
+
+
+def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:
+    """Whether a curve is always the same because what it counts does not take place in the run."""
+    unscaled = not any(tag.startswith("AMP/scale") for tag in run.scalars) and not (
+        run.steps and (run.steps["loss_scale"] != 1).any()
+    )
+    of_a_scaler = source in ("steps:loss_scale", "epochs:skipped_steps")
+    of_few_classes = source.endswith("top5") and (y == 100).all()
+    return (of_a_scaler and unscaled and not (source.startswith("epochs") and y.any())) or of_few_classes
+
+
+def points_of(run: RunRecord, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a curve, float64 (n,) each; of a column that the run lacks, none."""
+    kind, _, name = source.partition(":")
+    nothing = np.empty(0)
+    if kind == "scalars":
+        rows = run.scalars.get(name, np.empty((0, 2)))
+        return rows[:, 0], rows[:, 1]
+    columns = run.steps if kind == "steps" else run.epochs
+    return (columns["step"], columns[name]) if name in columns and "step" in columns else (nothing, nothing)
+
+
+def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str, Any]:
+    """At most ``most`` points of a curve: x, y and, where points stand for several, the lowest and highest of these.
+
+    The points are means of equally many consecutive values (``reduce`` 'mean') or the last of them ('last'), each at
+    its last x. Values that are not finite are left out; a point without any finite value is None.
+    """
+    if len(x) <= most:
+        return {"x": numbers(x), "y": numbers(y)}
+    edges = np.linspace(0, len(x), most + 1).round().astype(int)
+    parts = [y[start:end] for start, end in pairwise(edges)]
+    finite = [part[np.isfinite(part)] for part in parts]
+    middle = [(part.mean() if reduce == "mean" else part[-1]) if len(part) else math.nan for part in finite]
+    low = [part.min() if len(part) else math.nan for part in finite]
+    high = [part.max() if len(part) else math.nan for part in finite]
+    return {"x": numbers(x[edges[1:] - 1]), "y": numbers(middle), "low": numbers(low), "high": numbers(high)}
+
+
+def numbers(values: Sequence[float] | np.ndarray, digits: int = 6) -> list[float | int | None]:
+    """For JSON: ``digits`` significant digits, whole numbers without a point, None for what is not finite."""
+    return [number(value, digits) for value in values]
+
+
+def number(value: float, digits: int = 6) -> float | int | None:
+    """One of ``numbers``."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}") if abs(value) < 10**digits or value != round(value) else value
+    return int(short) if short == int(short) and abs(short) < 2**53 else float(short)
+
+
+def time_axis(run: RunRecord) -> dict[str, Any]:
+    """What turns a step of a run into its epoch and its hours: steps an epoch, and hours at the end of each epoch."""
+    seconds = run.epochs.get("seconds", np.empty(0))
+    ends = run.epochs.get("step", np.empty(0))
+    return {
+        "stepsPerEpoch": number(run.steps_per_epoch),
+        "ends": numbers(np.concatenate([[0], ends])),
+        "hours": numbers(np.concatenate([[0], np.nancumsum(seconds) / 3600])),
+    }

@@ -1,0 +1,78 @@
+"""What RUN on the report's command line means: a run folder, a checkpoint, or both; and how the page calls it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.common.trained import AUTO, find_run
+from utils.config.settings import UserError
+
+MOST_RUNS = 64
+RECORDS = ("config.yaml", "metrics.csv", "metrics.npz")
+TIME = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run to show. ``folder``: its records, None of a checkpoint elsewhere. ``network``: what to load, None if the
+    folder holds no checkpoint."""
+
+    folder: Path | None
+    network: Path | None
+    name: str = ""
+
+
+def find(texts: Sequence[str]) -> list[Source]:
+    """The runs, each once, in order. Raises ``UserError`` for what is no run, all such mistakes together."""
+    found, mistakes = [], []
+    for text in texts:
+        try:
+            found.append(_find(text))
+        except UserError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise UserError(*mistakes)
+    found = list(dict.fromkeys(found))
+    if len(found) > MOST_RUNS:
+        raise UserError(f"RUN: {len(found)} runs, and a report shows {MOST_RUNS} at most; give fewer")
+    return [Source(one.folder, one.network, name) for one, name in zip(found, names(found), strict=True)]
+
+
+def _find(text: str) -> Source:
+    given = Path(text)
+    if text != AUTO and "\0" not in text and _is_run(given) and not any((given / "checkpoints").glob("*.pt")):
+        return Source(given, None)
+    path = find_run(text)
+    if path.is_dir():
+        folder = path.parent if path.name == "checkpoints" and _is_run(path.parent) else path
+        return Source(folder, path)
+    folder = path.absolute().parent.parent
+    inside = path.absolute().parent.name == "checkpoints" and _is_run(folder)
+    return Source(
+        Path(os.path.relpath(folder)) if inside and not path.is_absolute() else folder if inside else None, path
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return any(os.path.isfile(folder / name) for name in RECORDS)
+
+
+def names(sources: Sequence[Source]) -> list[str]:
+    """Names as short as tells the runs apart: without the time, else with it, then with the folders above."""
+    paths = [(one.folder or one.network).absolute() for one in sources]
+    files = [f"/{one.network.name}" if one.network and one.network.is_file() else "" for one in sources]
+    above = [""] * len(paths)
+    for folders in ([path.parent.parent.name for path in paths], [path.parent.name for path in paths]):
+        if len(set(folders)) > 1:  # several data sets, or several networks
+            above = [f"{text}{folder} " for text, folder in zip(above, folders, strict=True)]
+    full = [f"{text}{path.name}" for text, path in zip(above, paths, strict=True)]
+    short = [f"{text}{TIME.sub('', path.name)}" for text, path in zip(above, paths, strict=True)]
+    for candidates in (short, full, [f"{name}{file}" for name, file in zip(full, files, strict=True)]):
+        if max(Counter(candidates).values()) == 1:
+            return candidates
+    return [f"{path}{file}" for path, file in zip(paths, files, strict=True)]

@@ -1,0 +1,65 @@
+"use strict";
+// Puts the parts together: charts, and the predictions of one run at a time.
+
+function prepared(detail) {
+  const n = detail.classes.length;
+  const counts = new Map();
+  detail.cells = [];
+  const [truths, predictions, numbers] = detail.matrix;
+  truths.forEach((truth, place) => {
+    detail.cells.push([truth, predictions[place], numbers[place]]);
+    counts.set(truth * n + predictions[place], numbers[place]);
+  });
+  detail.key = (truth, predicted) => truth * n + predicted;
+  detail.count = (truth, predicted) => counts.get(truth * n + predicted) || 0;
+  detail.shown = new Map(detail.shownCells.map(([truth, predicted, rows]) => [truth * n + predicted, rows]));
+  return detail;
+}
+
+function showDetail(detail) {
+  fillGallery("mistakes", detail, detail.mistakes, "No mistake: every image is recognised.");
+  fillGallery("unsure", detail, detail.unsure, "No image is recognised.");
+  byId("cell").hidden = true;
+  byId("matrix-note").textContent = detail.matrixNote;
+  startMatrix(detail);
+  startClasses(classRows(detail));
+  startReliability(detail);
+}
+
+function startDetails() {
+  const details = DATA.details.map((detail) => ({ ...detail, classes: DATA.classes[detail.classes] })).map(prepared);
+  if (!details.length) {
+    if (DATA.classTable) startClasses(DATA.classTable);
+    return;
+  }
+  const chooserBox = byId("detail-runs");
+  if (details.length > 1) {
+    const buttons = details.map((detail) => make("button", {
+      class: "plain chip choice", type: "button", "aria-pressed": "false",
+      onclick: (event) => {
+        buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === event.currentTarget)));
+        showDetail(detail);
+      },
+    }, make("i", { class: "swatch", style: { "--c": runColour(detail.run) } }), named(DATA.runs[detail.run].name)));
+    chooserBox.append(make("span", { class: "soft small" }, "predictions of"), ...buttons);
+    buttons[0].setAttribute("aria-pressed", "true");
+  }
+  showDetail(details[0]);
+}
+
+/** Mark in the navigation which part is in view. */
+function startNavigation() {
+  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.getAttribute("href").slice(1), link]));
+  const inView = new Set();
+  const observer = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) isIntersecting ? inView.add(target.id) : inView.delete(target.id);
+    const first = [...links.keys()].find((id) => inView.has(id));
+    links.forEach((link, id) => (id === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current")));
+  }, { rootMargin: "-70px 0px -45% 0px" });
+  links.forEach((_, id) => byId(id) && observer.observe(byId(id)));
+}
+
+startCharts();
+startDetails();
+startNavigation();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => startMatrix.again?.());

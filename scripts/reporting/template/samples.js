@@ -1,0 +1,73 @@
+"use strict";
+// Pictures with the network's answers: the galleries, and the images of a cell of the confusion matrix.
+
+/** A picture with its truth and likeliest classes. `detail` is the run's data, `row` a place in its `rows`. */
+function sampleCard(detail, row) {
+  const [id, picture, truth, likely, ofTruth, size, heat] = detail.rows[row];
+  const predicted = likely[0][0], right = truth === predicted;
+  const answers = likely.some(([one]) => one === truth) ? likely : [...likely.slice(0, 2), [truth, ofTruth]];
+  const bars = answers.map(([one, share]) => [
+    make("span", {
+      class: "class", title: detail.classes[one],
+      style: { "--p": cssPercent(share), "--bar": one === truth ? "var(--hit)" : "var(--miss)" },
+    }, named(detail.classes[one])),
+    make("span", { class: "number" }, odds(share)),
+  ]);
+  const words = right
+    ? make("p", { class: "verdict" }, make("b", { class: "right-ink" }, named(detail.classes[truth])))
+    : make("p", { class: "verdict" }, make("b", { class: "right-ink" }, named(detail.classes[truth])), " taken for ",
+      make("b", { class: "wrong-ink" }, named(detail.classes[predicted])));
+  return make("li", { class: "sample" }, pictureOf(detail, picture, heat, size, id, truth),
+    make("div", { class: "words" }, words, make("div", { class: "odds" }, bars),
+      make("p", { class: "id", title: id }, make("bdi", {}, id))));
+}
+
+function pictureOf(detail, picture, heat, size, id, truth) {
+  if (picture === null) return make("div", { class: "picture" }, "no picture");
+  const one = (place, text) => make("img", {
+    src: DATA.images[place], alt: text, title: id, loading: "lazy", decoding: "async", class: size <= 64 ? "small-pixels" : null,
+  });
+  const images = [one(picture, `an image of ${detail.classes[truth]}`)];
+  if (heat !== null && heat !== undefined) images.push(one(heat, "heat map of the prediction"));
+  return make("div", { class: images.length > 1 ? "picture double" : "picture" }, images);
+}
+
+function gallery(detail, rows, kind = "") {
+  const wide = rows.some((row) => detail.rows[row][6] !== null) ? "wide" : "";
+  return make("ul", { class: `gallery ${kind} ${wide}` }, rows.map((row) => sampleCard(detail, row)));
+}
+
+/** Fill a part of the page with a gallery, of which the first rows are shown, or with why there is none. */
+function fillGallery(id, detail, rows, none) {
+  if (!rows.length) return byId(id).replaceChildren(make("p", { class: "soft" }, none));
+  const first = innerWidth < 620 ? 8 : detail.rows[rows[0]][6] === null ? 16 : 15; // whole rows, also of wider cards
+  const list = gallery(detail, rows.slice(0, first)), more = rows.slice(first);
+  const button = make("button", {
+    class: "plain more", type: "button",
+    onclick: () => { list.append(...more.map((row) => sampleCard(detail, row))); button.remove(); },
+  }, `Show ${more.length} more`);
+  return byId(id).replaceChildren(list, ...(more.length ? [button] : []));
+}
+
+/** The images of the cell (truth, predicted) under the matrix. */
+function showCell(detail, truth, predicted) {
+  const count = detail.count(truth, predicted);
+  const rows = detail.shown.get(detail.key(truth, predicted)) || [];
+  const right = truth === predicted;
+  const head = right
+    ? [named(detail.classes[truth]), ` recognised: ${plural(count, "image")}`]
+    : [named(detail.classes[truth]), " taken for ", named(detail.classes[predicted]), `: ${plural(count, "image")}`];
+  const of = detail.support[truth] ? percent(count / detail.support[truth]) : "-";
+  let which = `${of} of this class. `;
+  if (!rows.length && count) which += "Its pictures had no room in this file.";
+  else if (rows.length < count) which += `The ${rows.length} of which the network is ${right ? "least" : "most"} sure:`;
+  const box = byId("cell");
+  const close = make("button", { class: "plain", type: "button", onclick: () => { box.hidden = true; detail.mark(null); } }, "Close");
+  const title = make("h3", { tabindex: -1 }, head);
+  box.hidden = false;
+  box.replaceChildren(make("div", { class: "head" }, make("div", {}, title, make("p", { class: "soft small" }, which)), close),
+    gallery(detail, rows, "compact"));
+  detail.mark([truth, predicted]);
+  title.focus({ preventScroll: true });
+  box.scrollIntoView({ block: "nearest" });
+}

@@ -1,0 +1,78 @@
+"""Pictures inside the page: small, each once, and never more than a budget."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SIDE = 128  # pixels; larger images are made smaller
+EXACT_SIDE = 64  # up to this, PNG: JPEG's blocks would show where each pixel is drawn large
+QUALITY = 82
+BUDGET_BYTES = 6_000_000  # of base64 text
+
+
+@dataclass
+class Thumbnails:
+    """Data URIs by their place in ``uris``; ``add`` gives the place, None if the budget is used up."""
+
+    budget: int = BUDGET_BYTES
+    uris: list[str] = field(default_factory=list)
+    _places: dict[Hashable, int] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether a further picture may have no room."""
+        return self.budget < 8_000
+
+    def place(self, key: Hashable) -> int | None:
+        """Where the picture with this key is; None if it is not there."""
+        return self._places.get(key)
+
+    def add(self, key: Hashable, image: Image.Image) -> int | None:
+        """Add a picture unless one with its key is there."""
+        if key in self._places:
+            return self._places[key]
+        uri = data_uri(image)
+        if len(uri) > self.budget:
+            return None
+        self.budget -= len(uri)
+        self._places[key] = len(self.uris)
+        self.uris.append(uri)
+        return self._places[key]
+
+
+def data_uri(image: Image.Image, side: int = SIDE) -> str:
+    """A picture of any mode and size as a PNG or JPEG of at most ``side`` x ``side`` pixels."""
+    image = image if image.mode in ("L", "RGB") else image.convert("RGB")
+    if max(image.size) > side:
+        image = image.copy()
+        image.thumbnail((side, side))
+    kind = "png" if max(image.size) <= EXACT_SIDE else "jpeg"
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **({"optimize": True} if kind == "png" else {"quality": QUALITY, "optimize": True}))
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def picture_uri(content: bytes, largest_bytes: int) -> str:
+    """An encoded picture from a file, decoded and encoded anew; raises ``ValueError`` or ``OSError`` if it is none."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+        if image.width * image.height > 2**24:
+            raise ValueError("larger than 16 million pixels")
+        image.load()
+        pixels = image.convert("RGB")
+    buffer = io.BytesIO()
+    pixels.save(buffer, "png", optimize=True)
+    if buffer.tell() > largest_bytes:
+        buffer = io.BytesIO()
+        pixels.thumbnail((1400, 1400))
+        pixels.save(buffer, "jpeg", quality=QUALITY)
+    kind = "jpeg" if buffer.getvalue()[:2] == b"\xff\xd8" else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

@@ -1,0 +1,158 @@
+"""Try a trained network out: a page on this machine, and ``POST /predict`` for programs.
+
+    python scripts/serve.py auto                                              # the newest run, at http://127.0.0.1:8000
+    curl --data-binary @cat.jpg http://127.0.0.1:8000/predict
+
+A person drops, pastes or photographs an image and sees classes, probabilities and a heat map. Requests that come in
+together are run together. Only this machine can reach it, unless --host says otherwise. Ctrl-C ends it. Heavy imports
+are inside the functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import ipaddress
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, positive_number, run_tool, whole
+from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from utils.config.groups.data import VIEWS
+from utils.config.settings import UserError
+from utils.runtime.cpu import cores_per_process
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
+    from scripts.common.predictor import Predictor
+    from scripts.serving.app import Service
+
+NAME = "serve.py"
+LOOPBACK = "127.0.0.1"
+MOST_CONNECTIONS = 256
+HEADER_BYTES = 16_384  # of a request, at most
+
+
+def main(argv: list[str]) -> int:
+    """The tool; serves until it is interrupted and returns its exit code."""
+    own = build_parser().parse_args(argv)
+    find_run(own.run)
+    need_packages()
+    with listening(own.host, own.port) as listener:
+        service = build_service(own)
+        from scripts.serving.app import build_app
+
+        app = build_app(service, allowed_names(own.host))
+        print(announcement(service.predictor, own.host, listener.getsockname()[1]), flush=True)
+        if not is_loopback(own.host):
+            warn(f"--host {own.host}: whoever can reach this machine can use it; there is no password")
+        try:
+            build_server(app).run(sockets=[listener])
+        except KeyboardInterrupt:  # uvicorn has ended as it should and passes it on
+            print("Ended", flush=True)
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--tta", choices=VIEWS, help="the mean logits of several views, as main.py's --tta [as the run]"
+    )
+    parser.add_argument(
+        "--host", default=LOOPBACK, metavar="NAME", help=f"address to listen on [{LOOPBACK}: this machine]"
+    )
+    parser.add_argument("--port", type=whole(0, 65535), default=8000, metavar="N", help="0: any free one [8000]")
+    parser.add_argument("--max-megabytes", type=positive_number, default=20, metavar="X", help="of an image file [20]")
+    parser.add_argument("--max-megapixels", type=positive_number, default=50, metavar="X", help="of an image [50]")
+    return parser
+
+
+def need_packages() -> None:
+    """Raise ``UserError`` with the line that installs what is missing."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"needs {' and '.join(missing)}: python -m pip install -r requirements-tools.txt")
+
+
+# ----------------------------------------------------------------------------------------- the address
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ``UserError`` if that cannot be had."""
+    try:
+        ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen()  # from now on requests wait, also while the network is loaded
+        except OSError:
+            bound.close()
+            raise
+        return bound
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--host {host} --port {port}: cannot listen there ({reason}); choose another") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def allowed_names(host: str) -> set[str] | None:
+    """The names by which the server may be asked; None, for any, if other machines can reach it."""
+    return {LOOPBACK, "localhost", "::1", host.lower()} if is_loopback(host) else None
+
+
+def announcement(predictor: Predictor, host: str, port: int) -> str:
+    """What is served, and where."""
+    loaded = predictor.loaded
+    shown = f"[{host}]" if ":" in host else host
+    return (
+        f"Serving {loaded.arch} ({len(loaded.classes)} classes) of {loaded.path} on {predictor.device.type}, at most "
+        f"{predictor.batch_size} images together\nhttp://{shown}:{port}/  (Ctrl-C ends it)"
+    )
+
+
+# ------------------------------------------------------------------------------------------ the server
+
+
+def build_service(own: argparse.Namespace) -> Service:
+    """What answers requests; it has run the network once, so that the first request does not wait for that."""
+    import torch
+
+    from scripts.common.predictor import Predictor
+    from scripts.serving.app import Service
+    from scripts.serving.uploads import Limits
+
+    predictor = Predictor(open_run(own.run, own.raw, own.device), own)
+    shown = predictor.loaded.preprocessing
+    predictor.logits(torch.zeros(1, shown.channels, shown.val_image_size, shown.val_image_size))
+    return Service(predictor, Limits(own.max_megabytes, own.max_megapixels), cores_per_process(1))
+
+
+def build_server(app: ASGIApp) -> uvicorn.Server:
+    """The server of an application, with limits on connections and headers."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, loop="asyncio", http="h11", ws="none", lifespan="on", log_level="critical", access_log=False,
+        server_header=False, limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

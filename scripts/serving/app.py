@@ -1,0 +1,200 @@
+"""The web application: a page for a person, ``POST /predict`` for programs.
+
+Nothing of a request reaches the disk: the page's files are read once, an image stays in memory, and no name in a
+request is a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import math
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from scripts.common.heat_map import heat_map, overlay
+from scripts.common.predictor import Predictor
+from scripts.serving.batching import Batcher
+from scripts.serving.guard import Guard
+from scripts.serving.uploads import Limits, Refused, decode
+from utils.config.settings import UserError
+
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+SHOWN = 5  # classes of an answer without ?top=
+MOST_AT_ONCE = 64  # requests in hand; each may hold an image
+BODY_SECONDS = 30.0  # for a request's body to arrive
+SMALLEST_PICTURE = 224  # pixels a side of the pictures of the heat map
+
+
+class Service:
+    """Answers requests with ``predictor``'s network."""
+
+    def __init__(self, predictor: Predictor, limits: Limits, decoders: int) -> None:
+        self.predictor, self.loaded, self.limits = predictor, predictor.loaded, limits
+        self.batcher = Batcher(predictor.logits, predictor.batch_size)
+        self._decoders = ThreadPoolExecutor(decoders, "decoder")
+        self._in_hand = 0
+
+    # ------------------------------------------------------------------------------------- the answers
+
+    async def model(self, _: Request) -> Response:
+        """What is served."""
+        about = {
+            "arch": self.loaded.arch, "checkpoint": str(self.loaded.path.name), "classes": self.loaded.classes,
+            "image_size": self.loaded.preprocessing.val_image_size, "tta": self.predictor.tta, **asdict(self.limits),
+        }  # fmt: skip
+        return JSONResponse(about)
+
+    async def predict(self, request: Request) -> Response:
+        """The likeliest classes of the image that is the request's body."""
+        top = _number(request, "top", SHOWN, len(self.loaded.classes))
+        async with self._image_of(request) as (image, tensor):
+            logits, together = await self.batcher(tensor)
+        probabilities, places = logits.softmax(0).sort(descending=True, stable=True)
+        if not logits.isfinite().all():
+            raise Refused(500, "the network's output is not finite; start with --amp off")
+        rows = [
+            {"class": self.loaded.classes[place], "index": place, "probability": share}
+            for place, share in zip(places[:top].tolist(), probabilities[:top].tolist(), strict=True)
+        ]
+        best = {name: rows[0][name] for name in ("class", "probability")}
+        return JSONResponse({**best, "top": rows, "width": image.width, "height": image.height, "batch": together})
+
+    async def heat_map(self, request: Request) -> Response:
+        """What the network sees of the body's image, and where it looks for class number ``class``: two PNG files."""
+        index = _number(request, "class", 0, len(self.loaded.classes) - 1, least=0)
+        async with self._image_of(request) as (_, tensor):
+            try:
+                seen, looked = await self.batcher.alone(self._pictures, tensor, index)
+            except UserError as error:  # captum is missing, or nothing finite
+                raise Refused(501, str(error)) from error
+        return JSONResponse({"class": self.loaded.classes[index], "seen": _as_url(seen), "heat": _as_url(looked)})
+
+    def _pictures(self, tensor: torch.Tensor, index: int) -> tuple[Image.Image, Image.Image]:
+        images = tensor[None].to(self.predictor.device)
+        heat = heat_map(self.loaded, images, [index])[0]
+        pixels = self.loaded.preprocessing.evaluation_transform.to_pixels(images)[0]
+        return overlay(pixels, 0 * heat), overlay(pixels, heat)
+
+    # ------------------------------------------------------------------------------------- their images
+
+    @asynccontextmanager
+    async def _image_of(self, request: Request) -> AsyncIterator[tuple[Image.Image, torch.Tensor]]:
+        """The image that is the request's body, and what the network sees of it. Raises ``Refused``."""
+        if self._in_hand >= MOST_AT_ONCE:
+            raise Refused(503, "too many requests at once; try again")
+        self._in_hand += 1
+        try:
+            data = await asyncio.wait_for(self._body(request), BODY_SECONDS)
+            yield await asyncio.get_running_loop().run_in_executor(self._decoders, self._decoded, data)
+        except asyncio.TimeoutError as error:
+            raise Refused(408, f"the request's body has not arrived within {BODY_SECONDS:g} seconds") from error
+        finally:
+            self._in_hand -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        announced = request.headers.get("content-length", "")
+        self.limits.refuse_bytes(int(announced) if announced.isdecimal() else 0)
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            self.limits.refuse_bytes(len(data))
+        return bytes(data)
+
+    def _decoded(self, data: bytes) -> tuple[Image.Image, torch.Tensor]:
+        preprocessing = self.loaded.preprocessing
+        image = decode(data, preprocessing.colour, self.limits)
+        return image, preprocessing(image)
+
+
+def _number(request: Request, name: str, default: int, most: int, least: int = 1) -> int:
+    """The whole number that the request's query gives for ``name``. Raises ``Refused``."""
+    text = request.query_params.get(name)
+    if text is None:
+        return min(default, most)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
+        raise Refused(400, f"{name}: must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _as_url(picture: Image.Image) -> str:
+    """A picture as a data: URL, enlarged by whole pixels if it is small."""
+    scale = max(1, math.ceil(SMALLEST_PICTURE / picture.width))
+    file = io.BytesIO()
+    picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# ------------------------------------------------------------------------------------------ the application
+
+
+def build_app(service: Service, names: set[str] | None) -> ASGIApp:
+    """The application. ``names``: those by which this machine may be asked, None for any; see ``Guard``."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        batches = asyncio.create_task(service.batcher.run())
+        yield
+        batches.cancel()
+        with suppress(asyncio.CancelledError):
+            await batches
+
+    app = Starlette(
+        routes=[
+            *(Route(path, _file(*file)) for path, file in PAGE.items()),
+            Route("/model", service.model),
+            Route("/predict", service.predict, methods=["POST"]),
+            Route("/heat_map", service.heat_map, methods=["POST"]),
+        ],
+        exception_handlers={
+            Refused: _refusal, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _failure,
+        },
+        lifespan=lifespan,
+    )  # fmt: skip
+    return Guard(app, names)  # around all of it: answers to failures get its headers, too
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    content = (Path(__file__).parent / "page" / name).read_bytes()
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return answer
+
+
+async def _refusal(_: Request, error: Any) -> Response:
+    return JSONResponse({"error": error.reason}, error.status)
+
+
+async def _http_error(_: Request, error: Any) -> Response:
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    print(f"serve.py: {request.method} {request.url.path}: {line}", file=sys.stderr, flush=True)
+    return JSONResponse({"error": "the server has failed; its terminal says more"}, 500)

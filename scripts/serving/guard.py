@@ -1,0 +1,70 @@
+"""What holds for every request and answer of the server, whatever it is about."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# The page loads nothing from elsewhere and runs no script but its own; only it may use the camera.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "permissions-policy": "camera=(self), microphone=(), geolocation=()",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """ASGI middleware: refuses what other web pages send, and adds ``HEADERS`` to each answer.
+
+    A browser lets any page send requests here. One by a name that only points here (DNS rebinding) does not ask for
+    one of ``names``, and one from another page says so in its Origin header. ``names`` None: any name will do.
+    """
+
+    def __init__(self, app: ASGIApp, names: set[str] | None) -> None:
+        self.app, self.names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        problem = self._problem(Headers(scope=scope))
+        app = JSONResponse({"error": problem}, 403) if problem else self.app
+        await app(scope, receive, send_with_headers)
+
+    def _problem(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self.names is not None and name_of(host) not in self.names:
+            return f"ask for {sorted(self.names)[0]}, not for another name of this machine"
+        if origin is not None and urlsplit_or_none(origin) != host:
+            return "requests from other web pages are refused"
+        return None
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without the port, in lower case; '' if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def urlsplit_or_none(origin: str) -> str | None:
+    """Host and port of an Origin header; None if it has none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None

@@ -1,0 +1,221 @@
+"""RUN on a command line, and predictions of a whole split: those of main.py's validation, in the data set's order."""
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+import main
+from models import load_model
+from scripts.common.predictions import Chosen, predict_split
+from scripts.common.trained import autocast_of, find_run, open_run
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.sets.datasets import get_data
+from utils.data.sets.readers import read_digits
+
+QUIET = ("--device", "cpu", "--no-progress")
+CPU = Chosen(device="cpu", progress=False)
+
+
+def tree_of_digits(root, names, count=3):
+    """Class folders of the first validation digits of each class in ``names``: {folder's name: digit}."""
+    validation = read_digits().validation
+    for name, digit in names.items():
+        (root / name).mkdir(parents=True)
+        for place in np.flatnonzero(validation.labels == digit)[:count]:
+            Image.fromarray(validation.pixels[place, 0].numpy()).save(root / name / f"{place:03}.png")
+    return root
+
+
+# ------------------------------------------------------------------------------------------------ RUN
+
+
+def test_auto_is_the_run_that_began_last_among_those_with_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no run with a checkpoint below"):
+        find_run("auto")
+    for name in ("digits/fc/2026-01-02_a", "digits/conv2/2026-01-03_b", "digits/fc/2026-01-04_without"):
+        (Path("runs") / name / "checkpoints").mkdir(parents=True)
+        (Path("runs") / name / "config.yaml").touch()
+        if "without" not in name:
+            (Path("runs") / name / "checkpoints/last.pt").touch()
+    assert find_run("auto") == Path("runs/digits/conv2/2026-01-03_b")
+
+
+def test_what_is_no_run_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    for text, words in (
+        ("", "must not be empty"), ("a\0b", "NUL"), ("empty", "holds no checkpoint"), ("missing", "no such run"),
+        ("text.pt", "not a checkpoint"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words) as caught:
+            open_run(text)
+        assert len(caught.value.mistakes) == 1
+
+
+def test_the_network_is_ready_and_raw_weights_are_the_trained_ones(digits_run, capsys):
+    loaded = open_run(digits_run, device="cpu")
+    assert not loaded.network.training and (loaded.arch, loaded.settings["ema_decay"]) == ("fc", 0.9)
+    assert loaded.path == Path(digits_run) / "checkpoints/last.pt" and capsys.readouterr().err == ""
+    state = torch.load(loaded.path, weights_only=True)
+    for raw, weights in ((False, state["ema"]["model"]), (True, state["model"])):
+        found = open_run(digits_run, raw, "cpu").network.state_dict()
+        assert all(torch.equal(found[name], weights[name]) for name in found)
+
+
+def test_a_warning_about_a_damaged_checkpoint_is_printed(digits_run, tmp_path, capsys):
+    (tmp_path / "best.pt").write_bytes((Path(digits_run) / "checkpoints/best.pt").read_bytes())
+    (tmp_path / "last.pt").write_text("damaged")
+    assert open_run(str(tmp_path), device="cpu").path == tmp_path / "best.pt"
+    line = capsys.readouterr().err
+    assert line.startswith("warning: ") and "last.pt" in line and line.count("\n") == 1
+
+
+def test_mixed_precision_is_that_of_the_flag_then_of_the_run(digits_run):
+    loaded, cpu = load_model(digits_run), torch.device("cpu")
+    assert not autocast_of(loaded, None, cpu)._enabled
+    loaded.settings["amp"] = "bf16"
+    assert autocast_of(loaded, None, cpu).fast_dtype == torch.bfloat16
+    assert not autocast_of(loaded, "off", cpu)._enabled
+
+
+# ----------------------------------------------------------------------------------------- predictions
+
+
+def evaluated(capsys, *line):
+    """The figures of main.py --evaluate's last line, as text."""
+    capsys.readouterr()
+    assert main.main(["--evaluate", *QUIET, *line]) == 0
+    return dict(part.split("=") for part in capsys.readouterr().out.split("\n")[-2].split())
+
+
+def figures(report):
+    return {
+        "val_top1": f"{report.top1:.4f}", "val_top5": f"{report.top5:.4f}", "val_loss": f"{report.loss:.4f}",
+        "val_count": str(report.count),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tta", ["none", "flip"])
+def test_the_report_is_that_of_the_program(digits_run, capsys, tta):
+    predictions = predict_split(load_model(digits_run), Chosen(device="cpu", tta=tta, progress=False))
+    assert figures(predictions.report) == evaluated(capsys, "--resume", digits_run, "--tta", tta)
+
+
+def test_layers_that_the_run_kept_in_fp32_stay_so(digits_run, capsys, tmp_path):
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    reports = []
+    for number, layers in enumerate((None, ["layers.1"])):
+        path = tmp_path / f"{number}.pt"
+        torch.save(state | {"settings": state["settings"] | {"amp": "bf16", "fp32_layers": layers}}, path)
+        theirs = evaluated(capsys, "--resume", str(path))
+        for loaded in (load_model(path), open_run(str(path), device="cpu")):
+            reports.append(predict_split(loaded, CPU).report)
+            assert figures(reports[-1]) == theirs
+    assert reports[1].loss != reports[2].loss
+
+
+def test_logits_are_those_of_single_images_in_the_order_of_the_data_set(digits_run):
+    loaded = load_model(digits_run)
+    predictions = predict_split(loaded, CPU)
+    assert predictions.ids[:2] == ["val[0]", "val[1]"] and len(predictions) == len(predictions.ids) == 360
+    assert torch.equal(predictions.labels, read_digits().validation.labels)
+    places = [0, 47, 48, 359]
+    pictures = predictions.pictures(places)
+    with torch.no_grad():
+        alone = torch.cat([loaded.network(loaded.preprocessing(picture)[None]) for picture in pictures])
+    torch.testing.assert_close(predictions.logits[places], alone, rtol=1e-5, atol=1e-5)
+    assert predictions.logits.dtype == torch.float32 and not loaded.network.training
+    loss = functional.cross_entropy(predictions.logits.double(), predictions.labels)
+    assert predictions.report.loss == pytest.approx(loss.item(), abs=1e-6)
+    assert predictions.report.top1 == 100 * (predictions.logits.argmax(1) == predictions.labels).double().mean()
+
+
+def test_the_training_split_is_read_as_in_validation(digits_run):
+    predictions = predict_split(load_model(digits_run), Chosen(split="train", device="cpu", progress=False))
+    assert torch.equal(predictions.labels, read_digits().train.labels) and predictions.ids[5] == "train[5]"
+
+
+def test_class_folders_are_matched_by_name_and_what_is_missing_or_unknown_is_named(digits_run, tmp_path, capsys):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2, "horse": 4})
+    chosen = Chosen(device="cpu", datapath=str(tree), workers="0", progress=False)
+    predictions = predict_split(load_model(digits_run), chosen)
+    whole = predict_split(load_model(digits_run), CPU)
+    assert predictions.labels.tolist() == [2, 2, 2, 7, 7, 7]
+    numbers = [int(Path(path).stem) for path in predictions.ids]
+    torch.testing.assert_close(predictions.logits, whole.logits[numbers], rtol=1e-5, atol=1e-5)
+    missing, left_out = predictions.notes
+    assert "horse" in left_out and "8 of 10 classes have no validation image" in missing and "0, 1, 3, 4" in missing
+    assert capsys.readouterr().err.splitlines() == [f"warning: {missing}", f"warning: {left_out}"]
+    assert not any(path.name.startswith(".") for path in tree.iterdir()), "nothing is written"
+
+
+def test_an_unreadable_image_is_refused_or_left_out_and_named(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
+    (tree / "7/x.png").write_bytes(b"")
+    chosen = {"device": "cpu", "datapath": str(tree), "workers": "0", "progress": False}
+    with pytest.raises(UserError, match="7/x.png: cannot be read as an image"):
+        predict_split(load_model(digits_run), Chosen(**chosen))
+    predictions = predict_split(load_model(digits_run), Chosen(**chosen, skip_bad_images=True))
+    assert predictions.labels.tolist() == [2, 2, 2, 7, 7, 7]
+    assert predictions.notes[-1] == f"1 image(s) that cannot be read are left out: {tree}/7/x.png"
+
+
+def test_a_batch_that_does_not_fit_is_one_line_and_another_error_stays_what_it_is(digits_run):
+    loaded = load_model(digits_run)
+    for error, kind, words in (
+        (torch.OutOfMemoryError("CUDA out of memory"), UserError, "--batch-size 48: there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), UserError, "--batch-size 48"),
+        (RuntimeError("shapes cannot be multiplied"), RuntimeError, "shapes"),
+    ):
+        loaded.network.forward = Mock(side_effect=error)
+        with pytest.raises(kind, match=words):
+            predict_split(loaded, CPU)
+
+
+def test_splits_of_class_folders_are_told_apart(digits_run, tmp_path):
+    for number, split in enumerate(("train", "val", "test")):
+        tree_of_digits(tmp_path / split, {"1": 1, "3": 3}, count=number + 1)
+    for number, split in enumerate(("train", "val", "test")):
+        chosen = Chosen(split=split, device="cpu", datapath=str(tmp_path), workers="0", progress=False)
+        assert predict_split(load_model(digits_run), chosen).labels.tolist() == [1] * (number + 1) + [3] * (number + 1)
+
+
+def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)}, count=4)
+    data = get_data(parse(["--dataname", "folder", "--datapath", str(tree), "--val-split", "0.25"]).data, "cpu")
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    state["settings"] |= {"dataname": "folder", "datapath": str(tree), "val_split": 0.25}
+    for fingerprint, notes in ((data.fingerprint, 0), ("of other images", 1)):
+        torch.save(state | {"fingerprint": fingerprint}, tmp_path / "split.pt")
+        for split, images in (("train", data.train), ("val", data.validation)):
+            chosen = Chosen(split=split, device="cpu", workers="0", progress=False)
+            predictions = predict_split(load_model(tmp_path / "split.pt"), chosen)
+            assert predictions.ids == list(images.paths) and torch.equal(predictions.labels, images.labels)
+            assert len(predictions.notes) == notes and all("holds other images" in note for note in predictions.notes)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"split": "test"}, "--split test: digits has no test images beside those of --split val"),
+        ({"split": "train", "datapath": "tree"}, "--split train: tree holds no train/"),
+        ({"datapath": "missing"}, "--datapath missing: no such folder"),
+        ({"datapath": "strange"}, "folders that are no classes of"),
+    ],
+    ids=str,
+)
+def test_a_split_that_is_not_there_is_one_line(digits_run, tmp_path, monkeypatch, chosen, words):
+    monkeypatch.chdir(tmp_path)
+    tree_of_digits(tmp_path / "tree", {"1": 1})
+    tree_of_digits(tmp_path / "strange", {"cat": 1, "dog": 2})
+    with pytest.raises(UserError, match=words) as caught:
+        predict_split(load_model(digits_run), Chosen(device="cpu", progress=False, **chosen))
+    assert len(caught.value.mistakes) == 1

@@ -1,0 +1,119 @@
+"""The page in a real browser: nothing reaches the console, names stay text, and cells open by mouse and keyboard."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scripts.reporting.analysis import Analysis
+from scripts.reporting.details import Predicted, add_pictures, choose, detail
+from scripts.reporting.page import Report, page_data, render
+from scripts.reporting.run_record import RunRecord
+from scripts.reporting.thumbnails import Thumbnails
+from tests.scripts.reporting.browser import MISSING, Browser
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
+HOSTILE = "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title='run'\">"
+ENTER, RIGHT, DOWN = "\ue007", "\ue014", "\ue015"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as one:
+        yield one
+
+
+def page(path, classes):
+    """A page of a run with this many classes, one of which has a hostile name; two images of class 1 are taken for 2."""
+    labels = np.repeat(np.arange(classes), 4)
+    predicted = labels.copy()
+    predicted[4:6] = 2
+    logits = 5 * np.eye(classes, dtype=np.float32)[predicted]
+    names = (HOSTILE, *(f"class {one}" for one in range(1, classes)))
+    grey = Image.new("L", (8, 8), 128)
+    one = Predicted(0, Analysis(logits, labels), names, [f"val[{n}]" for n in range(len(labels))], lambda _: grey, "x")
+    chosen, store = choose(one, 1), Thumbnails()
+    made = detail(one, chosen, store, add_pictures(one, chosen, store, lambda: None), 1)
+    steps = {
+        name: np.arange(1.0, 501.0) for name in ("step", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
+    }
+    epochs = {name: np.array([1.0, 2.0]) for name in ("epoch", "val_loss", "val_top1", "seconds")}
+    run = RunRecord(HOSTILE, None, steps=steps, epochs=epochs | {"step": np.array([250.0, 500.0])})
+    data = page_data([run]) | {"details": [made | {"classes": 0}], "classes": [list(names)], "images": store.uris}
+    path.write_text(render(Report([run], data)), encoding="utf-8")
+    return path
+
+
+def cell_text(browser):
+    return browser.run(
+        "return document.getElementById('cell').hidden ? '' : document.getElementById('cell').textContent"
+    )
+
+
+@pytest.mark.parametrize("classes", [6, 40])
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
+def test_the_page_fits_shows_names_as_text_and_reports_no_error(browser, tmp_path, classes, width, dark):
+    browser.open(page(tmp_path / "page.html", classes), width=width, dark=dark)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.run("return document.title").endswith("training report")
+    assert browser.run("return document.querySelectorAll('img[onerror]').length") == 0
+    assert HOSTILE in browser.run("return document.getElementById('unsure').textContent")
+    assert browser.run("return document.querySelectorAll('#charts svg polyline').length") >= 6
+    assert browser.run("return document.querySelectorAll('#mistakes img').length") == 2
+    assert browser.run("return [...document.images].every((one) => one.complete && one.naturalWidth === 8)")
+    background = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, background[4:-1].split(","))) < 200) == dark
+    assert browser.messages() == []
+
+
+def test_a_click_on_a_cell_of_the_table_shows_its_images(browser, tmp_path):
+    browser.open(page(tmp_path / "page.html", 6))
+    browser.click(".matrix-table tbody tr:nth-child(2) td:nth-child(4) button")
+    assert "class 1 taken for class 2: 2 images" in cell_text(browser)
+    assert browser.run("return document.querySelectorAll('#cell img').length") == 2
+    browser.click("#cell button")
+    assert cell_text(browser) == ""
+    browser.press(".matrix-table tbody tr:nth-child(1) td:nth-child(2) button", ENTER)
+    assert f"{HOSTILE} recognised: 4 images" in cell_text(browser)
+    assert browser.messages() == []
+
+
+def test_a_canvas_opens_the_cell_under_the_mouse_and_the_one_reached_by_keys(browser, tmp_path):
+    browser.open(page(tmp_path / "page.html", 80))
+    browser.run("document.querySelector('#matrix-tools select').value = 'given'")
+    browser.run("document.querySelector('#matrix-tools select').dispatchEvent(new Event('change'))")
+    browser.run("document.querySelector('.viewport').scrollIntoView({block: 'center'})")
+    canvas = "const box = document.querySelector('.viewport canvas').getBoundingClientRect();"
+    left, top, width, height = browser.run(f"{canvas} return [box.left, box.top, box.width, box.height]")
+    side = (min(width, height) - 20) / 80  # of a cell, with all classes in view
+    x, y = left + 20 + 2.5 * side, top + 20 + 1.5 * side  # row 1, column 2
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.cdp("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    assert "class 1 taken for class 2: 2 images" in cell_text(browser)
+    browser.click("#cell button")
+    browser.press(".viewport", RIGHT + RIGHT + RIGHT + DOWN + ENTER)
+    assert "class 1 taken for class 2: 2 images" in cell_text(browser)
+    assert browser.messages() == []
+
+
+def test_a_chart_is_read_with_the_keyboard_and_over_another_axis(browser, tmp_path):
+    browser.open(page(tmp_path / "page.html", 6))
+    browser.press("#charts svg", RIGHT + RIGHT)
+    tip = browser.run("return document.getElementById('tip').textContent")
+    assert tip.startswith("epoch 0.0") and "training" in tip
+    browser.run(
+        "const one = document.querySelector('#chart-tools select'); one.value = 'hours'; one.dispatchEvent(new Event('change'))"
+    )
+    browser.press("#charts svg", RIGHT)
+    assert browser.run("return document.getElementById('tip').textContent").startswith("hours ")
+    assert browser.messages() == []
+
+
+def test_classes_are_sorted_by_a_click_on_the_head(browser, tmp_path):
+    browser.open(page(tmp_path / "page.html", 6))
+    first = "return document.querySelector('#classes tbody th').textContent"
+    assert browser.run(first) == "class 1", "the hardest"
+    browser.click("#classes thead th:nth-child(3) button")
+    assert browser.run(first) != "class 1"
+    assert (
+        browser.run("return document.querySelector('#classes th[aria-sort]').getAttribute('aria-sort')") == "descending"
+    )

@@ -1,0 +1,73 @@
+"""Curves are shortened without hiding what matters, and the settings are those of the run."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.reporting import run_record, series
+from utils.config import arguments
+
+
+def test_points_are_means_and_extremes_of_equal_parts_at_the_last_step_of_each():
+    x, y = np.arange(1.0, 1001.0), np.random.default_rng(0).normal(size=1000)
+    short = series.summarised(x, y, 50, "mean")
+    parts = y.reshape(50, 20)
+    assert short["y"] == pytest.approx(parts.mean(1), rel=1e-5)
+    assert short["low"] == pytest.approx(parts.min(1), rel=1e-5) and short["high"] == pytest.approx(
+        parts.max(1), rel=1e-5
+    )
+    assert short["x"] == list(range(20, 1001, 20))
+    assert series.summarised(x, y, 50, "last")["y"] == pytest.approx(parts[:, -1], rel=1e-5)
+
+
+def test_a_short_curve_stays_as_it_is_and_what_is_not_finite_is_a_gap():
+    curve = series.summarised(np.arange(3.0), np.array([1.5, math.nan, math.inf]), 10, "mean")
+    assert curve == {"x": [0, 1, 2], "y": [1.5, None, None]}
+    long = series.summarised(np.arange(40.0), np.where(np.arange(40) < 4, math.nan, 2.0), 10, "mean")
+    assert long["y"] == [None] + [2] * 9
+    json.dumps([curve, long], allow_nan=False)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 123456.0, 1234567.0, 1e-12, 0.1 + 0.2, 1e300, 65536.0])
+def test_numbers_keep_six_digits(value):
+    assert series.number(value) == pytest.approx(value, rel=5e-6)
+    assert isinstance(series.number(65536.0), int)
+
+
+def test_the_points_of_many_runs_stay_within_the_budget():
+    steps = {name: np.arange(1.0, 10_001.0) for name in ("step", "loss", "top1", "top5", "lr", "gradient_norm")}
+    steps["loss_scale"] = np.ones(10_000)
+    runs = [run_record.RunRecord(f"run {n}", None, steps=steps) for n in range(64)]
+    charts = series.charts(runs)
+    assert {chart["title"] for chart in charts} >= {"Loss", "Gradient norm"}
+    assert "Loss scale" not in {chart["title"] for chart in charts}, "nothing was scaled"
+    assert len(json.dumps(charts)) < 2_000_000
+
+
+def test_settings_are_read_with_their_values_origins_and_groups(digits_run):
+    record = run_record.read(Path(digits_run), "run")
+    args = arguments.parse(["--config", f"{digits_run}/config.yaml"])
+    values = {name.replace("_", "-"): run_record.as_text(value) for name, value in args.values().items()}
+    assert {name: setting.value for name, setting in record.settings.items()}.items() <= values.items()
+    assert len(record.settings) > 100
+    assert record.settings["arch"] == ("fc", "flag", "model") and record.settings["lr"].origin == "default"
+    assert record.header["command"].startswith("main.py --device cpu") and "torch" in record.header["versions"]
+    assert record.steps["step"].tolist() == list(range(1, 31)) and record.steps_per_epoch == 30
+    assert record.first_batch[:4] == b"\x89PNG" and "Speed/data_wait_percent" in record.scalars
+    assert record.missing == []
+
+
+def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp_path):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    (folder / "metrics.npz").write_bytes((folder / "metrics.npz").read_bytes()[:300])
+    (folder / "class_metrics.csv").write_text("a,b\n1,2\n")
+    (folder / "log.txt").unlink()
+    record = run_record.read(folder, "run")
+    assert [line.partition(":")[0] for line in record.missing] == [
+        "Curves of the steps", "Figures of each class", "Warnings",
+    ]  # fmt: skip
+    assert record.settings and len(record.epochs["val_top1"]) == 1

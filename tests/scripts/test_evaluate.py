@@ -1,0 +1,372 @@
+"""scripts/evaluate.py: its figures against closed formulas, the program's own validation, and other ways to count."""
+
+import csv
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main as program
+from scripts import evaluate
+from scripts.common.predictions import Predictions
+from scripts.evaluation import files, report
+from scripts.evaluation.calibration import expected_error, fit_temperature, reliability
+from scripts.evaluation.comparison import Comparison, mcnemar
+from scripts.evaluation.figures import Figures, bootstrap_interval, wilson_interval
+from tests.end_to_end.forked import Forked
+from tests.scripts.common.test_predictions import tree_of_digits
+from utils.config.settings import UserError
+from utils.data.sets.readers import MemoryImages
+from utils.record.class_metrics import ClassReport
+from utils.record.metrics import Report, ValidationMeter
+
+CPU = ("--device", "cpu", "--no-progress")
+
+
+def answers(logits, labels, names=None):
+    """``Figures`` of these logits (n, classes) and labels (n,), with the report of the product's own meter."""
+    meter = ValidationMeter(1, torch.device("cpu"))
+    meter.update(0, torch.nn.functional.cross_entropy(logits, labels), logits, labels)
+    by_class = ClassReport.from_sums(meter.class_sums(logits.shape[1]))
+    sums = Report.from_sums(meter.sums.sum(0).tolist())
+    images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), labels)
+    return Figures(
+        Predictions(
+            logits, labels, tuple(names or map(str, range(logits.shape[1]))), [f"val[{n}]" for n in range(len(labels))],
+            Report(sums.loss, sums.top1, sums.top5, sums.count, by_class), (), images, np.arange(len(labels)),
+        )
+    )  # fmt: skip
+
+
+def guesses(seed, n=400, classes=7, sure=1.5):
+    """Answers that are better than chance; the last class has no image, but is predicted."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes - 1, (n,), generator=generator)
+    logits = torch.randn(n, classes, generator=generator)
+    logits[torch.arange(n), labels] += sure
+    return logits, labels
+
+
+# -------------------------------------------------------------------------------------------- figures
+
+
+def test_figures_are_those_counted_one_by_one():
+    logits, labels = guesses(0)
+    figures = answers(logits, labels)
+    predicted = [int(np.argmax(row)) for row in logits.numpy()]
+    pairs = list(zip(labels.tolist(), predicted, strict=True))
+    recalls, f1s = [], []
+    for n, row in enumerate(figures.by_class):
+        hits, support, taken = pairs.count((n, n)), labels.tolist().count(n), predicted.count(n)
+        assert (row["right"], row["images"], row["predicted"]) == (hits, support, taken)
+        assert row["precision"] == pytest.approx(100 * hits / taken)
+        assert row["recall"] == (pytest.approx(100 * hits / support) if support else None)
+        f1s.append(200 * hits / (support + taken))
+        recalls += [100 * hits / support] if support else []
+    assert figures.summary["balanced_accuracy"] == pytest.approx(np.mean(recalls))
+    assert figures.summary["macro_f1"] == pytest.approx(np.mean(f1s))
+    assert all(figures.matrix[i, j] == pairs.count((i, j)) for i in range(7) for j in range(7))
+    for one in figures.confusions:
+        assert one.count == pairs.count((one.label, one.predicted)) and one.label != one.predicted
+    counts = [one.count for one in figures.confusions]
+    assert counts == sorted(counts, reverse=True) and sum(counts) == sum(label != guess for label, guess in pairs)
+
+
+def test_figures_are_those_of_the_products_validation():
+    figures = answers(*guesses(1))
+    theirs, ours = figures.predictions.report, figures.summary
+    assert ours["top1"] == theirs.top1 == pytest.approx(100 * figures.right.mean())
+    for name in ("macro_precision", "macro_recall", "macro_f1", "balanced_accuracy"):
+        assert ours[name] == pytest.approx(getattr(theirs.by_class, name))
+    assert theirs.top5 == pytest.approx(100 * (figures.rank < 5).mean())
+    bins = reliability(figures.predictions.logits, figures.predictions.labels)
+    assert (
+        expected_error(bins)
+        == pytest.approx(theirs.by_class.ece, abs=1e-4)
+        == pytest.approx(ours["calibration_error"], abs=1e-4)
+    )
+
+
+def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
+    logits, labels = guesses(2)
+    logits[5, labels[5]] = math.nan
+    figures = answers(logits, labels)
+    assert not figures.right[5] and figures.summary["not_a_number"] == 1
+    assert figures.summary["top1"] == pytest.approx(100 * figures.right.mean())
+    assert sum(row["predicted"] for row in figures.by_class) == len(labels) - 1
+    files.save(tmp_path, {}, figures, reliability(logits[6:], labels[6:]), fit_temperature(figures.predictions), None)
+    content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
+    assert content["figures"]["calibration_error"] is None
+    assert "for 1 images the network gives NaN" in report.overall(figures)
+
+
+def test_the_bootstrap_interval_is_that_of_resampling():
+    right = np.arange(250) < 200
+    drawn = np.random.default_rng(0).choice(right, (4000, 250)).mean(1)
+    assert bootstrap_interval(200, 250) == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=0.4)
+
+
+def test_wilsons_interval_is_his_formula_and_not_a_point_where_all_are_right():
+    n, p, z = 360, 0.75, 1.959964
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    expected = [100 * (middle - half) / (1 + z * z / n), 100 * (middle + half) / (1 + z * z / n)]
+    assert wilson_interval(270, 360) == pytest.approx(expected, abs=1e-4)
+    assert wilson_interval(10, 10)[0] == pytest.approx(100 / (1 + z * z / 10), abs=1e-4)
+
+
+# ---------------------------------------------------------------------------------------- calibration
+
+
+def test_reliability_bins_are_those_counted_one_by_one():
+    logits, labels = guesses(3, sure=4.0)
+    probabilities = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(1, keepdims=True)
+    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels.numpy()
+    for n, one in enumerate(reliability(logits, labels)):
+        inside = (confidence > n / 15) & (confidence <= (n + 1) / 15)
+        assert one.images == inside.sum()
+        if one.images:
+            assert one.confidence == pytest.approx(100 * confidence[inside].mean(), abs=1e-3)
+            assert one.accuracy == pytest.approx(100 * right[inside].mean())
+
+
+def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitted(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(6000, 5, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]  # calibrated by construction
+    predictions = answers(2.5 * logits, labels).predictions
+    found = fit_temperature(predictions)
+    assert found.temperature == pytest.approx(2.5, rel=0.05) and not found.at_limit
+    assert (found.fitted, found.scored) == (3000, 3000)
+    assert found.error[1] < 2.5 < 10 < found.error[0] and found.loss[1] < found.loss[0]
+    others = np.sort(np.random.default_rng(0).permutation(6000)[3000:])
+    loss = torch.nn.functional.cross_entropy(2.5 * logits[others], labels[others])
+    assert found.loss[0] == pytest.approx(loss.item(), abs=1e-4)
+    monkeypatch.setattr("scripts.evaluation.calibration.MOST", 1000)
+    assert dataclasses.astuple(fit_temperature(predictions))[1:3] == (1000, 5000), "one number needs no more images"
+
+
+def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
+    labels = torch.arange(100) % 5
+    perfect = answers(20.0 * torch.nn.functional.one_hot(labels, 5), labels)
+    found = fit_temperature(perfect.predictions)
+    assert found.at_limit and "means nothing" in report.calibration([], found)
+    few = answers(*guesses(0, n=10))
+    assert fit_temperature(few.predictions) is None and "to so few" in report.calibration([], None)
+
+
+# ----------------------------------------------------------------------------------------- comparison
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 6), (5, 15), (300, 340)])
+def test_mcnemar_of_few_is_the_binomial_sum(first, second):
+    n, low = first + second, min(first, second)
+    tail = sum(math.comb(n, k) for k in range(low + 1)) / 2**n
+    assert mcnemar(first, second) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_mcnemar_of_many_is_the_chi_squared_of_edwards():
+    statistic = (abs(600 - 700) - 1) ** 2 / 1300
+    assert mcnemar(600, 700) == pytest.approx(math.erfc(math.sqrt(statistic / 2)))  # of one degree of freedom
+    assert mcnemar(700, 700) == 1
+
+
+def test_a_comparison_counts_each_image_once_and_matches_by_id():
+    logits, labels = guesses(4)
+    weaker, _ = guesses(5, sure=0.5)
+    weaker[torch.arange(400), labels] += 0.3
+    first, second = answers(logits, labels), answers(weaker, labels)
+    every = np.arange(400)
+    comparison = Comparison(first, second, (every, every))
+    ours, theirs = first.right, second.right
+    assert comparison.counts == (
+        (ours & theirs).sum(), (ours & ~theirs).sum(), (~ours & theirs).sum(), (~ours & ~theirs).sum()
+    )  # fmt: skip
+    assert comparison.difference == pytest.approx(second.summary["top1"] - first.summary["top1"])
+    low, high = comparison.interval
+    assert low < comparison.difference < high < 0 and comparison.p_value < 0.001
+    assert "A is better by more than chance" in report.compared(comparison, ("one", "two"))
+    rows = comparison.rows()
+    assert len(rows) == comparison.counts.first + comparison.counts.second == len({row["image"] for row in rows})
+    sure = [row["second_probability"] for row in rows if row["right"] == "first"]
+    assert sure == sorted(sure, reverse=True)
+    for change in comparison.classes:
+        members = labels.numpy() == int(change.name)
+        assert change[1:] == (members.sum(), (ours & members).sum(), (theirs & members).sum())
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+def printed(capsys, *line):
+    capsys.readouterr()
+    assert evaluate.main([*map(str, line), *CPU]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("flags", [(), ("--tta", "flip"), ("--amp", "bf16", "--batch-size", "100")], ids=str)
+def test_its_last_line_and_its_macro_figures_are_those_of_the_program(digits_run, capsys, flags):
+    lines = printed(capsys, digits_run, *flags)
+    assert all(word in lines[1] for word in {"flip", "bf16"} & set(flags))
+    theirs = [flag.replace("--batch-size", "--val-batch-size") for flag in flags]
+    assert program.main(["--evaluate", "--resume", digits_run, *theirs, *CPU]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert lines[-1] == out[-1]
+    figures = {line[:18].strip(): line[18:].split()[0] for line in lines[:12] if " %" in line[:30]}
+    named = next(line for line in out if "macro precision" in line)
+    for name in ("macro precision", "macro recall", "macro F1", "balanced accuracy", "calibration error"):
+        assert f"{name} {figures[name]}" in named
+
+
+def test_files_hold_every_image_and_class_and_nothing_else_is_left(digits_run, capsys, tmp_path):
+    lines = printed(capsys, digits_run, "--output", tmp_path / "out")
+    names = [
+        "classes.csv", "confusion_matrix.csv", "confusions.csv", "evaluation.json", "predictions.csv", "reliability.csv"
+    ]  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    assert f"Files in {tmp_path / 'out'}: {', '.join(names)}" in lines
+    table = {name: list(csv.DictReader((tmp_path / "out" / name).open())) for name in names if name.endswith("csv")}
+    content = json.loads((tmp_path / "out/evaluation.json").read_text(), parse_constant=pytest.fail)
+    rows = table["predictions.csv"]
+    assert [row["image"] for row in rows] == [f"val[{n}]" for n in range(360)]
+    assert all(
+        (row["class"] == row["predicted"]) == (row["right"] == "1") == (row["class_rank"] == "1") for row in rows
+    )
+    top1 = 100 * np.mean([row["right"] == "1" for row in rows])
+    assert f"val_top1={top1:.4f} " in lines[-1] and content["figures"]["top1"] == pytest.approx(top1)
+    loss = -np.mean(np.log([float(row["class_probability"]) for row in rows]))
+    assert loss == pytest.approx(content["figures"]["loss"], abs=1e-3)
+    assert sum(int(row["images"]) for row in table["reliability.csv"]) == 360
+    for number, row in enumerate(table["confusion_matrix.csv"]):
+        members = [each for each in rows if each["class"] == str(number)]
+        assert row["class"] == str(number)
+        assert all(int(row[str(n)]) == sum(each["predicted"] == str(n) for each in members) for n in range(10))
+
+
+def test_ranks_change_no_bit(digits_run, capsys, tmp_path):
+    alone = printed(capsys, digits_run, "--output", tmp_path / "one")
+    process = Forked(
+        digits_run, "--no-progress", "--output", tmp_path / "two", processes=2, program="scripts/evaluate.py"
+    )
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.replace("two", "one").splitlines() == alone
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_raw_weights_are_evaluated_on_request(digits_run, capsys, tmp_path):
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    torch.save(state | {"ema": None}, tmp_path / "raw.pt")
+    assert printed(capsys, digits_run, "--raw")[-1] == printed(capsys, tmp_path / "raw.pt")[-1]
+    assert printed(capsys, digits_run, "--raw")[-1] != printed(capsys, digits_run)[-1]
+
+
+def test_other_class_folders_are_scored_on_what_is_there(digits_run, capsys, tmp_path):
+    tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2, "horse": 4}, count=5)
+    lines = printed(capsys, digits_run, "--datapath", tmp_path / "tree", "--workers", 0)
+    assert lines[1] == f"10 images: {tmp_path / 'tree'}" and lines[-1].endswith("val_count=10")
+
+
+def test_a_comparison_says_which_is_better_and_shows_where(digits_run, capsys, tmp_path):
+    begun = Path(digits_run, "checkpoints/initial.pt")
+    lines = printed(capsys, digits_run, "--compare", begun, "--output", tmp_path)
+    compared = json.loads((tmp_path / "evaluation.json").read_text())["comparison"]
+    assert compared["images"] == 360 and compared["mcnemar_p"] < 1e-9
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert len(rows) == compared["first_right"] + compared["second_right"]
+    assert all((row["right"] == "first") == (row["first_predicted"] == row["class"]) for row in rows)
+    assert f"A  {digits_run}/checkpoints/last.pt" in lines and f"B  {begun}" in lines
+    assert any("A is better by more than chance explains" in line for line in lines)
+    picture = Image.open(tmp_path / "comparison.png").convert("L")
+    assert picture.width > 1000 and picture.height > 600
+    shares = [np.mean(np.asarray(part) < 128) for part in (picture.crop((0, 0, picture.width, 300)), picture)]
+    assert all(0.1 < share < 0.6 for share in shares), "digits are white on black"
+    lines = printed(capsys, digits_run, "--compare", digits_run, "--output", tmp_path)
+    assert any("p = 1; chance alone" in line for line in lines)
+    assert not (tmp_path / "comparison.png").exists(), "an earlier evaluation's, of other networks"
+
+
+def test_networks_with_classes_in_another_order_are_compared_by_name(digits_run, capsys, tmp_path):
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    last = [name for name in state["model"] if len(state["model"][name]) == 10]
+    state["ema"]["model"] |= {name: state["ema"]["model"][name][order] for name in last}
+    torch.save(state | {"classes": [state["classes"][n] for n in order]}, tmp_path / "other.pt")
+    tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)})
+    flags = ("--compare", tmp_path / "other.pt", "--datapath", tree, "--workers", 0)
+    (line,) = (line for line in printed(capsys, digits_run, *flags) if line.startswith("On 30 images"))
+    assert "only A on 0, only B on 0" in line
+
+
+def test_a_thousand_classes_fit_on_a_screen_and_say_what_is_left_out():
+    logits, labels = guesses(6, n=5000, classes=1000, sure=2.0)
+    names = [f"a rather long name of a class, number {n}" for n in range(1000)]
+    figures = answers(logits, labels, names)
+    text = "\n".join(
+        [report.overall(figures), report.classes(figures, "; see X"), report.confusion(figures, "; see Y")]
+    )
+    lines = text.splitlines()
+    assert len(lines) < 40 and max(map(len, lines)) <= 120
+    f1s = [row["f1"] for row in figures.by_class if row["images"] or row["predicted"]]
+    assert f"(not shown: {len(f1s) - 10:,} more; see X)" in text and "more pairs; see Y)" in text
+    assert len({line[:24] for line in report.classes(figures, "").splitlines()[3:]}) == 10, "names stay distinct"
+
+
+def test_the_worst_classes_are_those_that_have_images():
+    logits, labels = guesses(7, n=300, classes=40, sure=2.0)
+    lines = report.classes(answers(logits[labels < 12], labels[labels < 12]), "").splitlines()[3:]
+    assert len(lines) == 10 and all(int(line.split()[0]) < 12 for line in lines), "the other 28 are only predicted"
+    f1s = [float(line.split()[4]) for line in lines]
+    assert f1s == sorted(f1s)
+
+
+def test_class_names_cannot_write_to_the_terminal():
+    figures = answers(*guesses(0, classes=3), ["\x1b[31mred", "two\nlines", "c"])
+    text = report.classes(figures, "") + report.confusion(figures, "")
+    assert "\x1b" not in text and "two?lines" in text
+
+
+# ---------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["missing"], "missing: no such run or checkpoint"),
+        (["."], "holds no checkpoint"),
+        (["RUN", "--compare", "missing.pt"], "missing.pt: no such run"),
+        (["RUN", "--output", "file"], "--output file: cannot be made"),
+        (["RUN", "--output", ""], "--output must not be empty"),
+        (["RUN", "--split", "test", "--output", "new"], "--split test: digits has no test images"),
+        (["RUN", "--datapath", "missing", "--output", "new"], "--datapath missing: no such folder"),
+        (["RUN", "--datapath", "strange", "--output", "new"], "folders that are no classes of"),
+        (["RUN", "--workers", "many"], "--workers 'many'"),
+        (["RUN", "--batch-size", "0"], "--batch-size: '0': must be at least 1"),
+        (["RUN", "--tta", "rotate"], "--tta"),
+        ([], "RUN"),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(digits_run, tmp_path, monkeypatch, line, words):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    tree_of_digits(tmp_path / "strange", {"cat": 1, "dog": 2})
+    with pytest.raises(UserError) as caught:
+        evaluate.main([digits_run if word == "RUN" else word for word in line] + list(CPU))
+    assert len(caught.value.mistakes) == 1 and words in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "strange"]
+
+
+def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_predictions", full)
+    with pytest.raises(UserError, match="--output .*: cannot be written \\(No space left on device\\)"):
+        evaluate.main([digits_run, "--output", str(tmp_path / "new"), *CPU])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,108 @@
+"""The picture of heat maps: what it shows and says, which class it explains, and mistakes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from models import load_model
+from scripts import explain
+from scripts.common.heat_map import heat_map
+from scripts.explaining import picture
+from utils.config.settings import UserError
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Five digits as files, and one that is none."""
+    folder = tmp_path_factory.mktemp("images")
+    for number, pixels in enumerate(load_digits().images[1500:1505]):
+        Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(folder / f"{number}.png")
+    (folder / "bad.png").write_text("no image")
+    return folder
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the picture is made of."""
+    kept = []
+    draw = picture.draw
+    monkeypatch.setattr(
+        picture, "draw", lambda path, title, explained: (kept.append(explained), draw(path, title, explained))
+    )
+    return kept
+
+
+def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp_path, drawn, capsys):
+    output = tmp_path / "maps.png"
+    assert explain.main([digits_run, str(images), "--output", str(output), "--amp", "off"]) == 1, "one is no image"
+    said, warned = capsys.readouterr()
+    assert "bad.png: is no image" in warned and said.splitlines()[-1] == f"Picture: {output}"
+    assert said.splitlines()[-2] == "fc: gradient with respect to the pixels (the network has no feature map)"
+    load = load_model(digits_run)
+    network, classes, preprocessing = load.network, load.classes, load.preprocessing
+    (explained,) = drawn
+    assert [one.name for one in explained] == [f"{number}.png" for number in range(5)]
+    for one, line in zip(explained, said.splitlines(), strict=False):
+        file = Image.open(images / one.name)
+        pixels = preprocessing(file)[None]
+        shares = network(pixels).softmax(1)[0]
+        label = shares.argmax().item()
+        assert one.prediction == f"{classes[label]} ({100 * shares[label]:.1f} %)"
+        assert line == f"{images / one.name}  {one.prediction}"
+        np.testing.assert_allclose(one.heat, heat_map(load, pixels, [label])[0], atol=1e-5)
+        torch.testing.assert_close(one.pixels[0], torch.from_numpy(np.asarray(file) / 255).float(), atol=1e-6, rtol=0)
+    with Image.open(output) as file:
+        assert file.format == "PNG" and min(file.size) > 300
+    assert list(tmp_path.iterdir()) == [output], "no temporary file is left"
+
+
+@pytest.mark.parametrize("target", ["3", "class 3"])
+def test_a_target_is_explained_whatever_is_predicted(target, digits_run, images, tmp_path, drawn, capsys, monkeypatch):
+    if target == "class 3":  # a name, which goes before a number
+        opened = explain.open_run
+        names = tuple(f"class {number}" for number in range(10))
+        monkeypatch.setattr(explain, "open_run", lambda *args: dataclasses.replace(opened(*args), classes=names))
+    line = [digits_run, str(images / "0.png"), "--target", target, "--output", str(tmp_path / "x.png")]
+    assert explain.main(line) == 0
+    load = load_model(digits_run)
+    pixels = load.preprocessing(Image.open(images / "0.png"))[None]
+    share = 100 * load.network(pixels).softmax(1)[0, 3]
+    ((one,),) = drawn
+    assert one.target == f"map of {target} ({share:.1f} %)" and f", {one.target}\n" in capsys.readouterr().out
+    np.testing.assert_allclose(one.heat, heat_map(load, pixels, [3])[0], atol=1e-5)
+
+
+def test_only_the_first_images_fit_into_a_picture(digits_run, images, tmp_path, drawn, capsys, monkeypatch):
+    monkeypatch.setattr(explain, "MOST_IMAGES", 2)
+    files = [str(images / f"{number}.png") for number in range(3)]
+    assert explain.main([digits_run, *files, "--output", str(tmp_path / "x.png")]) == 0
+    assert [one.name for one in drawn[0]] == ["0.png", "1.png"] and "the first 2 images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--target", "30"], "--target '30': the network knows no such class; did you mean 3"),
+        (["--target", "cat"], "--target 'cat': the network knows no such class; it has 10, such as 0, 1, 2"),
+        (["--output", "x.jpg"], "must be the name of a .png file"),
+        (["--output", "nowhere/x.png"], "its folder does not exist"),
+        (["--output", "/proc/x.png"], "--output /proc/x.png: cannot be written"),
+    ],
+)
+def test_mistakes_leave_no_picture(flags, message, digits_run, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        explain.main([digits_run, str(images / "0.png"), *flags])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_that_cannot_be_read_make_no_picture(digits_run, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, message in ((images / "bad.png", "none of them can be read"), (images / "none.png", "no such file")):
+        with pytest.raises(UserError, match=message):
+            explain.main([digits_run, str(path)])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,424 @@
+"""Exports: what the libraries they are for make of them is what the network says, and nothing else is left behind."""
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import safetensors
+import timm
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file
+
+from models import load_model
+from scripts import export
+from scripts.common.predictions import Chosen, predict_split
+from scripts.exporting import checking, formats, images, reload, steps
+from scripts.exporting.card import preparation
+from scripts.exporting.formats import FORMATS, Place
+from scripts.exporting.subject import Subject
+from scripts.exporting.zoo import save_checkpoint, shown_at
+from utils.config.settings import UserError
+from utils.data.preprocessing import Preprocessing
+from utils.data.sets.readers import read_digits
+
+GREY = dataclasses.replace(shown_at(96), mean=(0.4,), std=(0.2,))
+ALLOWED = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def exported(run, name, output, *flags):
+    """What the command prints."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert export.main([str(run), "--to", name, "--output", str(output), *map(str, flags)]) == 0
+    return printed.getvalue()
+
+
+def refused(run, name, output, *flags):
+    with pytest.raises(UserError) as raised:
+        export.main([str(run), "--to", name, "--output", str(output), *map(str, flags)])
+    return raised.value.mistakes
+
+
+def answer_of_card(folder, monkeypatch, card="README.md"):
+    """What the program in a card prints: class and probability."""
+    (program,) = re.findall(r"```python\n(.*?)```", (folder / card).read_text(), flags=re.S)
+    printed = io.StringIO()
+    monkeypatch.chdir(folder)
+    with redirect_stdout(printed):
+        exec(compile(program, "card", "exec"), {})
+    name, _, probability = printed.getvalue().rpartition(" ")
+    return name, float(probability)
+
+
+def answer_of_network(loaded, image):
+    with torch.inference_mode():
+        probabilities = loaded.network(loaded.preprocessing(image)[None]).softmax(1)[0]
+    return loaded.classes[probabilities.argmax()], probabilities.max().item()
+
+
+def digit(number=0):
+    return Image.fromarray(read_digits().validation.pixels[number, 0].numpy())
+
+
+def photograph(width=150, height=110, seed=0):
+    """Smooth colours with some noise, as a photograph has."""
+    random = np.random.default_rng(seed)
+    coarse = Image.fromarray(random.integers(0, 256, (7, 9, 3), dtype=np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    return Image.fromarray((pixels + random.integers(-8, 9, pixels.shape)).clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(autouse=True)
+def reloads_in_this_process(request, monkeypatch):
+    """Loads exports again here, which saves seconds of imports, except in tests that take ``fresh_process``."""
+
+    def run(line, **_):
+        reload.main(line[-1])
+        return subprocess.CompletedProcess(line, 0)
+
+    if "fresh_process" not in request.fixturenames:
+        monkeypatch.setattr(checking.subprocess, "run", run)
+
+
+@pytest.fixture
+def fresh_process():
+    """Takes ``reloads_in_this_process`` back."""
+
+
+@pytest.fixture(scope="module")
+def onnx_file(digits_run, tmp_path_factory):
+    """What exporting the digits' run to ONNX prints, and the file."""
+    path = tmp_path_factory.mktemp("onnx") / "new" / "digits.onnx"
+    return exported(digits_run, "onnx", path), path
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """The checkpoint of a vision transformer of timm's and of a network of torchvision's; and photographs."""
+    place = tmp_path_factory.mktemp("networks")
+    save_checkpoint("timm/test_vit", dataclasses.replace(shown_at(64), interpolation="bicubic"), place / "timm.pt")
+    save_checkpoint("squeezenet1_1", shown_at(64), place / "torchvision.pt")
+    (place / "photos").mkdir()
+    for seed in range(4):
+        photograph(seed=seed).save(place / "photos" / f"{seed}.jpg")
+    return place
+
+
+# ------------------------------------------------------------------------------------------ each format
+
+
+def test_an_onnx_file_gives_the_networks_logits_for_any_number_of_images(
+    fresh_process, onnx_file, digits_run, monkeypatch
+):
+    printed, path = onnx_file
+    assert "Checked on validation images of digits: loaded again in a fresh process with onnxruntime" in printed
+    loaded = load_model(digits_run)
+    shown = torch.stack([loaded.preprocessing(digit(number)) for number in range(50)])
+    session = onnxruntime.InferenceSession(path)
+    for count in (1, 7, 50):
+        (logits,) = session.run(None, {"images": shown[:count].numpy()})
+        np.testing.assert_allclose(logits, loaded.network(shown[:count]).detach(), **ALLOWED)
+    (inputs,), (outputs,) = session.get_inputs(), session.get_outputs()
+    assert inputs.shape == ["batch", 1, 8, 8] and outputs.shape == ["batch", 10] and outputs.name == "logits"
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["classes"]) == list(loaded.classes)
+    assert json.loads(metadata["preprocessing"]) == loaded.preprocessing.state()
+    assert str(Path.cwd()).encode() not in path.read_bytes(), "no path of this machine"
+    digit().save(path.parent / "image.jpg", format="png")
+    name, probability = answer_of_card(path.parent, monkeypatch)
+    assert (name, pytest.approx(probability, abs=1e-5)) == answer_of_network(loaded, digit())
+
+
+def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_network(
+    digits_run, tmp_path, monkeypatch
+):
+    output = tmp_path / "small"
+    printed = exported(digits_run, "onnx", output, "--with-preprocessing", "--quantise", "static")
+    loaded = load_model(digits_run)
+    report = predict_split(loaded, Chosen(device="cpu", progress=False)).report
+    before, after, count, calibrated = re.search(
+        r"top-1 (\S+) % before and (\S+) % after, .* on (\d+) validation images, calibrated on (\d+) training", printed
+    ).groups()
+    assert (before, count, calibrated) == (f"{report.top1:.2f}", "360", "256")
+    pixels = read_digits().validation.pixels
+    session = onnxruntime.InferenceSession(output / "model.onnx")
+    (probabilities,) = session.run(None, {"images": pixels.numpy()})
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    hits = (probabilities.argmax(1) == read_digits().validation.labels.numpy()).sum()
+    assert after == f"{100 * hits / 360:.2f}"
+    exact = loaded.network(torch.stack([loaded.preprocessing(digit(number)) for number in range(50)])).softmax(1)
+    assert np.abs(probabilities[:50] - exact.detach().numpy()).max() < 0.05
+    kinds = {one.data_type for one in onnx.load(output / "model.onnx").graph.initializer if len(one.dims) == 2}
+    assert kinds == {onnx.TensorProto.INT8}
+    digit().save(output / "image.jpg", format="png")
+    assert answer_of_card(output, monkeypatch)[0] == answer_of_network(loaded, digit())[0]
+    assert f"top-1 {before} % before" in (output / "README.md").read_text()
+
+
+def test_dynamic_quantisation_keeps_the_answers(onnx_file, digits_run, tmp_path):
+    shutil.copy(onnx_file[1], tmp_path / "model.onnx")
+    subject = Subject.of(load_model(digits_run), raw=False, inside=False)
+    shown = torch.stack([subject.loaded.preprocessing(digit(number)) for number in range(50)])
+    before, _ = steps.quantise("dynamic", subject, tmp_path / "model.onnx", 0, None)
+    assert "calibrated" not in before
+    outputs = steps.expected_outputs(subject, shown.numpy(), tmp_path / "model.onnx")
+    exact = steps.expected_outputs(subject, shown.numpy())
+    assert 1e-4 < np.abs(outputs - exact).max() < 0.1 * np.abs(exact).max()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("name", ["torch-export", "safetensors"])
+def test_torchs_formats_give_the_networks_answers(name, digits_run, tmp_path, monkeypatch):
+    exported(digits_run, name, tmp_path / "out", *["--with-preprocessing"] * (name == "torch-export"))
+    loaded = load_model(digits_run)
+    digit(3).save(tmp_path / "out" / "image.jpg", format="png")
+    answer, probability = answer_of_card(tmp_path / "out", monkeypatch)
+    assert (answer, pytest.approx(probability, abs=1e-5)) == answer_of_network(loaded, digit(3))
+    file = tmp_path / "out" / FORMATS[name].file
+    if name == "safetensors":
+        weights = load_file(file)
+        assert all(torch.equal(weights[key], value) for key, value in loaded.network.state_dict().items())
+        with safetensors.safe_open(file, framework="pt") as opened:
+            assert json.loads(opened.metadata()["classes"]) == list(loaded.classes)
+    else:
+        with zipfile.ZipFile(file) as archive:
+            assert not [name for name in archive.namelist() if str(Path.cwd()).encode() in archive.read(name)]
+
+
+def test_timm_loads_its_folder_strictly_and_shows_images_as_validation_does(trees, tmp_path, monkeypatch):
+    printed = exported(trees / "timm.pt", "timm", tmp_path / "vit", "--images", trees / "photos")
+    assert f"Checked on images of {trees / 'photos'}: loaded again in a fresh process with timm" in printed
+    loaded = load_model(trees / "timm.pt")
+    network = timm.create_model(f"local-dir:{tmp_path / 'vit'}", pretrained=True).eval()
+    assert network.patch_embed.img_size == (64, 64) and network.num_classes == 7
+    assert network.pretrained_cfg["label_names"] == list(loaded.classes)
+    config = timm.data.resolve_data_config(model=network)
+    assert config["input_size"] == (3, 64, 64) and config["interpolation"] == "bicubic"
+    theirs, ours = timm.data.create_transform(**config)(photograph()), loaded.preprocessing(photograph())
+    levels = (theirs - ours).abs() * 255 * torch.tensor(loaded.preprocessing.std).view(3, 1, 1)
+    assert levels.mean() < 0.3 and levels.max() < 12, "Pillow's order of passes, see utils/data/images/view.py"
+    torch.testing.assert_close(network(ours[None]), loaded.network(ours[None]))
+    photograph().save(tmp_path / "vit" / "image.jpg", format="png")
+    answer, probability = answer_of_card(tmp_path / "vit", monkeypatch)
+    name, exact = answer_of_network(loaded, photograph())
+    assert answer == name and probability == pytest.approx(exact, abs=0.02)
+
+
+def test_torchvision_loads_its_state_dict_strictly(trees, tmp_path, monkeypatch):
+    exported(trees / "torchvision.pt", "torchvision", tmp_path / "net.pth", "--images", trees / "photos")
+    loaded = load_model(trees / "torchvision.pt")
+    network = torchvision.models.squeezenet1_1(num_classes=7).eval()
+    network.load_state_dict(torch.load(tmp_path / "net.pth", weights_only=True), strict=True)
+    images = torch.stack([loaded.preprocessing(photograph())])
+    torch.testing.assert_close(network(images), loaded.network(images))
+    assert json.loads((tmp_path / "net.json").read_text())["classes"] == list(loaded.classes)
+    photograph().save(tmp_path / "image.jpg", format="png")
+    answer, probability = answer_of_card(tmp_path, monkeypatch)
+    name, exact = answer_of_network(loaded, photograph())
+    assert answer == name and probability == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arch", "shown", "name", "words"),
+    [
+        ("conv2", shown_at(32), "timm", "conv2 is a network of this repository"),
+        ("test_resnet", shown_at(64), "timm", "3x3 stem without max-pool, which no argument of timm's describes"),
+        ("test_vit", shown_at(96), "torchvision", "test_vit is a network of timm; use"),
+        ("squeezenet1_1", GREY, "torchvision", "a first convolution for grey images, which torchvision cannot make"),
+    ],
+)
+def test_what_a_library_cannot_make_is_one_line(arch, shown, name, words, tmp_path):
+    save_checkpoint(arch, shown, tmp_path / "network.pt")
+    (line,) = refused(tmp_path / "network.pt", name, tmp_path / "out")
+    assert line.startswith(f"--to {name}: ") and words in line
+    assert line.endswith("use --to onnx, torch-export or safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["network.pt"]
+
+
+def test_all_formats_of_torchs_load_in_a_fresh_process(fresh_process, trees, tmp_path):
+    shown, asked, expected = None, [], []
+    for file, names in (("timm.pt", ["timm"]), ("torchvision.pt", ["torchvision", "torch-export", "safetensors"])):
+        subject = Subject.of(load_model(trees / file), raw=False, inside=False)
+        shown = images.noise(subject.shape)
+        for name in names:
+            path = tmp_path / name / FORMATS[name].file
+            path.parent.mkdir()
+            steps.write(name, subject, path, shown)
+            asked.append(steps.request(name, subject, path))
+            expected.append(steps.expected_outputs(subject, shown.numpy()))
+    for one, outputs, exact in zip(
+        asked, checking.reloaded(asked, [shown.numpy()] * len(asked)), expected, strict=True
+    ):
+        assert checking.compare(one["to"], outputs, exact).largest < 1e-4, one["to"]
+
+
+def test_timm_makes_a_network_for_grey_images(tmp_path):
+    save_checkpoint("timm/test_vit", GREY, tmp_path / "grey.pt")
+    loaded = load_model(tmp_path / "grey.pt")
+    subject = Subject.of(loaded, raw=False, inside=False)
+    (tmp_path / "out").mkdir()
+    steps.write("timm", subject, tmp_path / "out" / "model.safetensors", images.noise(subject.shape))
+    network = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    grey = loaded.preprocessing(photograph())[None]
+    assert grey.shape == (1, 1, 96, 96)
+    torch.testing.assert_close(network(grey), loaded.network(grey))
+
+
+# ------------------------------------------------------------------------------------------ the card
+
+
+SHOWN = {
+    "the middle": shown_at(64),
+    "the whole shorter side": dataclasses.replace(shown_at(64), crop_pct=1.0, interpolation="bicubic"),
+    "squashed": dataclasses.replace(shown_at(64), crop_mode="squash", crop_pct=0.9),
+    "with a border": dataclasses.replace(shown_at(64), crop_mode="border", crop_pct=1.0),
+    "of one size": Preprocessing(32, 32, (0.5,), (0.3,), 1.0, "center", "bilinear", stored_size=32),
+    "of one size, enlarged": Preprocessing(48, 48, (0.5,) * 3, (0.3,) * 3, 0.8, "center", "bilinear", stored_size=32),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
+@pytest.mark.parametrize("size", [(150, 110), (91, 160), (32, 32)])
+def test_the_cards_preparation_is_that_of_validation_within_pillows_rounding(shown, inside, size, tmp_path):
+    photograph(*size).save(tmp_path / "image.png")
+    names = {"np": np, "Image": Image, "ImageOps": __import__("PIL.ImageOps").ImageOps}
+    exec(preparation(shown, inside), names)
+    made = names["prepare"](tmp_path / "image.png")
+    exact = shown(photograph(*size))[None].numpy()
+    assert made.shape == exact.shape and made.dtype == (np.uint8 if inside else np.float32)
+    mean, std = (np.reshape(values, (1, -1, 1, 1)) for values in (shown.mean, shown.std))
+    levels = 255 * (exact * std + mean)
+    difference = np.abs((made if inside else 255 * (made * std + mean)) - levels)
+    assert difference.mean() < 0.6 and difference.max() < 12
+
+
+def test_the_card_states_figures_of_exactly_these_weights(digits_run):
+    with open(Path(digits_run) / "metrics.csv", newline="") as file:
+        row = list(csv.DictReader(file))[-1]
+    loaded = load_model(digits_run)
+    average, raw = (Subject.of(loaded, raw, inside=False) for raw in (False, True))
+    assert average.figures["count"] == 360 and average.figures["top1"] == pytest.approx(
+        float(row["val_top1"]), rel=1e-5
+    )
+    assert average.figures["loss"] == pytest.approx(float(row["val_loss"]), rel=1e-5)
+    assert raw.figures is None and raw.weights == "the raw weights, not the run's average of them"
+    first = dataclasses.replace(loaded, path=Path(digits_run) / "checkpoints/initial.pt")
+    assert Subject.of(first, raw=False, inside=False).figures is None, "it was never validated"
+
+
+# ------------------------------------------------------------------------------------------ images
+
+
+def test_without_images_the_comparison_is_said_to_be_on_noise(digits_run, tmp_path):
+    loaded = load_model(digits_run)
+    gone = dataclasses.replace(loaded, settings={"dataname": "folder", "datapath": str(tmp_path / "gone")})
+    shown, source = images.to_compare_on(Subject.of(gone, raw=False, inside=False), None, None)
+    assert source.startswith("noise, because there are no images (--datapath") and shown.shape == (32, 1, 8, 8)
+    with pytest.raises(UserError, match="--quantise needs the run's images: --datapath"):
+        images.refuse_missing(gone, ("val",), None)
+    with pytest.raises(UserError, match="no such folder"):
+        images.to_compare_on(Subject.of(gone, raw=False, inside=False), None, str(tmp_path / "gone"))
+
+
+def test_calibration_never_sees_an_image_that_is_scored(digits_run, tmp_path):
+    training, validation = read_digits().train, read_digits().validation
+    splits = {"train": (training, 40), "val": (validation, 20)}
+    for split, (digits, count) in splits.items():
+        for number in range(count):
+            folder = tmp_path / split / str(digits.labels[number].item())
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(digits.pixels[number, 0].numpy()).save(folder / f"{number}.png")
+    for path in list((tmp_path / "val").rglob("*.png"))[:10]:
+        (tmp_path / "train" / path.parent.name / f"also_{path.name}").symlink_to(path)
+    settings = {"dataname": "folder", "datapath": str(tmp_path)}
+    loaded = dataclasses.replace(load_model(digits_run), settings=settings)
+    shown = images.to_calibrate_on(loaded, None, 1000)
+    assert len(shown) == 40
+    assert {one.numpy().tobytes() for one in shown} == {
+        loaded.preprocessing(Image.fromarray(pixels[0].numpy())).numpy().tobytes() for pixels in training.pixels[:40]
+    }
+
+
+# ------------------------------------------------------------------------------------------ nothing half-written
+
+
+def test_an_export_that_predicts_something_else_is_not_left_behind(digits_run, tmp_path, monkeypatch, capsys):
+    right = steps.write
+
+    def wrong(name, subject, path, shown):
+        with torch.no_grad():
+            next(subject.loaded.network.parameters()).mul_(1.5)
+            right(name, subject, path, shown)
+            next(subject.loaded.network.parameters()).div_(1.5)
+
+    monkeypatch.setattr(steps, "write", wrong)
+    assert export.main([digits_run, "--to", "safetensors", "--output", str(tmp_path / "a" / "b")]) == 1
+    assert re.search(r"nothing was exported: the outputs of safetensors \S+ differ by up to", capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_does_not_load_is_not_left_behind(digits_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(steps, "write", lambda name, subject, path, shown: path.write_bytes(b"no network"))
+    assert export.main([digits_run, "--to", "onnx", "--output", str(tmp_path / "model.onnx")]) == 1
+    assert " does not load it (InvalidProtobuf: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("[PytorchStreamWriter] failed")]
+)
+def test_a_full_disk_is_one_line(error, tmp_path):
+    with pytest.raises(UserError, match="cannot be written") as raised, Place.of(str(tmp_path / "x"), "timm").writing():
+        raise error
+    assert len(raised.value.mistakes) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_are_lines_and_leave_nothing(digits_run, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.txt").write_text("mine")
+    (tmp_path / "text").write_text("no folder")
+    out = tmp_path / "out"
+    assert "exists already" in refused(digits_run, "onnx", tmp_path / "there")[0]
+    assert "exists already" in refused(digits_run, "timm", tmp_path / "text")[0]
+    assert "give a name that ends in .onnx, or a folder" in refused(digits_run, "onnx", tmp_path / "model.pt2")[0]
+    assert "give a folder" in refused(digits_run, "timm", tmp_path / "model.safetensors")[0]
+    assert "cannot be written" in refused(digits_run, "safetensors", tmp_path / "text" / "model.safetensors")[0]
+    assert "must not be empty" in refused(digits_run, "onnx", " ")[0]
+    assert "no such run" in refused(tmp_path / "missing", "onnx", out)[0]
+    lines = refused(digits_run, "timm", out, "--with-preprocessing", "--quantise", "static")
+    assert len(lines) == 2 and "holds weights alone" in lines[0] and lines[1] == "--quantise static needs --to onnx"
+    assert refused(digits_run, "safetensors", out, "--images", tmp_path / "there")[0].startswith("--images")
+    assert "no such folder" in refused(digits_run, "safetensors", out, "--datapath", tmp_path / "gone")[0]
+    monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
+    assert refused(digits_run, "onnx", out) == [
+        "--to onnx needs onnx, onnxscript, onnxruntime: python -m pip install -r requirements-tools.txt"
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text", "there"]
+
+
+def test_a_card_never_replaces_another_file(tmp_path):
+    assert Place.of(str(tmp_path / "a.onnx"), "onnx").card == "README.md"
+    (tmp_path / "README.md").write_text("mine")
+    place = Place.of(str(tmp_path / "a.onnx"), "onnx")
+    with place.writing() as folder:
+        for name in (place.card, place.model):
+            (folder / name).write_text(name)
+        shutil.copymode(tmp_path / "README.md", folder / place.card)
+        (folder / place.model).chmod(0o600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "a.onnx", "a.onnx.README.md"]
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert (tmp_path / "a.onnx").stat().st_mode == (tmp_path / "README.md").stat().st_mode, "others may read it, too"

@@ -1,0 +1,142 @@
+"""Predictions of files: the figures of validation, a line for each file whatever it holds, and nothing half-written."""
+
+import csv
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main
+from scripts import predict
+from scripts.common.image_stream import ImageBatch
+from scripts.common.predictions import Chosen, predict_split
+from scripts.common.trained import open_run
+from scripts.predicting.rows import NOT_FINITE, rows_of
+from utils.config.settings import UserError
+
+CLASSES = ("ape, great", "bee")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Class folders of JPEG and PNG files of many sizes."""
+    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 12)):
+        for label, name in enumerate(CLASSES):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 200, (*random.integers(24, 90, 2), 3)).astype(np.uint8) + 55 * label
+                ending = ("jpg", "png")[number % 2]
+                Image.fromarray(pixels.astype(np.uint8)).save(root / split / name / f"{number:02d}.{ending}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A run on ``data`` whose weights have moved, so that its answers differ."""
+    place = tmp_path_factory.mktemp("runs")
+    line = ["--dataname", "folder", "--datapath", str(data), "--arch", "conv2", "--image-size", "32", "--workers", "0"]
+    line += ["--device", "cpu", "--no-progress", "--epochs", "1", "--batch-size", "8", "--ema-decay", "0.5"]
+    assert main.main([*line, "--output", str(place)]) == 0
+    return str(next(place.glob("folder/conv2/*")))
+
+
+def predicted(*line, code=0):
+    assert predict.main([*map(str, line), "--device", "cpu"]) == code
+
+
+def read_csv(path):
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("flags", [(), ("--tta", "flip-shift"), ("--batch-size", "5", "--workers", "2")])
+def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
+    predicted(run, data / "val", "--output", tmp_path / "all.csv", "--top-k", "2", *flags)
+    rows = {row["path"]: row for row in read_csv(tmp_path / "all.csv")}
+    chosen = Chosen(device="cpu", workers="0", progress=False, tta=flags[1] if flags[:1] == ("--tta",) else None)
+    theirs = predict_split(open_run(run, device="cpu"), chosen)
+    assert len(rows) == len(theirs) == 24
+    order = theirs.logits.sort(1, descending=True).indices
+    for path, logits, places in zip(theirs.ids, theirs.logits, order, strict=True):
+        row = rows[path]
+        assert [row["class"], row["class_2"]] == [CLASSES[place] for place in places]
+        shares = torch.tensor([float(row["probability"]), float(row["probability_2"])])
+        torch.testing.assert_close(shares, logits.softmax(0)[places], rtol=0, atol=1e-6)
+    assert len({row["probability"] for row in rows.values()}) > 12, "the network tells the images apart"
+
+
+def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
+    for name, flags in (("raw", ["--raw"]), ("average", [])):
+        predicted(run, data / "val", "--output", tmp_path / f"{name}.csv", *flags)
+    assert read_csv(tmp_path / "raw.csv") != read_csv(tmp_path / "average.csv")
+
+
+def test_json_lines_say_what_the_csv_says_and_stdout_what_the_file_says(run, data, tmp_path, capsys):
+    line = (run, data / "val" / "bee", "--top-k", "2")
+    predicted(*line, "--output", tmp_path / "a.csv")
+    predicted(*line, "--output", tmp_path / "a.jsonl")
+    capsys.readouterr()
+    predicted(*line)
+    assert capsys.readouterr().out == (tmp_path / "a.csv").read_text()
+    for row, text in zip(read_csv(tmp_path / "a.csv"), (tmp_path / "a.jsonl").read_text().splitlines(), strict=True):
+        one = json.loads(text)
+        assert (one["path"], one["class"], one["error"]) == (row["path"], row["class"], None)
+        assert one["probability"] == float(row["probability"]) and one["top"][1]["class"] == row["class_2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.jsonl"]
+
+
+def test_images_that_cannot_be_read_are_rows_and_make_the_exit_code_1(digits_run, tmp_path, capsys):
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.new("L", (8, 8), 90).save(images / "good.png")
+    (images / "bad.png").write_bytes(b"text")
+    (images / 'z\udcff, "odd"\n.png').write_bytes(b"")
+    for ending in ("csv", "jsonl"):
+        predicted(digits_run, images, tmp_path / "images" / "good.png", "--output", tmp_path / f"a.{ending}", code=1)
+    rows = read_csv(tmp_path / "a.csv")
+    names = ["bad.png", "good.png", 'z\udcff, "odd"\n.png', "good.png"]
+    assert [os.path.basename(row["path"]) for row in rows] == names
+    assert [bool(row["error"]) for row in rows] == [True, False, True, False]
+    assert [bool(row["class"]) for row in rows] == [False, True, False, True]
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [os.path.basename(line["path"]) for line in lines] == names and lines[0]["probability"] is None
+    assert "4 images" in capsys.readouterr().err
+
+
+def test_an_output_that_is_not_finite_is_an_error_and_no_probability():
+    logits = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
+    batch = ImageBatch(("a", "b", "c"), torch.zeros(3, 1, 1, 1), (None, None, None))
+    good, *bad = rows_of(batch, logits, CLASSES, 2)
+    assert [name for name, _ in good.top] == ["bee", "ape, great"] and good.error is None
+    assert [(row.top, row.error) for row in bad] == [([], NOT_FINITE)] * 2
+
+
+def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch):
+    Image.new("L", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "old.csv").write_text("old")
+    (tmp_path / "empty.txt").touch()
+    good, old = tmp_path / "good.png", tmp_path / "old.csv"
+    for line, text in (
+        ((digits_run, "missing.png", "--output", old), "missing.png: no such file"),
+        ((tmp_path / "no_run", good, "--output", old), "no_run: no such run"),
+        ((good, good, "--output", old), "good.png"),
+        ((digits_run, good, "--output", old, "--top-k", "11"), "--top-k 11: .* only 10 classes"),
+        ((digits_run, good, "--output", old, "--workers", "x"), "--workers"),
+        ((digits_run, f"@{tmp_path}/empty.txt", "--output", old), "the list is empty"),
+        ((digits_run, good, "--output", tmp_path / "a.txt"), "must end with"),
+        ((digits_run, good, "--output", tmp_path / "no" / "a.csv"), "cannot be written"),
+        ((digits_run, good, "--output", tmp_path, "--format", "csv"), "is no file"),
+        ((digits_run, good, "--top-k", "0"), "--top-k"),
+    ):
+        with pytest.raises(UserError, match=text):
+            predict.main([*map(str, line), "--device", "cpu"])
+    monkeypatch.setattr("scripts.predicting.rows.rows_of", lambda *_: sys.exit("killed"))
+    with pytest.raises(SystemExit):
+        predicted(digits_run, good, "--output", old)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "good.png", "old.csv"]
+    assert old.read_text() == "old"

@@ -1,0 +1,301 @@
+"""report.py: the figures on its page are those of the run, nothing from outside becomes markup, what is missing is named."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scripts import report
+from scripts.common.predictions import Chosen, predict_split
+from scripts.common.trained import open_run
+from scripts.reporting import details, thumbnails
+from scripts.reporting.analysis import Analysis
+from scripts.reporting.markup import element
+from scripts.reporting.page import Report, as_json, grouped, page_data, render
+from scripts.reporting.run_record import RunRecord
+from utils.config.settings import UserError
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
+
+
+class Page(HTMLParser):
+    """A page's elements, its visible text, and its JSON."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.texts, self._in_last = [], [], False
+        self.feed(html)
+        self.data = json.loads(self.texts_in("script", id="data"))
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes), []))
+        self._in_last = True
+
+    def handle_endtag(self, tag):
+        self._in_last = False
+
+    def handle_data(self, data):
+        if self._in_last:
+            self.elements[-1][2].append(data)
+        self.texts.append(data)
+
+    def texts_in(self, tag, **attributes):
+        return "".join(
+            next(text for name, has, text in self.elements if name == tag and attributes.items() <= has.items())
+        )
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+def made(tmp_path, *line):
+    """The page that the tool makes."""
+    path = tmp_path / "report.html"
+    assert report.main([*line, "--device", "cpu", "--output", str(path)]) == 0
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page(digits_run, tmp_path_factory):
+    return made(tmp_path_factory.mktemp("report"), digits_run)
+
+
+@pytest.fixture(scope="module")
+def predictions(digits_run):
+    return predict_split(open_run(digits_run, device="cpu"), Chosen(device="cpu", progress=False))
+
+
+# ------------------------------------------------------------------------------------------- figures
+
+
+def test_the_main_figures_are_those_of_the_validation(page, predictions):
+    figures = [text for tag, has, text in page.elements if tag in ("dd", "dt") and has.get("class") != "sub"]
+    found = dict(zip(*[iter("".join(text) for text in figures)] * 2, strict=False))
+    result = predictions.report
+    assert found["Top-1"] == f"{result.top1:.2f}" and found["Loss"] == f"{result.loss:.4f}"
+    assert found["Macro F1"] == f"{result.by_class.macro_f1:.2f}"
+    assert found["Calibration error"] == f"{result.by_class.ece:.2f}"
+    assert "the top-1 that the run recorded for epoch 1" in page.text
+
+
+def test_matrix_classes_and_mistakes_are_those_of_the_logits(page, predictions):
+    (detail,) = page.data["details"]
+    guessed = predictions.logits.argmax(1)
+    matrix = np.zeros((10, 10), dtype=int)
+    np.add.at(matrix, (predictions.labels.numpy(), guessed.numpy()), 1)
+    for truth, predicted, count in zip(*detail["matrix"], strict=True):
+        matrix[truth, predicted] -= count
+    assert not matrix.any()
+    wrong = (guessed != predictions.labels).nonzero()[:, 0]
+    sure = predictions.logits.softmax(1).max(1).values
+    worst = wrong[sure[wrong].argsort(descending=True)]
+    rows = [detail["rows"][place] for place in detail["mistakes"]]
+    assert [row[0] for row in rows] == [predictions.ids[number] for number in worst[: len(rows)]]
+    for row, number in zip(rows, worst, strict=False):
+        likely = predictions.logits[number].double().softmax(0).topk(3)
+        assert [one for one, _ in row[3]] == likely.indices.tolist() and row[2] == predictions.labels[number]
+        assert [share for _, share in row[3]] == pytest.approx(likely.values.tolist(), rel=1e-4)
+
+
+def test_a_samples_picture_is_its_own(page, predictions):
+    (detail,) = page.data["details"]
+    for row in (detail["rows"][place] for place in detail["mistakes"][:5] + detail["unsure"][:5]):
+        content = base64.b64decode(page.data["images"][row[1]].partition(",")[2])
+        expected = predictions.pictures([predictions.ids.index(row[0])])[0]
+        assert (np.asarray(Image.open(io.BytesIO(content))) == np.asarray(expected)).all()
+
+
+def test_images_of_a_cell_belong_to_it(page, predictions):
+    (detail,) = page.data["details"]
+    guessed = predictions.logits.argmax(1)
+    assert {(truth, predicted) for truth, predicted, _ in detail["shownCells"]} == {
+        (truth, predicted) for truth, predicted, _ in zip(*detail["matrix"], strict=True)
+    }
+    for truth, predicted, rows in detail["shownCells"]:
+        for name in (detail["rows"][row][0] for row in rows):
+            number = predictions.ids.index(name)
+            assert (predictions.labels[number], guessed[number]) == (truth, predicted)
+
+
+def test_another_top1_than_the_run_recorded_is_said():
+    analysis = Analysis(np.eye(4, dtype=np.float32)[[0, 1, 2, 2]], np.array([0, 1, 2, 3]))
+    record = RunRecord("run", None, epochs={"epoch": np.array([1.0, 2.0]), "val_top1": np.array([50.0, 75.0])})
+    assert details.against_record(analysis, record, "last.pt") == (
+        "Validated last.pt again for this report: the top-1 that the run recorded for epoch 2.", True,
+    )  # fmt: skip
+    record.epochs["val_top1"][1] = 74.9
+    words, agrees = details.against_record(analysis, record, "last.pt")
+    assert not agrees and "which no epoch of the run recorded" in words
+
+
+def test_figures_of_other_images_say_so(digits_run, tmp_path):
+    page = made(tmp_path, digits_run, "--split", "train")
+    assert sum(page.data["details"][0]["support"]) == 1437
+    assert "on the training images" in page.text and "that the run recorded" not in page.text
+
+
+def test_raw_weights_are_compared_with_the_raw_weights_figure(digits_run, tmp_path):
+    assert "the top-1 that the run recorded for epoch 1" in made(tmp_path, digits_run, "--raw").text
+
+
+# -------------------------------------------------------------------------------------------- the file
+
+
+def test_the_file_loads_nothing_and_runs_one_script_alone(page):
+    for tag, has, _ in page.elements:
+        assert tag not in ("link", "iframe", "object", "base", "form"), tag
+        assert not [name for name in has if name.startswith("on")]
+        assert has.get("src", "data:").startswith("data:") and has.get("href", "#").startswith("#")
+    scripts = [(has, text) for tag, has, text in page.elements if tag == "script"]
+    (source,) = ["".join(text) for has, text in scripts if has.get("type") != "application/json"]
+    policy = next(has["content"] for tag, has, _ in page.elements if has.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert "http://" not in source.replace("http://www.w3.org/2000/svg", "") and "innerHTML" not in source
+
+
+def test_names_of_classes_runs_and_files_stay_text():
+    run = RunRecord(HOSTILE, Path(HOSTILE), missing=[HOSTILE], warnings=[HOSTILE], header={"command": HOSTILE})
+    run.classes = [{"class": HOSTILE, "val_count": "3", "val_accuracy": "50"}]
+    data = page_data([run]) | {"classes": [[HOSTILE]]}
+    page = Page(render(Report([run], data, notes=[HOSTILE], without_predictions=HOSTILE)))
+    assert [has for tag, has, _ in page.elements if tag == "img"] == []
+    assert len([tag for tag, _, _ in page.elements if tag == "script"]) == 2
+    assert page.data["classes"] == [[HOSTILE]] and page.data["classTable"][0]["name"] == HOSTILE
+    assert page.text.count("alert(1)") >= 8
+    assert element("p", HOSTILE, title=HOSTILE).count("<") == 2
+    assert not set("<>&") & set(as_json([HOSTILE]))
+
+
+def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
+    classes, n = 1000, 4_000
+    generator = np.random.default_rng(0)
+    analysis = Analysis(generator.normal(size=(n, classes)).astype(np.float32), generator.integers(0, classes, n))
+    noise = Image.fromarray(generator.integers(0, 256, (150, 140, 3), dtype=np.uint8))
+    names = tuple(f"a class with a rather long name, number {one}" for one in range(classes))
+    ids = [f"{names[0]}/{number}.png" for number in range(n)]
+    predicted = details.Predicted(0, analysis, names, ids, lambda place: noise, "noise")
+    chosen, store = details.choose(predicted, 1), thumbnails.Thumbnails()
+    sides = details.add_pictures(predicted, chosen, store, lambda: None)
+    detail = details.detail(predicted, chosen, store, sides, 1) | {"classes": 0}
+    run = RunRecord("run", None)
+    data = page_data([run]) | {"details": [detail], "classes": [list(names)], "images": store.uris}
+    assert store.uris and len(render(Report([run], data))) < 10_000_000
+    assert sum(map(len, store.uris)) <= thumbnails.BUDGET_BYTES
+
+
+# ------------------------------------------------------------------------------- several, and missing
+
+
+def test_several_runs_share_pictures_and_show_what_differs(digits_run, tmp_path):
+    other = Path(shutil.copytree(digits_run, tmp_path / "2026-01-01_00-00-00_other"))
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("lr: 0.1  # default", "lr: 0.2  # flag"))
+    page = made(tmp_path, digits_run, str(other))
+    one, two = page.data["details"]
+    assert [run["name"].split()[-1] for run in page.data["runs"]][1] == "other"
+    assert one["rows"] == two["rows"] and one["classes"] == two["classes"] == 0
+    used = {row[1] for row in one["rows"]}
+    assert used == set(range(len(page.data["images"]))), "each picture is there once"
+    assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1}
+    settings = page.text.partition("What differs between the runs.")[2].partition("All 1")[0]
+    assert re.search(r"\blr 0\.1 0\.2\b", settings) and "momentum" not in settings
+
+
+def test_what_several_runs_lack_is_said_once():
+    lines = [
+        *((name, "no curves") for name in "abc"),
+        ("a", "no log"),
+        ("b", "no log"),
+        *((name, "old") for name in "abcd"),
+    ]
+    assert grouped(lines, 4) == ["no curves (3 of 4 runs)", "a and b: no log", "old (all runs)"]
+    assert grouped([("a", "no log")], 1) == ["no log"]
+
+
+@pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])
+def test_what_is_missing_is_named_and_the_rest_is_shown(digits_run, tmp_path, without, capsys):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    line = [str(folder)]
+    if without == "checkpoints":
+        shutil.rmtree(folder / "checkpoints")
+    elif without == "data":
+        line += ["--datapath", str(tmp_path / "nowhere")]
+    else:
+        line = [str(shutil.move(folder / "checkpoints/best.pt", tmp_path / "alone.pt"))]
+    page = made(tmp_path, *line)
+    if without == "everything else":
+        assert page.data["details"] and not page.data["charts"] and "does not lie in its run" in page.text
+        return
+    assert page.data["charts"] and not page.data["details"] and "Without predictions" in page.text
+    assert len(page.data["classTable"]) == 10, "class_metrics.csv stands in"
+    assert "warning: Without predictions" in capsys.readouterr().err
+    last = (folder / "metrics.csv").read_text().splitlines()[-1].split(",")[7]
+    assert f"{float(last):.2f}" in page.text
+
+
+def test_an_image_that_has_gone_is_left_out(predictions):
+    def picture(place):
+        raise OSError("it is gone")
+
+    analysis = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
+    predicted = details.Predicted(0, analysis, predictions.classes, predictions.ids, picture, "digits")
+    chosen, store = details.choose(predicted, 1), thumbnails.Thumbnails()
+    assert details.add_pictures(predicted, chosen, store, lambda: None) == {}
+    detail = details.detail(predicted, chosen, store, {}, 1)
+    assert detail["shownCells"] == [] and {row[1] for row in detail["rows"]} == {None}
+    assert len(predicted.notes) == 1 and "it is gone" in predicted.notes[0]
+
+
+def test_heat_maps_stand_beside_mistakes(digits_run, tmp_path):
+    pytest.importorskip("captum")
+    page = made(tmp_path, digits_run, "--heat-maps")
+    (detail,) = page.data["details"]
+    shown = {*detail["mistakes"], *detail["unsure"]}
+    assert all((row[6] is not None) == (place in shown) for place, row in enumerate(detail["rows"]))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["nowhere"], "no such run"),
+        (["RUN", "--output", "a.png"], "must be the name of an .html file"),
+        (["RUN", "--output", "nowhere/a.html"], "its folder does not exist"),
+        (["RUN", "--output", "folder.html"], "or it is a folder itself"),
+        (["text.pt"], "not a checkpoint"),
+        (["empty"], "holds no checkpoint"),
+        (["RUN", "nowhere", "empty"], "nowhere: no such run"),
+    ],
+)
+def test_a_mistake_is_named_before_any_work_and_leaves_nothing(digits_run, tmp_path, monkeypatch, line, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError) as caught:
+        report.main([digits_run if word == "RUN" else word for word in line])
+    assert any(words in mistake for mistake in caught.value.mistakes)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_run, tmp_path):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    path = tmp_path / "nan.pt"
+    state = torch.load(folder / "checkpoints/last.pt", weights_only=True)
+    for weights in (state["model"], state["ema"]["weights"] if "weights" in (state.get("ema") or {}) else {}):
+        for value in weights.values():
+            value.fill_(float("nan"))
+    torch.save(state, path)
+    page = made(tmp_path, str(path), "--raw")
+    assert "not numbers (NaN)" in page.text and not page.data["details"]

@@ -1,0 +1,361 @@
+"""The server: validation's probabilities, alone and together, and an answer to whatever else is sent to it."""
+
+import http.client
+import io
+import json
+import random
+import re
+import socket
+import struct
+import sys
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models import load_model
+from scripts import benchmark_serve, serve
+from scripts.serving import app as application
+from scripts.serving.guard import HEADERS
+from tests.test_structure import ROOT
+from utils.config.settings import UserError
+
+PAGE = ROOT / "scripts" / "serving" / "page"
+SECONDS = 20  # for an answer, at most
+
+
+def encoded(seed=0, form="PNG", size=(8, 8), mode="L"):
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, form)
+    return file.getvalue()
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, run):
+        line = [run, "--device", "cpu", "--max-megabytes", "0.2", "--max-megapixels", "0.5", "--batch-size", "8"]
+        own = serve.build_parser().parse_args(line)
+        self.service = serve.build_service(own)
+        self.listener = serve.listening(own.host, 0)
+        self.port = self.listener.getsockname()[1]
+        self.server = serve.build_server(application.build_app(self.service, serve.allowed_names(own.host)))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join()
+        self.listener.close()
+
+    def ask(self, path="/predict", body=None, method=None, **headers):
+        """Status, headers and content of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method or ("GET" if body is None else "POST"), path, body, named)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def predict(self, body, query="", **headers):
+        status, _, content = self.ask(f"/predict{query}", body, **headers)
+        return status, json.loads(content)
+
+    def send(self, raw):
+        """Send bytes as they are, close, and read what comes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS) as connection:
+            try:
+                connection.sendall(raw)
+                connection.shutdown(socket.SHUT_WR)
+                return connection.recv(65_536)
+            except (ConnectionResetError, BrokenPipeError):
+                return b""
+
+
+@pytest.fixture(scope="module")
+def server(digits_run):
+    running = Running(digits_run)
+    yield running
+    running.stop()
+
+
+def expected(run, body):
+    network, classes, preprocessing = load_model(run)
+    with torch.no_grad():
+        return dict(zip(classes, network(preprocessing(Image.open(io.BytesIO(body)))[None])[0].softmax(0), strict=True))
+
+
+def assert_same(answer, probabilities):
+    for row in answer["top"]:
+        assert row["probability"] == pytest.approx(float(probabilities[row["class"]]), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_probabilities_are_those_of_the_loaded_model(server, digits_run, form):
+    body = encoded(form=form, size=(30, 20))
+    status, answer = server.predict(body, "?top=10")
+    assert status == 200 and len(answer["top"]) == 10 and (answer["width"], answer["height"]) == (30, 20)
+    assert_same(answer, expected(digits_run, body))
+    shares = [row["probability"] for row in answer["top"]]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-5)
+    assert (answer["class"], answer["probability"]) == (answer["top"][0]["class"], shares[0])
+
+
+def test_requests_that_come_together_run_together_and_each_gets_its_own_answer(server, digits_run):
+    bodies = [encoded(seed) for seed in range(24)]
+    network = server.service.loaded.network
+    handle = network.register_forward_hook(lambda *_: time.sleep(0.05))
+    try:
+        with ThreadPoolExecutor(24) as clients:
+            answers = list(clients.map(server.predict, bodies))
+    finally:
+        handle.remove()
+    assert max(answer["batch"] for _, answer in answers) in range(2, 9), "at most --batch-size together"
+    assert server.predict(bodies[0])[1]["batch"] == 1
+    for body, (status, answer) in zip(bodies, answers, strict=True):
+        assert status == 200
+        assert_same(answer, expected(digits_run, body))
+
+
+def test_a_failure_of_the_network_is_an_answer_and_the_next_request_works(server, capsys):
+    handle = server.service.loaded.network.register_forward_hook(lambda *_: 1 / 0)
+    try:
+        status, headers, content = server.ask(body=encoded())
+    finally:
+        handle.remove()
+    assert status == 500 and "Traceback" not in content.decode() and headers.items() >= HEADERS.items()
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert server.predict(encoded())[0] == 200
+
+
+def test_the_heat_map_is_two_pictures_of_what_the_network_sees(server):
+    pytest.importorskip("captum")
+    status, _, content = server.ask("/heat_map?class=3", encoded(size=(40, 20)))
+    answer = json.loads(content)
+    assert status == 200 and answer["class"] == "3"
+    assert all(answer[name].startswith("data:image/png;base64,") for name in ("seen", "heat"))
+    assert answer["seen"] != answer["heat"]
+
+
+def test_the_page_says_what_is_served(server):
+    status, _, content = server.ask("/model")
+    about = json.loads(content)
+    assert status == 200 and about["arch"] == "fc" and about["classes"] == [str(number) for number in range(10)]
+    for path, text in (("/", b"<!doctype html>"), ("/page.css", b"body"), ("/page.js", b"fetch")):
+        status, _, content = server.ask(path)
+        assert status == 200 and text in content
+
+
+# ------------------------------------------------------------------------------------------ limits
+
+
+def png_that_says(width, height):
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
+
+
+NO_IMAGES = {
+    "nothing": (b"", 400, "empty"),
+    "text": (b"no image", 400, "no image of a known format"),
+    "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", 400, "known format"),
+    "PPM": (b"P6 8 8 255 " + bytes(192), 400, "known format"),
+    "cut": (encoded(size=(90, 90))[:-500], 400, "damaged"),
+    "bomb": (png_that_says(20_000, 20_000), 413, "bomb|pixels"),
+    "many pixels": (png_that_says(1000, 501), 413, "1,000 x 501 pixels"),
+    "many bytes": (bytes(200_001), 413, "more than 0.2 MB"),
+}
+
+
+@pytest.mark.parametrize("name", NO_IMAGES)
+@pytest.mark.parametrize("path", ["/predict", "/heat_map"])
+def test_what_is_no_image_or_too_large_is_refused_in_words(server, name, path, monkeypatch):
+    body, code, text = NO_IMAGES[name]
+    if name in ("bomb", "many pixels", "many bytes"):
+        monkeypatch.setattr("scripts.serving.uploads.open_image", None)  # nothing is decoded
+    status, _, content = server.ask(path, body)
+    assert status == code and re.search(text, json.loads(content)["error"])
+
+
+def test_an_announced_or_an_endless_body_is_refused_before_it_has_come(server):
+    start = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+        connection.sendall(start + b"Content-Length: 99999999999\r\n\r\nabc")
+        assert b" 413 " in connection.recv(4096)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+        connection.sendall(
+            start + b"Transfer-Encoding: chunked\r\n\r\n" + 3 * (b"%x\r\n" % 80_000 + bytes(80_000) + b"\r\n")
+        )
+        assert b" 413 " in connection.recv(4096)
+
+
+def test_a_body_that_does_not_come_and_too_many_at_once_are_refused(server, monkeypatch):
+    monkeypatch.setattr(application, "BODY_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+        assert b" 408 " in connection.recv(4096)
+    monkeypatch.setattr(application, "MOST_AT_ONCE", 0)
+    assert server.predict(encoded())[0] == 503
+
+
+@pytest.mark.parametrize("query", ["?top=0", "?top=11", "?top=x", "?top=-1", "?top=%F0%9F%98%80", "?top=" + "9" * 5000])
+def test_a_wrong_number_is_refused(server, query):
+    status, answer = server.predict(encoded(), query)
+    assert status == 400 and "top: must be a whole number from 1 to 10" in answer["error"]
+
+
+# ------------------------------------------------------------------------------------------ strangers
+
+
+def malformed(count):
+    """Bytes that no client should send, of many kinds; the same for each call."""
+    chance = random.Random(0)
+    good = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    image = encoded(form="JPEG", size=(64, 64), mode="RGB")
+
+    def noise(most):
+        return chance.randbytes(chance.randrange(most))
+
+    def broken_image():
+        body = bytearray(image)
+        for _ in range(chance.randrange(1, 60)):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        return good % len(body) + body
+
+    kinds = (
+        lambda: noise(2000),
+        lambda: good % 100 + noise(100),
+        lambda: good % (1 + chance.randrange(10**12)) + noise(100),
+        broken_image,
+        lambda: good % len(image) + image[: chance.randrange(len(image))],
+        lambda: (
+            chance.choice([b"PUT", b"DELETE", b"TRACE", b"\xff", b"GET"])
+            + b" /predict HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ),
+        lambda: b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"../" * chance.randrange(40) + b"etc/passwd"),
+        lambda: b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: " + b"y" * chance.randrange(60_000) + b"\r\n\r\n",
+        lambda: b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + noise(300),
+        lambda: b"POST /predict HTTP/%d.%d\r\nContent-Length: -5\r\n\r\n" % (chance.randrange(9), chance.randrange(9)),
+        lambda: (
+            b"POST /heat_map?class=%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+            % noise(30).hex().encode()
+        ),
+    )
+    return [chance.choice(kinds)() for _ in range(count)]
+
+
+def test_malformed_requests_are_outlived(server, capfd):
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(server.send, malformed(110)))
+    codes = {answer.split(b" ", 2)[1] for answer in answers if answer}
+    # Who hangs up in the middle of a body may miss the answer, such as 413.
+    assert codes >= {b"400", b"404", b"405"} and not codes & {b"500"}
+    assert server.predict(encoded())[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_no_request_opens_a_file(server):
+    opened, watching = [], True
+
+    def watch(event, arguments):
+        if watching and event in ("open", "os.mkdir", "os.rename", "os.remove", "subprocess.Popen"):
+            opened.append((event, arguments[0]))
+
+    sys.addaudithook(watch)
+    for _ in range(2):  # the first time, libraries import their parts
+        opened.clear()
+        for path in (
+            "/predict?name=/etc/passwd",
+            "/../../etc/passwd",
+            "/page/../serve.py",
+            "/%2e%2e/%2e%2e/main.py",
+            "/",
+        ):
+            server.ask(path, encoded(), content_disposition='form-data; filename="../../x.png"')
+            server.ask(path)
+    watching = False
+    assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "attacker.example"}, 403),
+        ({"Host": "["}, 403),
+        ({"Origin": "https://attacker.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost:80", "Origin": "http://localhost:80"}, 200),
+    ],
+)
+def test_what_another_web_page_sends_is_refused_and_every_answer_has_the_headers(server, headers, code):
+    status, got, _ = server.ask("/model", **headers)
+    assert status == code and got.items() >= HEADERS.items()
+    assert server.ask("/nothing")[1].items() >= HEADERS.items()
+
+
+def test_the_page_loads_nothing_from_elsewhere():
+    policy = dict(part.strip().split(" ", 1) for part in HEADERS["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'" and policy["script-src"] == policy["style-src"] == "'self'"
+    text = "".join(path.read_text() for path in PAGE.iterdir())
+    assert set(re.findall(r"https?://[^\s\"'`<]+", text)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=\"", text)
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+def test_mistakes_are_told_before_the_network_is_loaded(digits_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "build_service", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for line, text in (
+            ((digits_run, "--port", str(taken.getsockname()[1])), "cannot listen there"),
+            ((digits_run, "--host", "no.such.host.invalid"), "cannot listen there"),
+            ((str(tmp_path / "missing"),), "no such run"),
+            ((digits_run, "--port", "70000"), "--port"),
+            ((digits_run, "--max-megapixels", "0"), "--max-megapixels"),
+        ):
+            with pytest.raises(UserError, match=text):
+                serve.main([*line])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"needs starlette and uvicorn: python -m pip install -r requirements-tools\.txt"
+    ):
+        serve.main([digits_run])
+
+
+def test_only_this_machine_may_ask_unless_the_host_says_otherwise():
+    assert serve.allowed_names("127.0.0.1") >= {"127.0.0.1", "localhost"} and serve.is_loopback("::1")
+    assert serve.allowed_names("0.0.0.0") is None and serve.allowed_names("my.machine") is None
+
+
+# ------------------------------------------------------------------------------------------ the load
+
+
+def test_the_load_is_counted_from_its_answers(server):
+    answers = benchmark_serve.load(server.port, [encoded(seed) for seed in range(3)], 4, 0.3)
+    assert len(answers.seconds) == len(answers.together) >= 4 and 0.3 <= answers.duration < SECONDS
+    assert all(0 < taken < SECONDS for taken in answers.seconds) and set(answers.together) <= {1, 2, 3, 4}
+    with pytest.raises(UserError, match="status 400: .*known format"):
+        benchmark_serve.load(server.port, [b"text"], 2, 0.3)
+
+
+def test_figures_of_the_load_are_those_of_all_turns():
+    turns = [benchmark_serve.Answers([0.001] * 97, [2] * 97, 1.0), benchmark_serve.Answers([0.5] * 3, [4] * 3, 3.0)]
+    assert benchmark_serve.joined(turns).cells() == ["25.0", "1.0", "500.0", "2.1"]
