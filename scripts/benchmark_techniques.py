@@ -1,11 +1,11 @@
 """Measure what each technique adds to a training step, to loading JPEG files, or to validation.
 
     python scripts/benchmark_techniques.py                          # ResNet-18 at 32 pixels; files cut from photographs
-    python scripts/benchmark_techniques.py --only mixup cutmix --rounds 9
+    python scripts/benchmark_techniques.py --only mixup cutmix --rounds 31
     python scripts/benchmark_techniques.py --images DIR             # JPEG files in class folders
 
-A row's figure is the median of the rounds' own ratios to the same training without the technique. The table is the
-cost columns of docs/techniques.md. The functions do the slow imports, so that --help and mistakes answer at once.
+A row's figure is the median of the rounds' own ratios to the same training without the technique, and the quartiles.
+The table is the cost columns of docs/techniques.md. The functions do the slow imports, so that --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     names = [technique.name for technique in TECHNIQUES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"{', '.join(names)} [all]")
-    parser.add_argument("--rounds", type=whole(1, 1000), default=5, metavar="N", help="measurements of each side [5]")
-    parser.add_argument("--steps", type=whole(1, 10**6), default=3, metavar="N", help="steps of one measurement [3]")
+    parser.add_argument("--rounds", type=whole(1, 1000), default=15, metavar="N", help="measurements of each side [15]")
+    parser.add_argument("--steps", type=whole(1, 10**6), default=1, metavar="N", help="steps of one measurement [1]")
     parser.add_argument("--arch", default="resnet18", metavar="NAME", help="network [resnet18]")
     parser.add_argument("--image-size", type=whole(1, 8192), default=32, metavar="N", help="pixels [32]")
     parser.add_argument("--batch-size", type=whole(1, 2**20), default=128, metavar="N", help="images a step [128]")
@@ -91,7 +91,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def shown(cost: Cost | None) -> str:
-    """How much a technique adds: the median, and the smallest and largest of the rounds."""
+    """How much a technique adds: the median, and the middle half of the rounds."""
     if cost is None:
         return "-"
     median, low, high = (100 * (ratio - 1) for ratio in cost.ratio)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import main
 from scripts.benchmarks.catalogue import STEP, VALIDATION, Technique
 from scripts.benchmarks.loading import PREFETCHED
-from scripts.common.figures import Spread, ratios
+from scripts.common.figures import Spread
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.loop.stop_signals import StopSignals
@@ -30,7 +31,10 @@ Seconds = Callable[[], float]
 
 
 class Cost(NamedTuple):
-    """Seconds of a step, batch or validation without and with a technique, and the ratio of the rounds' own."""
+    """Seconds of a step, batch or validation without and with a technique, and the ratio of the rounds' own.
+
+    Each is a median with the borders of the rounds' middle half: of many short rounds a few are always disturbed.
+    """
 
     without: Spread
     ratio: Spread
@@ -47,7 +51,13 @@ def cost(base: Sequence[str], technique: Technique, what: str, rounds: int, unit
             for side in (0, 1) if number % 2 else (1, 0):
                 seconds[side].append(measures[side]())
     gc.collect()
-    return Cost(Spread.of(seconds[0]), ratios(seconds[1], seconds[0]))
+    return Cost(_middle_half(seconds[0]), _middle_half([a / b for a, b in zip(seconds[1], seconds[0], strict=True)]))
+
+
+def _middle_half(values: Sequence[float]) -> Spread:
+    """The median, the first and the third quartile."""
+    low, median, high = statistics.quantiles(values, method="inclusive") if len(values) > 1 else 3 * list(values)
+    return Spread(median, low, high)
 
 
 class _Side(AbstractContextManager):

@@ -26,7 +26,7 @@ def test_each_name_stands_once():
 
 
 def test_the_two_sides_are_measured_alternately_and_compared_within_a_round(monkeypatch):
-    order, seconds = [], iter([1.0, 3.0, 4.0, 2.0])
+    order, seconds = [], iter([1.0, 3.0, 4.0, 2.0, 6.0, 6.0])
 
     class Side:
         def __init__(self, flags, what, units):
@@ -39,10 +39,10 @@ def test_the_two_sides_are_measured_alternately_and_compared_within_a_round(monk
             pass
 
     monkeypatch.setattr(techniques, "_Side", Side)
-    cost = techniques.cost(["base"], Technique("some", "flag", "both"), STEP, rounds=2, units=1)
-    assert order == ["base both flag", "base both", "base both", "base both flag"]
-    # seconds without: 3 and 4; with: 1 and 2
-    assert (cost.without, cost.ratio) == (Spread(3.5, 3.0, 4.0), Spread((1 / 3 + 1 / 2) / 2, 1 / 3, 1 / 2))
+    cost = techniques.cost(["base"], Technique("some", "flag", "both"), STEP, rounds=3, units=1)
+    assert order == ["base both flag", "base both", "base both", "base both flag", "base both flag", "base both"]
+    # seconds without: 3, 4 and 6; with: 1, 2 and 6. The quartiles of three lie halfway between them.
+    assert cost == (Spread(4.0, 3.5, 5.0), pytest.approx(Spread(1 / 2, (1 / 3 + 1 / 2) / 2, (1 / 2 + 1) / 2)))
 
 
 def test_one_row_for_each_technique_that_was_asked_for(capsys):
