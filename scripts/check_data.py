@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table
+from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
 
@@ -65,9 +66,9 @@ def build_parser() -> ToolParser:
 
 def default_folder(settings: DataSettings) -> str:
     """One folder per data set."""
-    if settings.dataname != "folder":
+    if not SPECS[settings.dataname].of_the_user:
         return f"checks/{settings.dataname}"
-    return f"checks/folder_{Path(settings.datapath or '').resolve().name}"
+    return f"checks/{settings.dataname}_{Path(settings.datapath or '').resolve().name}"
 
 
 def log(line: str) -> None:

@@ -220,7 +220,7 @@ def build_variant(
         return TrainingSetup(args, loader, traval, before.epochs, threads)
     model, channels_last = build_network(args, len(data.classes), loader.image_shape, distributed.device)
     loader = copy.copy(loader)
-    loader.plan = sample_plan(data.train.labels, args, 0, 1)
+    loader.plan = sample_plan(data.train, args, 0, 1)
     if loader.transform.channels_last != channels_last:
         loader.transform = dataclasses.replace(loader.transform, channels_last=channels_last)
     return TrainingSetup(args, loader, build_traval(args, model, loader, distributed), before.epochs, threads)

@@ -23,7 +23,7 @@ NO_ENDING, HIDDEN_FOLDER = "no image ending", "hidden folder of a class"
 LOOSE, OTHER_FORMAT = "loose image", "format that is not read"
 FORMATS = {
     "JPEG": (".jpg", ".jpeg"), "MPO": (".jpg", ".jpeg"), "PNG": (".png",), "PPM": (".ppm", ".pgm"), "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",), "NPY": (".npy",),
 }  # fmt: skip
 
 

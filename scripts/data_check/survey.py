@@ -28,11 +28,13 @@ from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.images.decoding import open_image
+from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
 from utils.data.sets import class_folders
 from utils.data.sets.class_folders import find_splits, printable, training_folder
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import ImageFiles, Images
+from utils.data.shards.members import Members
 from utils.data.worker_pool.pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
@@ -70,11 +72,13 @@ class Survey:
         return len(self.labels)
 
     @cached_property
-    def paths(self) -> list[str] | None:
+    def paths(self) -> Sequence[str] | None:
         """The images' files; None for a data set in memory."""
         train, validation = self.images
         if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
             return None
+        if isinstance(train.paths, Members):
+            return Joined(train.paths, validation.paths)
         return [*train.paths, *validation.paths]
 
     def split_of(self, index: int) -> str:
@@ -90,6 +94,20 @@ class Survey:
     def below(self, path: str | Path) -> str:
         """A path relative to ``--datapath``."""
         return printable(os.path.relpath(path, self.root))
+
+
+class Joined(Sequence[str]):
+    """Two sequences as one, without a copy: the names of images in shards are made as they are asked for."""
+
+    def __init__(self, first: Sequence[str], second: Sequence[str]) -> None:
+        self.first, self.second = first, second
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __getitem__(self, index: int) -> str:
+        behind = index - len(self.first)
+        return self.first[index] if behind < 0 else self.second[behind]
 
 
 # -------------------------------------------------------------------------------------- what there is
@@ -191,7 +209,7 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.
 class _ChunkInspector(Dataset):
     """What a worker does: the records of a range of the files, and the damaged ones."""
 
-    def __init__(self, paths: list[str], colour: str, stop: Any) -> None:
+    def __init__(self, paths: Sequence[str], colour: str, stop: Any) -> None:
         self.paths, self.colour, self.stop = paths, colour, stop
 
     def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, str]]:
@@ -214,16 +232,19 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
     The file is read once: the bytes that are hashed are those that are decoded.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except OSError as error:
-        return UNREAD, f"cannot be opened ({error.strerror})"
+        data = content_of(path)
+    except (OSError, UserError) as error:
+        return UNREAD, f"cannot be opened ({getattr(error, 'strerror', None) or error})"
     sha256 = hashlib.sha256(data).digest()
     if not data:
         return (sha256, *UNREAD[1:]), "is empty (0 bytes)"
     about = UNREAD[4:]
     size = (0, 0)
     try:
+        if data.startswith(RAW):
+            image = open_image(NamedBytes(path, data), colour)
+            pixels = pixel_hash(colour, image.size, image.tobytes())
+            return (sha256, pixels, *image.size, image.mode.encode(), b"NPY", False), None
         with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
             size, about = header.size, (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
         image = open_image(io.BytesIO(data), colour)

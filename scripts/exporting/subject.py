@@ -15,6 +15,7 @@ from models.build import constructor_arguments, locate
 from models.load import Loaded
 from utils.checkpoint import checkpoint
 from utils.checkpoint.progress import Progress
+from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
 
 
@@ -72,7 +73,8 @@ class Subject:
         """The name of the data set, of the user's own class folders that of their folder."""
         settings = self.loaded.settings
         name, path = (str(settings.get(key) or "") for key in ("dataname", "datapath"))
-        return " ".join((Path(path).name if name == "folder" else name).split()) or "unknown data"
+        of_the_user = name in SPECS and SPECS[name].of_the_user
+        return " ".join((Path(path).name if of_the_user else name).split()) or "unknown data"
 
     @property
     def model_kwargs(self) -> tuple[str, ...]:

@@ -50,6 +50,11 @@ class DatasetSpec(Channels):
         return self.source == FETCHED
 
     @property
+    def of_the_user(self) -> bool:
+        """Whether the name says nothing of which images these are; their folder does."""
+        return self.classes is None
+
+    @property
     def default_arch(self) -> str:
         return SMALL_IMAGES_ARCH if self.image_size <= SMALL_IMAGES else LARGE_IMAGES_ARCH
 
@@ -74,6 +79,9 @@ SPECS: dict[str, DatasetSpec] = {
     "folder": DatasetSpec(
         None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
         "one folder a class below train/ and val/, or below DIR with --val-split 0.1"),
+    "shards": DatasetSpec(
+        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        "the folder that scripts/pack.py made, or WebDataset's tar files"),
     "synthetic": DatasetSpec(
         1000, 224, True, (0.5, 0.5, 0.5), (0.289, 0.289, 0.289), ("flip",), 28, "made on the device",
         needs_datapath=False),

@@ -269,6 +269,12 @@ def _data_rules(v: SimpleNamespace) -> Iterator[Rule]:
         v.balanced_sampler and v.repeated_augmentation > 1,
         "--balanced-sampler and --repeated-augmentation are two ways to fill an epoch; give one",
     )
+    for name in ("balanced_sampler", "repeated_augmentation"):
+        yield Rule(
+            ("shard_window", name),
+            v.shard_window is not None and (v.balanced_sampler if name == "balanced_sampler" else getattr(v, name) > 1),
+            f"--shard-window and --{name.replace('_', '-')} are two ways to fill an epoch; give one",
+        )
     yield Rule(
         ("progressive_epochs", "epochs"),
         v.progressive_size and v.progressive_epochs and v.progressive_epochs[1] >= v.epochs,
@@ -283,7 +289,7 @@ def _data_rules(v: SimpleNamespace) -> Iterator[Rule]:
     )
     yield Rule(
         ("download", "dataname"),
-        v.download and (v.dataname == "folder" or not SPECS[v.dataname].needs_datapath),
+        v.download and (SPECS[v.dataname].of_the_user or not SPECS[v.dataname].needs_datapath),
         f"--download: {v.dataname} is never fetched",
     )
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,7 +31,9 @@ from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sampling import build_sampling
 from utils.data.sets import cache
 from utils.data.sets.datasets import Data
-from utils.data.sets.readers import Images, MemoryImages
+from utils.data.sets.readers import ImageFiles, Images, MemoryImages
+from utils.data.shards.members import Members
+from utils.data.shards.read_ahead import ReadAhead
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
@@ -258,7 +261,7 @@ def loaders(
     )  # fmt: skip
     train, workers = None, settings.workers
     if data.train is not None:
-        plan = sample_plan(data.train.labels, args, distributed.rank, distributed.world_size)
+        plan = sample_plan(data.train, args, distributed.rank, distributed.world_size)
         mixing = Mixing.of(args.augmentation, len(data.classes), seed)
         train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing, sources.resolution)
         workers = workers if resident else train.source.workers
@@ -304,7 +307,21 @@ class _SourceBuilder:
             resolution=self.resolution if training else None,
         )  # fmt: skip
         cores = cores_per_process(self.distributed.local_world_size)
-        return StreamSource(reader, self.distributed.device, workers=0 if self.only_plan else workers, cores=cores)
+        return StreamSource(
+            reader, self.distributed.device, workers=0 if self.only_plan else workers, cores=cores,
+            read_ahead=self._read_ahead(images) if training else None,
+        )  # fmt: skip
+
+    def _read_ahead(self, images: Images) -> ReadAhead | None:
+        settings = self.args.data
+        if settings.shard_cache is None or self.only_plan:
+            return None
+        if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
+            raise UserError("--shard-cache: the training images do not lie in shards; remove it")
+        return ReadAhead(
+            images.paths, Path(settings.shard_cache), int(settings.shard_cache_gb * 1e9),
+            is_first=self.distributed.local_rank == 0, log=self.progress.log,
+        )  # fmt: skip
 
     def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
         folder, is_main = cache.folder_for(self.args.data), self.distributed.is_main
@@ -323,11 +340,11 @@ def _require_gpu_decoder(device: torch.device) -> None:
     require_decoder(device)
 
 
-def sample_plan(labels: torch.Tensor, args: Settings, rank: int, world_size: int) -> SamplePlan:
-    """The plan for these settings and training images of these ``labels``, int64 (n,)."""
+def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> SamplePlan:
+    """The plan for these settings and training images."""
     settings, mixup, cutmix = args.data, args.augmentation.mixup, args.augmentation.cutmix
-    sampling = build_sampling(labels, args)
-    num_samples = len(labels) if sampling is None else sampling.num_samples
+    sampling = build_sampling(images, args)
+    num_samples = len(images) if sampling is None else sampling.num_samples
     if settings.global_batch_size < world_size:
         raise UserError(
             f"--global-batch-size {settings.global_batch_size} leaves some of {world_size} processes without an image"

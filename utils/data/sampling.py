@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-import torch
 
 from utils.config.settings import Settings, UserError
 from utils.data.sample_plan import hashed, permutation
+from utils.data.sets.readers import ImageFiles, Images
+from utils.data.shards.members import Members
+from utils.data.shards.window import WindowedOrder
 
 BALANCE_STREAM = 40
 
@@ -81,8 +83,14 @@ class Sampling:
         return np.concatenate(samples), np.concatenate(copies)
 
 
-def build_sampling(labels: torch.Tensor, args: Settings) -> Sampling | None:
-    """What the settings ask for, for training images of these ``labels``, int64 (n,); None: each once an epoch."""
+def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder | None:
+    """What the settings ask for, for these training images; None: each once an epoch, fully shuffled."""
+    labels = images.labels
+    if args.data.shard_window is not None:
+        if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
+            raise UserError("--shard-window: the training images do not lie in shards; remove it")
+        available = first_samples(len(labels), args)
+        return WindowedOrder(args.run.seed, images.paths.shards.astype(np.int64), args.data.shard_window, available)
     repeats, balanced = args.augmentation.repeated_augmentation, args.data.balanced_sampler
     if repeats == 1 and not balanced and args.data.train_samples is None:
         return None

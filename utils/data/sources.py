@@ -20,6 +20,7 @@ from utils.data.images.view import View
 from utils.data.resolution import Resolution
 from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sets.readers import ImageFiles, Images, MemoryImages
+from utils.data.shards.read_ahead import ReadAhead
 from utils.data.worker_pool.pool import WorkerPool
 from utils.data.worker_pool.shared_memory import in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device
@@ -112,11 +113,14 @@ class StreamSource:
     """Worker processes read the images, ahead of the device.
 
     ``workers`` is their number, or 'auto' to measure how many of at most ``cores`` pay. JPEG files that ``reader``
-    hands over as they are, are decoded on ``device``.
+    hands over as they are, are decoded on ``device``. ``read_ahead``: of images in shards that lie in a slow place.
     """
 
-    def __init__(self, reader: MicroBatchReader, device: torch.device, *, workers: int | str, cores: int) -> None:
-        self.reader, self.device = reader, device
+    def __init__(
+        self, reader: MicroBatchReader, device: torch.device, *, workers: int | str, cores: int,
+        read_ahead: ReadAhead | None = None,
+    ) -> None:  # fmt: skip
+        self.reader, self.device, self.read_ahead = reader, device, read_ahead
         self.workers = measured_workers(reader, cores) if workers == "auto" else workers
         self._pool = WorkerPool(reader, self.workers, pin=device.type == "cuda", keep=True)
 
@@ -124,8 +128,15 @@ class StreamSource:
         return len(self.reader.images)
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
-        for read in self._pool.read(list(micro_batches)):
-            yield self._on_device(read)
+        micro_batches = list(micro_batches)
+        if self.read_ahead is None:
+            for read in self._pool.read(micro_batches):
+                yield self._on_device(read)
+            return
+        with self.read_ahead.of([micro_batch.indices for micro_batch in micro_batches]) as ahead:
+            for number, read in enumerate(self._pool.read(micro_batches)):
+                yield self._on_device(read)
+                ahead.passed(number)
 
     def read(self, micro_batch: MicroBatch) -> Item:
         return self._on_device(self.reader[micro_batch])

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError, all_settings
 
 IN_EVERY_NAME = {"global_batch_size", "optimizer", "lr", "lr_policy", "epochs"}
@@ -117,8 +118,9 @@ def _recipe(args: Settings) -> list[str]:
 
 
 def _data_folder(args: Settings) -> list[str]:
-    """What ``folder`` in the path leaves open: which one."""
-    return [os.path.basename(os.path.abspath(args.data.datapath))] if args.data.dataname == "folder" else []
+    """What ``folder`` or ``shards`` in the path leaves open: which one."""
+    data = args.data
+    return [os.path.basename(os.path.abspath(data.datapath))] if SPECS[data.dataname].of_the_user else []
 
 
 def _changes(args: Settings) -> list[str]:

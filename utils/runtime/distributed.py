@@ -73,7 +73,7 @@ class Distributed:
         import torch
 
         self.rank, self.world_size = ranks.rank, ranks.world_size
-        self.local_world_size = ranks.local_world_size
+        self.local_rank, self.local_world_size = ranks.local_rank, ranks.local_world_size
         self.is_main = ranks.is_main
         self.deterministic, self.tf32 = settings.deterministic, tf32
         self.timeout = timedelta(seconds=settings.timeout)

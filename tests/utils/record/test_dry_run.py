@@ -40,6 +40,7 @@ CHANGES = {
     "global_batch_size": ("", "--global-batch-size 128"),
     "drop_last": ("", "--drop-last"),
     "balanced_sampler": ("", "--balanced-sampler"),
+    "shard_window": None,
     "train_samples": ("", "--train-samples 100"),
     "tta": ("", "--tta flip"),
     "augment": ("", "--augment none"),

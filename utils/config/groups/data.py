@@ -123,6 +123,19 @@ class DataSettings:
     balanced_sampler: bool = setting(
         False, "show each class equally often in an epoch, not each image exactly once", in_evaluation=False
     )
+    shard_window: int | None = setting(
+        None, "of images in shards: shuffle the shards, then the images within N shards at a time, for places where "
+        "random reads are slow [all images with each other]", type=int, check=positive_int, metavar="N",
+        in_evaluation=False,
+    )  # fmt: skip
+    shard_cache: str | None = setting(
+        None, "local folder that shards are copied into before training needs them, where --datapath is slow", type=str,
+        check=not_empty, metavar="DIR", affects_result=False, in_evaluation=False,
+    )  # fmt: skip
+    shard_cache_gb: float = setting(
+        20.0, "the size of that folder in GB at most", check=between(0.001, 1e6), metavar="GB", affects_result=False,
+        in_evaluation=False, effect=needs("--shard-cache", lambda v: v.shard_cache is not None),
+    )  # fmt: skip
     train_samples: int | None = setting(
         None, "train on this many of the training images only, the first in the order of --seed, for trying out",
         type=int, check=positive_int, metavar="N", in_evaluation=False,

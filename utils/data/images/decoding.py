@@ -20,6 +20,7 @@ from PIL import Image, ImageOps
 
 from utils.config.settings import UserError
 from utils.data.images import jpeg
+from utils.data.images.stored import RAW, NamedBytes, opened
 from utils.data.images.view import Box, Placement, View, resized
 
 CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
@@ -36,7 +37,7 @@ class UnreadableImage(UserError):
             f"{path}: cannot be read as an image ({reason}); repair or remove the file, or skip it with "
             "--skip-bad-images"
         )
-        self.path, self.reason = path, str(reason)
+        self.path, self.reason = str(path), str(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:  # for pickling, on the way from a worker
         return type(self), (self.path, self.reason)
@@ -51,20 +52,32 @@ def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings concern metadata and large images, not the pixels
-            return _open_image(path, colour, formats)
+            return _open_image(opened(path), colour, formats)
     except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
+        if isinstance(error, UserError):  # of a shard that was replaced, say
+            raise
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
             raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
         raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
 
 
 def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None) -> Image.Image:
+    if isinstance(path, NamedBytes) and path.getbuffer()[: len(RAW)] == RAW:
+        return in_colour(_raw_image(path), colour)
     with Image.open(path, formats=formats) as image:
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour)
+
+
+def _raw_image(file: BinaryIO) -> Image.Image:
+    """The image of a .npy file."""
+    pixels = np.lib.format.read_array(file, allow_pickle=False)
+    if pixels.dtype != np.uint8 or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
+        raise ValueError(f"holds {pixels.dtype} {pixels.shape} instead of uint8 pixels (height, width[, 3])")
+    return Image.fromarray(pixels)
 
 
 def in_colour(image: Image.Image, colour: str) -> Image.Image:
@@ -83,6 +96,7 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
     evaluation. Raises what ``open_image`` raises.
     """
+    path = loaded(path)
     plain = read_plain_jpeg(path, colour)
     if plain is not None:
         data, width, height = plain
@@ -111,18 +125,31 @@ def decoder() -> str:
     return f"torchvision {metadata.version('torchvision')}, whole images"
 
 
-def read_plain_jpeg(path: str, colour: str) -> tuple[bytes, int, int] | None:
+def loaded(path: str) -> str | BinaryIO:
+    """``path``, or the content of a stored image. Raises what ``open_image`` raises."""
+    try:
+        return opened(path)
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
+        raise UnreadableImage(path, " ".join(str(error).split())) from error
+
+
+def read_plain_jpeg(path: str | BinaryIO, colour: str) -> tuple[bytes, int, int] | None:
     """Content, width and height of a plain JPEG file; None for all files that Pillow must read."""
     if colour != "RGB":
         return None  # Pillow makes grey from rounded RGB
-    try:
-        with open(path, "rb", buffering=0) as file:
-            if file.read(len(jpeg.START)) != jpeg.START:
-                return None
-            file.seek(0)
-            data = file.read()
-    except OSError:
-        return None
+    if isinstance(path, NamedBytes):
+        data = path.getvalue()
+    else:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                if file.read(len(jpeg.START)) != jpeg.START:
+                    return None
+                file.seek(0)
+                data = file.read()
+        except OSError:
+            return None
     size = jpeg.plain_size(data)
     if size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or math.inf):
         return None  # Pillow warns of large images and refuses enormous ones

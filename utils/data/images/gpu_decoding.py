@@ -14,7 +14,7 @@ import torch
 from torch.utils import deterministic
 
 from utils.config.settings import UserError
-from utils.data.images.decoding import boxes, cropped, decode_crop, open_image, read_plain_jpeg, to_tensor
+from utils.data.images.decoding import boxes, cropped, decode_crop, loaded, open_image, read_plain_jpeg, to_tensor
 from utils.data.images.view import Box, Placement, View
 from utils.data.worker_pool.shared_memory import in_shared_memory
 
@@ -50,9 +50,10 @@ def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None
 
     ``uniforms`` as in ``decode_crop``. Raises ``UserError`` with the path if the file cannot be read.
     """
-    plain = read_plain_jpeg(path, colour)
+    source = loaded(path)
+    plain = read_plain_jpeg(source, colour)
     if plain is None:
-        return decode_crop(path, view, colour, uniforms)
+        return decode_crop(source, view, colour, uniforms)
     data, width, height = plain
     return JpegFile(path, torch.frombuffer(bytearray(data), dtype=torch.uint8), *boxes(view, width, height, uniforms))
 

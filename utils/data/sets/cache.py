@@ -27,6 +27,7 @@ from torch.utils.data import Dataset
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
+from utils.data.images.stored import Stored
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
 from utils.data.progress_log import Log, ProgressLog
@@ -101,6 +102,9 @@ def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
     facts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if view.whole else view}", above]
     for path in images.paths:
+        if isinstance(path, Stored):
+            facts.append(f"{path[start:]}\0{path.version}")
+            continue
         try:
             status = os.stat(path)
             facts.append(f"{path[start:]}\0{status.st_size}\0{status.st_mtime_ns}")

@@ -21,6 +21,9 @@ from utils.data.sets import archives, class_folders
 from utils.data.sets.class_folders import find_splits, some, training_folder, validation_folder
 from utils.data.sets.hints import hint
 from utils.data.sets.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
+from utils.data.shards.foreign import ensure_index
+from utils.data.shards.members import Members
+from utils.data.shards.reading import holds_shards, read_shards
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class Data:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over what was read: pixels in memory, or the files' names, with labels and classes."""
+        """SHA-256 over what was read: pixels in memory, the files' names, or shards' content; labels and classes."""
         assert self.train is not None
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for images in (self.train, self.validation):
             digest.update(images.labels.cpu().numpy().tobytes())
-            if isinstance(images, ImageFiles):
+            if isinstance(images, ImageFiles) and isinstance(images.paths, Members):
+                digest.update(images.paths.identity.encode())
+            elif isinstance(images, ImageFiles):
                 digest.update("\0".join("/".join(Path(path).parts[-2:]) for path in images.paths).encode())
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
@@ -113,6 +118,8 @@ def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None
     if settings.datapath is None or settings.dataname in IN_MEMORY or settings.val_split is not None:
         return None
     root = Path(settings.datapath)
+    if holds_shards(root):
+        return None
     if folder := validation_folder(root):
         return folder
     if training_folder(root) or _reader(settings):
@@ -210,6 +217,10 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     if settings.datapath is None:
         return
     root = Path(settings.datapath)
+    if settings.dataname == "shards":
+        ensure_index(root, log)
+    if holds_shards(root):
+        return
     if validation_folder(root) if evaluate else find_splits(root):
         return
     if settings.download:
@@ -231,7 +242,16 @@ def _splits(settings: DataSettings, device: torch.device, evaluate: bool = False
     return reader()
 
 
+def _quietly(_: str) -> None:
+    pass
+
+
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
+    if name == "shards":
+        return (
+            "holds neither shards.json nor .tar files whose names hold train and val; scripts/pack.py makes shards of "
+            "a data set"
+        )
     if training := training_folder(root):
         split = " or give --val-split 0.1" if name == "folder" else ""
         return f"holds no val/ or test/ beside {training.name}/; add one{split}"
@@ -246,6 +266,14 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
 def _reader(settings: DataSettings) -> Callable[[], Splits] | None:
     """A function that reads the files at ``--datapath``; None if they are missing."""
     root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
+    if name == "shards":
+        ensure_index(root, _quietly)  # of a tool; main.py has called ``prepare``
+    if holds_shards(root):
+        if settings.val_split is not None:
+            raise UserError(f"--val-split: the shards in {root} already have validation images; remove the flag")
+        return lambda: read_shards(root, colour, settings.skip_bad_images)
+    if name == "shards":
+        return None
     splits = find_splits(root)
     if splits and settings.val_split is not None:
         raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag")

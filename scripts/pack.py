@@ -1,0 +1,192 @@
+"""Packs a data set into shards: tar files that WebDataset reads too, with an index for reading each image by number.
+
+    python scripts/pack.py --dataname folder --datapath DIR --output SHARDS              # the bytes as they are
+    python scripts/pack.py --dataname imagenet --datapath DIR --output SHARDS --resize 256 --quality 90
+    python scripts/pack.py --dataname cifar10 --datapath DATA --output SHARDS --format raw   # pixels, for small images
+    python scripts/pack.py --verify SHARDS                                               # reads all again
+    python main.py --dataname shards --datapath SHARDS
+
+Repeat the command after an interruption: finished shards stay. The same images and flags give the same bytes. Prints
+the folder and its size at the end; exit code 2 for what the user can fix. Heavy imports are inside the functions.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from utils.config.datasets import SPECS
+from utils.config.settings import Settings, UserError
+from utils.runtime.cpu import cores_per_process
+
+if TYPE_CHECKING:
+    from scripts.packing.encoding import Encoding
+    from scripts.packing.plan import Part, Plan
+    from utils.data.progress_log import ProgressLog
+
+NAME = "pack.py"
+QUALITY = 90
+
+
+def main(argv: list[str]) -> int:
+    """Runs the tool; returns its exit code."""
+    own, args = build_parser().split(argv)
+    from utils.data.progress_log import ProgressLog
+
+    workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
+    progress = ProgressLog(log, args.logging.progress)
+    if own.verify is not None:
+        return verify(Path(own.verify), workers, progress)
+    if own.output is None:
+        raise UserError("--output DIR is missing: the folder that the shards are written into")
+    encoding = encoding_of(own, args)
+    from scripts.packing.plan import Plan
+    from utils.data.sets.claims import claim
+    from utils.data.sets.datasets import get_data, prepare
+    from utils.data.shards.index import PARTS, read_contents
+
+    refuse_same_folder(own.output, args.data.datapath)
+    prepare(args.data, log)
+    import torch
+
+    data = get_data(args.data, torch.device("cpu"))
+    for line in data.warnings:
+        log(f"warning: {line}")
+    folder = make_folder(own.output)
+    plan = Plan.of(folder, data, encoding, own.shard_samples, args.data.skip_bad_images)
+    done = lambda: read_contents(folder)  # noqa: E731
+    while (contents := done()) is None:
+        file = claim(folder / "packing", f"Waiting for another process that packs into {folder}", log, False)
+        if file is None:
+            continue
+        with file:
+            if done() is None:
+                pack(plan, workers, progress)
+            Path(file.name).unlink(missing_ok=True)
+    if contents.made != plan.about:
+        raise UserError(f"--output {folder}: already holds shards of other images or flags; choose another folder")
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    shards = [shard for split in contents.splits.values() for shard in split.shards]
+    count = sum(shard.samples for shard in shards)
+    size = sum(shard.bytes for shard in shards)
+    print(f"{folder}: {count:,} images in {len(shards):,} shards, {size / 1e6:,.1f} MB, verified")
+    return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
+    parser.add_argument("--output", metavar="DIR", help="folder of the shards")
+    parser.add_argument(
+        "--format", choices=("keep", "jpeg", "png", "raw"),
+        help="keep the files' bytes, or store JPEG, PNG or plain uint8 pixels [keep; jpeg with --resize; raw for "
+        "images in memory]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resize", type=whole(8, 8192), metavar="PIXELS", help="make the shorter side this long where it is longer"
+    )
+    parser.add_argument("--quality", type=whole(1, 100), help=f"of JPEG files that are made anew [{QUALITY}]")
+    parser.add_argument(
+        "--shard-samples", type=whole(1), default=2000, metavar="N", help="images of a shard at most [2000]"
+    )
+    parser.add_argument("--verify", metavar="DIR", help="only read the shards in DIR again and compare every byte")
+    return parser
+
+
+def encoding_of(own: Namespace, args: Settings) -> Encoding:
+    """What the flags ask for; raises ``UserError`` if they contradict each other."""
+    from scripts.packing.encoding import Encoding
+    from utils.data.sets.readers import IN_MEMORY, OWN_FILES
+
+    in_memory = args.data.dataname in IN_MEMORY or args.data.dataname in OWN_FILES
+    chosen = own.format or ("jpeg" if own.resize or own.quality else "raw" if in_memory else "keep")
+    if chosen == "keep" and own.resize:
+        raise UserError("--format keep contradicts --resize, which makes images anew; remove one")
+    if own.quality and chosen != "jpeg":
+        raise UserError(f"--quality is for --format jpeg, not {chosen}; remove one")
+    colour, check = SPECS[args.data.dataname].colour, args.data.skip_bad_images
+    return Encoding(chosen, own.resize, own.quality or QUALITY, colour, check)
+
+
+def refuse_same_folder(output: str, datapath: str | None) -> None:
+    """Shards in the folder of the data would be taken for the data."""
+    if datapath is not None and Path(output).resolve() == Path(datapath).resolve():
+        raise UserError(f"--output {output}: is the folder of the images; choose another")
+
+
+def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
+    """Make the shards that are missing, compare all with what was packed, and write the index."""
+    from scripts.packing.checking import faults_of, refuse_faults
+    from scripts.packing.plan import merged
+    from utils.data.shards.index import Split, write_contents
+
+    plan.begin()
+    for path in plan.folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
+    parts = {key: plan.done(*key) for key in plan.shards()}
+    finished = sum(part.shard.bytes for part in parts.values() if part is not None)
+    if finished:
+        log(f"{sum(part is not None for part in parts.values()):,} of {len(parts):,} shards are finished already")
+    plan.refuse_full_disk(finished)
+    make(plan, parts, workers, progress)
+    splits = {}
+    for name in plan.splits:
+        shards, records = merged([part for (split, _), part in parts.items() if split == name])
+        splits[name] = Split(shards, records, "", checked=True)
+        if not len(records):
+            raise UserError(f"--datapath: none of the {name} images can be read")
+    refuse_faults(faults_of(plan.folder, splits, workers, progress))
+    left_out = [line for part in parts.values() for line in part.left_out]
+    if left_out:
+        (plan.folder / "left_out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8", errors="replace")
+        log(f"{len(left_out):,} image(s) that cannot be read are left out: {plan.folder / 'left_out.txt'}")
+    written = {name: (split.shards, split.records, split.checked) for name, split in splits.items()}
+    write_contents(plan.folder, plan.classes, written, plan.about)
+
+
+def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, progress: ProgressLog) -> None:
+    """Make the shards that ``parts`` lacks, and fill it."""
+    from scripts.packing.writing import ShardMaker
+    from utils.data.worker_pool.pool import WorkerPool
+
+    missing = [key for key, part in parts.items() if part is None]
+    began, count = time.monotonic(), 0
+    with progress.counting("Packing", plan.images, "images") as advance:
+        advance(sum(part.shard.samples for part in parts.values() if part is not None))
+        for split, number, part in WorkerPool(ShardMaker(plan), min(workers, len(missing))).read(missing):
+            plan.keep(split, number, part)
+            parts[split, number] = part
+            count += part.shard.samples
+            advance(part.shard.samples)
+    if missing:
+        seconds = time.monotonic() - began
+        log(f"Packed {count:,} images in {seconds:.1f} s, {count / seconds:,.0f} images/s, {workers} worker(s)")
+
+
+def verify(folder: Path, workers: int, progress: ProgressLog) -> int:
+    """``--verify``."""
+    from scripts.packing.checking import faults_of, refuse_faults
+    from utils.data.shards.index import read_contents
+
+    contents = read_contents(folder)
+    if contents is None:
+        raise UserError(f"--verify {folder}: holds no shards.json; a packing that was cut is finished by repeating it")
+    refuse_faults(faults_of(folder, contents.splits, workers, progress))
+    count = sum(len(split.records) for split in contents.splits.values())
+    print(f"{folder}: {count:,} images are as they were packed")
+    return 0
+
+
+def log(line: str) -> None:
+    """A line about the progress, if no bar is shown."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

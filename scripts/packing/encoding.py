@@ -1,0 +1,80 @@
+"""The bytes that a packed image has."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from utils.data.images.decoding import UnreadableImage, open_image
+from utils.data.images.jpeg import plain_size
+from utils.data.images.stored import RAW, NamedBytes, content_of
+from utils.data.sets.readers import Images, MemoryImages
+
+FORMATS = ("keep", "jpeg", "png", "raw")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How images are packed: one of ``FORMATS``, the shorter side in pixels at most, JPEG's quality.
+
+    ``colour``: Pillow's mode of images that are made anew, 'L' or 'RGB'. ``check``: images whose bytes are kept are
+    decoded, so that damaged ones are found.
+    """
+
+    format: str
+    resize: int | None
+    quality: int
+    colour: str
+    check: bool = False
+
+    def encode(self, images: Images, number: int) -> tuple[str, bytes]:
+        """The ending and the bytes of an image. Raises ``UnreadableImage``."""
+        if isinstance(images, MemoryImages):
+            pixels = images.pixels[number % len(images.pixels)].cpu().numpy()
+            return self._made(Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0).copy()))
+        path = images.paths[number]
+        try:
+            data = content_of(path)
+        except OSError as error:
+            raise UnreadableImage(path, error.strerror or error) from error
+        if self._keeps(data):
+            if self.check:
+                open_image(NamedBytes(path, data), self.colour)
+            return _ending_of(path, data), data
+        return self._made(open_image(NamedBytes(path, data), self.colour))
+
+    def _keeps(self, data: bytes) -> bool:
+        """Whether a file's bytes stay: making a JPEG file anew that is small enough would only lose quality."""
+        if self.format == "keep":
+            return True
+        if self.format != "jpeg" or self.resize is None or self.colour != "RGB":
+            return False
+        size = plain_size(data)
+        return size is not None and min(size) <= self.resize
+
+    def _made(self, image: Image.Image) -> tuple[str, bytes]:
+        """An upright image in the mode of training, made smaller but never larger."""
+        if self.resize is not None and min(image.size) > self.resize:
+            scale = self.resize / min(image.size)
+            image = image.resize(tuple(max(1, round(side * scale)) for side in image.size), Image.Resampling.BICUBIC)
+        file = io.BytesIO()
+        if self.format == "jpeg":
+            image.save(file, "JPEG", quality=self.quality)
+            return "jpg", file.getvalue()
+        if self.format == "png":
+            image.save(file, "PNG")
+            return "png", file.getvalue()
+        np.lib.format.write_array(file, np.ascontiguousarray(image), version=(1, 0), allow_pickle=False)
+        return "npy", file.getvalue()
+
+
+def _ending_of(path: str, data: bytes) -> str:
+    """WebDataset chooses the decoder by the ending, in small letters."""
+    if data.startswith(RAW):
+        return "npy"
+    ending = os.path.splitext(path)[1][1:].lower()
+    return {"jpeg": "jpg", "tif": "tiff"}.get(ending, ending)

@@ -1,0 +1,161 @@
+"""Which image goes into which shard, and what of it is done: a packing that was cut goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from scripts.packing.encoding import Encoding
+from utils.config.settings import UserError
+from utils.data.images.decoding import UnreadableImage
+from utils.data.sample_plan import permutation
+from utils.data.sets.datasets import Data
+from utils.data.sets.readers import Images
+from utils.data.shards.index import BLOCK, PARTS, Shard, record_type, write_whole
+
+LONGEST_NAME = 16  # of a member: nine digits, a point and an ending
+ESTIMATED_FROM = 48  # images
+
+
+class Part(NamedTuple):
+    """A finished shard: its images' ``numbers`` int64 (n,) and their ``records``, and those ``left_out``, with why."""
+
+    shard: Shard
+    numbers: np.ndarray
+    records: np.ndarray
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is packed into ``folder``. ``splits``: the images by the name of their split."""
+
+    folder: Path
+    splits: dict[str, Images]
+    classes: tuple[str, ...]
+    encoding: Encoding
+    shard_samples: int
+    skip_bad: bool
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path, data: Data, encoding: Encoding, shard_samples: int, skip_bad: bool) -> Plan:
+        """All of ``data``."""
+        about = {
+            **dataclasses.asdict(encoding), "shard_samples": shard_samples, "skip_bad_images": skip_bad,
+            "source": data.fingerprint,
+        }  # fmt: skip
+        splits = {"train": data.train, "val": data.validation}
+        return cls(folder, splits, data.classes, encoding, shard_samples, skip_bad, about)
+
+    @property
+    def images(self) -> int:
+        return sum(map(len, self.splits.values()))
+
+    def shards(self) -> list[tuple[str, int]]:
+        """All shards: split and number."""
+        return [(split, number) for split in self.splits for number in range(self._count(split))]
+
+    def _count(self, split: str) -> int:
+        return max(1, -(-len(self.splits[split]) // self.shard_samples))
+
+    def numbers(self, split: str, shard: int) -> np.ndarray:
+        """The images of a shard in their order there, int64. Those of training are mixed, so each shard has all kinds.
+
+        They keep their numbers in the data set, so an order of training by number is the same before and after.
+        """
+        count = len(self.splits[split])
+        order = permutation(count, 0, 0) if split == "train" else np.arange(count)
+        return np.array_split(order, self._count(split))[shard]
+
+    # ------------------------------------------------------------------------------------ what is done
+
+    def begin(self) -> None:
+        """Refuse to go on with another packing than the one that was begun in the folder."""
+        path = self.folder / PARTS / "plan.json"
+        text = json.dumps(self.about, indent=1, sort_keys=True)
+        try:
+            begun = path.read_text()
+        except FileNotFoundError:
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, text.encode())
+            return
+        if begun != text:
+            raise UserError(
+                f"--output {self.folder}: holds part of another packing (other images or other flags); give the flags "
+                "of before, another folder, or remove this one"
+            )
+
+    def done(self, split: str, number: int) -> Part | None:
+        """A shard that is finished; None if it must be made. What is damaged is made again."""
+        path = self._part(split, number)
+        try:
+            described = json.loads(path.with_suffix(".json").read_bytes())
+            records = np.load(path, allow_pickle=False)
+            shard = Shard(**described["shard"])
+            if (self.folder / shard.file).stat().st_size != shard.bytes:
+                return None
+            if hashlib.sha256(records.tobytes()).hexdigest() != described["records"]:
+                return None
+            return Part(shard, np.array(described["numbers"], dtype=np.int64), records, described["left_out"])
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return None
+
+    def keep(self, split: str, number: int, part: Part) -> None:
+        """Note a shard as finished."""
+        path = self._part(split, number)
+        np.save(path, part.records, allow_pickle=False)
+        described = {
+            "shard": dataclasses.asdict(part.shard), "numbers": part.numbers.tolist(), "left_out": part.left_out,
+            "records": hashlib.sha256(part.records.tobytes()).hexdigest(),
+        }  # fmt: skip
+        write_whole(path.with_suffix(".json"), json.dumps(described).encode())
+
+    def _part(self, split: str, number: int) -> Path:
+        return self.folder / PARTS / f"{split}-{number:06}.npy"
+
+    # ------------------------------------------------------------------------------------ disk space
+
+    def needed_bytes(self) -> int:
+        """About how much room the shards take, from some of the images."""
+        total = 0.0
+        for images in self.splits.values():
+            sizes = []
+            for number in permutation(len(images), 0, 1)[:ESTIMATED_FROM]:
+                try:
+                    sizes.append(len(self.encoding.encode(images, int(number))[1]))
+                except UnreadableImage:
+                    if not self.skip_bad:
+                        raise
+            total += len(images) * (np.mean(sizes or [0]) + 5.5 * BLOCK)  # two short members, three headers, padding
+        return int(total * 1.05)
+
+    def refuse_full_disk(self, finished_bytes: int) -> None:
+        """Raise ``UserError`` if the shards will not fit."""
+        needed, free = self.needed_bytes() - finished_bytes, shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise UserError(
+                f"--output {self.folder}: the shards need about {needed / 1e9:,.2f} GB more, {free / 1e9:,.2f} GB are "
+                "free there; make room, choose another folder, or a smaller --resize"
+            )
+
+
+def merged(parts: list[Part]) -> tuple[tuple[Shard, ...], np.ndarray]:
+    """The shards of a split and the records of all its images, in the order of their numbers."""
+    records = np.empty(sum(len(part.records) for part in parts), dtype=record_type(LONGEST_NAME))
+    numbers = np.concatenate([part.numbers for part in parts])
+    records[:] = np.concatenate([part.records for part in parts])
+    return tuple(part.shard for part in parts), records[np.argsort(numbers, kind="stable")]
+
+
+def labels_of(images: Images) -> torch.Tensor:
+    """int64 (n,) on the CPU."""
+    return images.labels.cpu()

@@ -1,0 +1,99 @@
+"""Writes one shard: a tar file with KEY.jpg, KEY.cls and KEY.json for each image, the same bytes each time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tarfile
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from scripts.packing.plan import LONGEST_NAME, Part, Plan, labels_of
+from utils.config.settings import UserError
+from utils.data.images.decoding import UnreadableImage
+from utils.data.sets.readers import ImageFiles
+from utils.data.shards.index import BLOCK, Shard, record_type
+
+
+class ShardMaker(Dataset):
+    """What a worker does: it makes one shard, which appears under its name only when it is complete."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __getitem__(self, key: tuple[str, int]) -> tuple[str, int, Part]:
+        split, number = key
+        name = f"{split}-{number:06}.tar"
+        path = self.plan.folder / name
+        partial = self.plan.folder / f".{name}.partial"
+        try:
+            with open(partial, "wb") as file:
+                tar = _Tar(file)
+                numbers, rows, left_out = self._write(tar, split, number)
+                tar.end()
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        records = np.array(rows, dtype=record_type(LONGEST_NAME))
+        shard = Shard(name, tar.bytes, len(rows), tar.digest.hexdigest())
+        return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out)
+
+    def _write(self, tar: _Tar, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
+        images, labels = self.plan.splits[split], labels_of(self.plan.splits[split])
+        numbers, rows, left_out = [], [], []
+        for number in self.plan.numbers(split, shard).tolist():
+            try:
+                ending, content = self.plan.encoding.encode(images, number)
+            except UnreadableImage as error:
+                if not self.plan.skip_bad:
+                    raise
+                left_out.append(f"{error.path}\t{error.reason}")
+                continue
+            key, label = f"{number:09}", int(labels[number])
+            offset, head = tar.add(f"{key}.{ending}", content)
+            tar.add(f"{key}.cls", str(label).encode())
+            about = {"class": self.plan.classes[label], "label": label, "name": _name(images, split, number)}
+            tar.add(f"{key}.json", json.dumps(about, sort_keys=True).encode())
+            numbers.append(number)
+            rows.append((offset, len(content), shard, label, head, zlib.crc32(content), f"{key}.{ending}".encode()))
+        return numbers, rows, left_out
+
+
+def _name(images: object, split: str, number: int) -> str:
+    """Where an image came from: its folder and file, or its number in the split."""
+    return "/".join(Path(images.paths[number]).parts[-2:]) if isinstance(images, ImageFiles) else f"{split}[{number}]"
+
+
+class _Tar:
+    """A tar file as it is written: no times, no owners, so that equal contents give equal bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.bytes, self.digest = file, 0, hashlib.sha256()
+
+    def add(self, name: str, content: bytes) -> tuple[int, int]:
+        """Append a file; gives where its content begins, and the CRC-32 of its header."""
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        head = info.tobuf(tarfile.USTAR_FORMAT)
+        self._write(head)
+        offset = self.bytes
+        self._write(content)
+        self._write(bytes(-len(content) % BLOCK))
+        return offset, zlib.crc32(head)
+
+    def end(self) -> None:
+        """Two empty blocks, and more up to a whole record, as ``tar`` itself writes."""
+        self._write(bytes(2 * BLOCK))
+        self._write(bytes(-self.bytes % tarfile.RECORDSIZE))
+
+    def _write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+        self.bytes += len(data)

@@ -1,0 +1,239 @@
+"""A shard that was cut, replaced or spoilt never gives a wrong image; a slow place for shards only takes longer."""
+
+import errno
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main
+from scripts import pack
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.images import unreadable
+from utils.data.images.decoding import UnreadableImage, open_image
+from utils.data.loaders import loaders
+from utils.data.progress_log import ProgressLog
+from utils.data.sets.datasets import get_data
+from utils.data.shards import members, read_ahead
+from utils.runtime.distributed import Distributed, RankInfo
+
+CPU = torch.device("cpu")
+EACH, CLASSES, PER_SHARD = 12, "abc", 4
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """36 training images, each of another grey, in 9 shards of equal size, and 12 to validate on."""
+    root = tmp_path_factory.mktemp("data")
+    for split, count in (("train", EACH), ("val", 4)):
+        for label, name in enumerate(CLASSES):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                image = Image.new("RGB", (8, 8), (5 * (label * count + number),) * 3)
+                image.save(root / split / name / f"{number:02}.bmp")  # all of one size
+    flags = ("--dataname", "folder", "--datapath", str(root), "--output", str(root / "shards"), "--workers", "0")
+    assert pack.main([*flags, "--shard-samples", str(PER_SHARD)]) == 0
+    return root / "shards"
+
+
+@pytest.fixture
+def shards(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "shards"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(monkeypatch):
+    """Open files and the place of copies are the process's."""
+    monkeypatch.setattr(members, "_open_shards", members._OpenShards())
+
+
+def flags_of(root, *more):
+    return ("--dataname", "shards", "--datapath", str(root), "--image-size", "8", "--arch", "fc", "-b", "6", *more)
+
+
+def read(root, *more):
+    return get_data(parse([*flags_of(root), *more]).data, CPU)
+
+
+def value(path):
+    return int(np.asarray(open_image(path, "RGB"))[0, 0, 0]) // 5
+
+
+def spoil(path, place, data):
+    with open(path, "r+b") as file:
+        file.seek(place)
+        file.write(data)
+
+
+def test_a_shard_that_was_cut_or_lost_is_named_before_training_and_by_verify(shards, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shard = shards / "train-000003.tar"
+    os.truncate(shard, 3000)
+    assert main.main([*flags_of(shards), "--device", "cpu", "--no-progress"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line.startswith(f"main.py: {shard}: was cut off: it has 3,000 bytes, the index says ") and "pack anew" in line
+    )
+    assert not (tmp_path / "runs").exists()
+    os.unlink(shard)
+    for refused in (lambda: read(shards), lambda: pack.main(["--verify", str(shards), "-w", "0"])):
+        with pytest.raises(UserError, match="train-000003.tar: cannot be read"):
+            refused()
+
+
+@pytest.mark.parametrize("change", ["of another packing", "cut", "of other shards"])
+def test_an_index_that_does_not_belong_to_the_shards_is_refused(shards, change):
+    index = shards / "train.index.npy"
+    if change == "of another packing":
+        shutil.copy(shards / "val.index.npy", index)
+    elif change == "cut":
+        os.truncate(index, index.stat().st_size - 8)
+    else:  # the shards were packed anew and the copies of shards.json and index are old ones
+        with open(shards / "train-000000.tar", "ab") as file:
+            file.write(bytes(10240))
+    with pytest.raises(UserError, match="is not the index that|was replaced: it has"):
+        read(shards)
+
+
+def test_a_shard_replaced_by_another_of_the_same_size_gives_no_wrong_image(shards):
+    first, second = shards / "train-000001.tar", shards / "train-000002.tar"
+    assert first.stat().st_size == second.stat().st_size
+    shutil.copy(second, first)
+    images = read(shards).train
+    replaced = [path for path in images.paths if path.shard == str(first)]
+    assert len(replaced) == PER_SHARD
+    for path in replaced:
+        with pytest.raises(UserError, match="does not lie where the index says") as caught:
+            open_image(path, "RGB")
+        assert not isinstance(caught.value, UnreadableImage)  # --skip-bad-images must not pass over it
+    with pytest.raises(UserError, match=r"SHA-256"):
+        pack.main(["--verify", str(shards), "--workers", "0"])
+
+
+def test_one_flipped_bit_is_a_bad_image_which_can_be_skipped(shards):
+    images = read(shards).train
+    bad = images.paths[7]
+    spoil(bad.shard, bad.offset + 100, b"\x01")
+    with pytest.raises(UnreadableImage, match=r"000000007.bmp.*CRC-32"):
+        open_image(bad, "RGB")
+    batches = batches_of(shards, "--skip-bad-images")
+    shown = [bad for batch in batches for bad in batch.unreadable]
+    assert shown == [str(bad)] and sum(batch.replaced for batch in batches) == 1
+    with pytest.raises(UnreadableImage):
+        batches_of(shards)
+
+
+def batches_of(root, *more):
+    args = parse([*flags_of(root), "--augment", "none", "-w", "0", *more])
+    with Distributed(RankInfo(), args.run) as distributed:
+        train, _, _ = loaders(
+            get_data(args.data, CPU), args, distributed, channels_last=False, progress=ProgressLog(lambda line: None)
+        )
+        return list(train.batches(0))
+
+
+def test_a_disk_that_reports_an_error_is_a_clear_line_and_one_bad_place_can_be_skipped(shards, monkeypatch):
+    pread, bad = os.pread, read(shards).train.paths[5]
+
+    def failing(file, count, offset):
+        if offset == bad.offset - 512 and os.path.samestat(os.fstat(file), os.stat(bad.shard)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(file, count, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(UnreadableImage, match=f"{bad}: cannot be read as an image .*Input/output error"):
+        batches_of(shards)
+    assert sum(batch.replaced for batch in batches_of(shards, "--skip-bad-images")) == 1
+    monkeypatch.setattr(unreadable, "MOST_IN_A_ROW", 10)
+
+    def gone(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", gone)
+    with pytest.raises(UserError, match="and the 9 images after it cannot be read .*check the disk"):
+        batches_of(shards, "--skip-bad-images")
+
+
+# ------------------------------------------------------------------------------------------ reading ahead
+
+
+class SlowStore:
+    """Each reading of a piece of a shard at its own place takes ``seconds``; counts them."""
+
+    def __init__(self, monkeypatch, root, seconds):
+        self.pieces, self.opened, self.root = 0, [], str(root)
+
+        def slow(path, *args, **kwargs):
+            if str(path).startswith(self.root):
+                time.sleep(seconds)
+                self.pieces += 1
+            return open(path, *args, **kwargs)
+
+        monkeypatch.setattr(read_ahead, "open", slow, raising=False)
+        file_of = members._OpenShards._file
+
+        def noted(shards, path):
+            if path.startswith(self.root):
+                time.sleep(seconds)
+                self.opened.append(path)
+            return file_of(shards, path)
+
+        monkeypatch.setattr(members._OpenShards, "_file", noted)
+
+
+def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_within_their_bound(
+    shards, tmp_path, monkeypatch
+):
+    expected = batches_of(shards, "--shard-window", "2")
+    store, cache = SlowStore(monkeypatch, shards, 0.02), tmp_path / "cache"
+    size = (shards / "train-000000.tar").stat().st_size
+    most = [0]
+    make = read_ahead.ReadAhead._make
+
+    def watched(self, number, path):
+        make(self, number, path)
+        most[0] = max(most[0], sum(path.stat().st_size for path in cache.iterdir()))
+
+    monkeypatch.setattr(read_ahead.ReadAhead, "_make", watched)
+    args = parse([*flags_of(shards, "--augment", "none", "-w", "0", "--shard-window", "2")])
+    with Distributed(RankInfo(), args.run) as distributed:
+        data = get_data(args.data, CPU)
+        train, _, _ = loaders(data, args, distributed, channels_last=False, progress=ProgressLog(print))
+        train.source.read_ahead = read_ahead.ReadAhead(
+            data.train.paths, cache, int(3.5 * size), is_first=True, log=print
+        )
+        seen = []
+        for batch in train.batches(0):
+            seen.append(batch)
+            time.sleep(0.1)  # of training
+    assert [batch.indices.tolist() for batch in seen] == [batch.indices.tolist() for batch in expected]
+    assert all(torch.equal(first.images, second.images) for first, second in zip(seen, expected, strict=True))
+    assert store.pieces == 9  # each shard once, from end to end
+    assert len(store.opened) < 18  # most images came from copies
+    assert 2 * size <= most[0] <= 3.5 * size
+    assert not [thread for thread in threading.enumerate() if thread.name == "shards read ahead"]
+
+
+def test_a_copy_that_differs_is_not_used_and_a_full_folder_only_makes_it_slower(shards, tmp_path):
+    lines = []
+    images = read(shards).train
+    spoil(images.paths[7].shard, images.paths[7].offset + 100, b"\x01")
+    ahead = read_ahead.ReadAhead(images.paths, tmp_path / "cache", 10**9, is_first=True, log=lines.append)
+    with ahead.of([np.arange(36)]):
+        deadline = time.monotonic() + 20
+        while len(list((tmp_path / "cache").glob("*.shard"))) < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [value(images.paths[number]) for number in (0, 20, 35)] == [0, 20, 35]
+    (line,) = lines
+    assert images.paths[7].shard in line and "its bytes are not those" in line
+    tiny = read_ahead.ReadAhead(images.paths, tmp_path / "tiny", 100, is_first=True, log=lines.append)
+    with tiny.of([np.arange(36)]):
+        assert value(images.paths[20]) == 20
+    assert not list((tmp_path / "tiny").iterdir())

@@ -1,0 +1,212 @@
+"""Shards hold the images that were packed: the same bytes each time, and what Pillow makes of odd ones."""
+
+import json
+import os
+import re
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
+
+from scripts import pack
+from scripts.packing.plan import Plan
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.images.decoding import open_image
+from utils.data.loaders import loaders
+from utils.data.progress_log import ProgressLog
+from utils.data.sets.datasets import get_data
+from utils.runtime.distributed import Distributed, RankInfo
+
+CPU = torch.device("cpu")
+ODD = ("plain.jpg", "grey.jpg", "cmyk.jpg", "rotated.jpg", "palette.png", "sixteen.png", "grey.png")
+
+
+def save_odd(folder, seed):
+    """A photograph in each of the kinds ``ODD``, 48 by 36 pixels."""
+    folder.mkdir(parents=True)
+    photograph = Image.fromarray(load_sample_images().images[seed % 2]).resize((48, 36))
+    photograph = ImageOps.mirror(photograph) if seed > 1 else photograph
+    photograph.save(folder / "plain.jpg", quality=95)
+    photograph.convert("L").save(folder / "grey.jpg")
+    photograph.convert("CMYK").save(folder / "cmyk.jpg")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photograph.save(folder / "rotated.jpg", exif=exif)
+    photograph.quantize(16).save(folder / "palette.png")
+    Image.fromarray(np.asarray(photograph.convert("L")).astype(np.uint16) * 257).save(folder / "sixteen.png")
+    photograph.convert("L").save(folder / "grey.png")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    for number, place in enumerate(("train/ape", "train/bee", "val/ape", "val/bee")):
+        save_odd(root / place, number)
+    return root
+
+
+def packed(tree, output, *flags, samples=3, workers=0):
+    flags = ("--shard-samples", samples, "--workers", workers, *flags)
+    line = ("--dataname", "folder", "--datapath", tree, "--output", output, *flags)
+    assert pack.main(list(map(str, line))) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def shards(tree, tmp_path_factory):
+    return packed(tree, tmp_path_factory.mktemp("shards"))
+
+
+def read(name, root, *flags):
+    return get_data(parse(["--dataname", name, "--datapath", str(root), *flags]).data, CPU)
+
+
+def bytes_in(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def test_every_image_keeps_its_number_its_label_and_its_bytes(tree, shards):
+    files, members = read("folder", tree), read("shards", shards)
+    assert members.classes == files.classes
+    for split in ("train", "validation"):
+        there, here = getattr(files, split), getattr(members, split)
+        assert torch.equal(there.labels, here.labels)
+        assert [Path(path).read_bytes() for path in there.paths] == [path.content() for path in here.paths]
+    assert len(set(members.train.paths.shards)) == 5  # 14 images, at most 3 each
+    assert list(members.train.paths.shards) != sorted(members.train.paths.shards)
+
+
+@pytest.mark.parametrize("flags", [(), ("--skip-bad-images",)])
+def test_training_and_validation_see_what_they_see_of_the_folders(tree, shards, flags):
+    seen = []
+    for name, root in (("folder", tree), ("shards", shards)):
+        line = ("--dataname", name, "--datapath", str(root), "--image-size", "16", "-b", "4", "-w", "0", *flags)
+        args = parse([*line, "--arch", "fc"])
+        with Distributed(RankInfo(), args.run) as distributed:
+            train, validation, _ = loaders(
+                get_data(args.data, CPU), args, distributed, channels_last=False, progress=ProgressLog()
+            )
+            seen.append([*train.batches(1), *validation.batches()])
+    for first, second in zip(*seen, strict=True):
+        assert torch.equal(first.images, second.images) and torch.equal(first.targets, second.targets)
+
+
+def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(tree, shards, tmp_path, monkeypatch):
+    assert bytes_in(packed(tree, tmp_path / "two", workers=2)) == bytes_in(shards)
+    keep, kept = Plan.keep, []
+
+    def killed(self, split, number, part):
+        if len(kept) == 3:
+            (self.folder / ".train-000004.tar.partial").write_bytes(b"half of it")
+            raise KeyboardInterrupt
+        keep(self, split, number, part)
+        kept.append(self.folder / part.shard.file)
+
+    monkeypatch.setattr(Plan, "keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        packed(tree, tmp_path / "cut")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="packing was cut or goes on; repeat"):
+        read("shards", tmp_path / "cut")
+    with pytest.raises(UserError, match="part of another packing"):
+        packed(tree, tmp_path / "cut", "--resize", 16)
+    kept[1].write_bytes(kept[1].read_bytes()[:-1])  # and one was cut later
+    before = {path: path.stat().st_ino for path in kept}
+    assert bytes_in(packed(tree, tmp_path / "cut")) == bytes_in(shards)
+    assert [path.stat().st_ino == before[path] for path in kept] == [True, False, True]  # only that one anew
+    assert packed(tree, tmp_path / "cut")  # finished: nothing to do
+
+
+def expected(path):
+    """What Pillow shows of an image file, the shorter side 24 pixels."""
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+    return image.convert("RGB").resize((24, 32) if image.height > image.width else (32, 24), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("kind", ["png", "raw", "jpeg"])
+def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
+    output = packed(tree, tmp_path, "--format", kind, "--resize", 24)
+    files, members = read("folder", tree).train.paths, read("shards", output).train.paths
+    for path, member in zip(files, members, strict=True):
+        image, right = open_image(member, "RGB"), expected(path)
+        difference = np.asarray(image).astype(int) - np.asarray(right)
+        if kind != "jpeg":
+            assert not difference.any(), path
+        assert image.size == right.size and np.abs(difference).mean() < 8, path
+    again = packed(tree, tmp_path / "again", "--resize", 48)  # jpeg: nothing is as large
+    kept = [path.endswith("plain.jpg") for path in files]
+    contents = zip(files, read("shards", again).train.paths, strict=True)
+    assert [Path(path).read_bytes() == member.content() for path, member in contents] == kept
+
+
+def test_images_in_memory_are_packed_as_their_pixels(tmp_path):
+    assert pack.main(["--output", str(tmp_path), "--workers", "0"]) == 0  # the digits
+    digits, members = read("digits", tmp_path), read("shards", tmp_path)
+    assert members.classes == digits.classes and torch.equal(members.validation.labels, digits.validation.labels)
+    for number in (0, 17, 359):
+        image = np.asarray(open_image(members.validation.paths[number], "L"))
+        assert np.array_equal(image, digits.validation.pixels[number, 0].numpy())
+
+
+def test_the_tar_files_are_what_webdataset_reads(tree, shards):
+    """The same members a sample, neighbours in the file, named KEY.ENDING, the class as a number in KEY.cls."""
+    files = read("folder", tree).train
+    samples = {}
+    for path in sorted(shards.glob("train-*.tar")):
+        with tarfile.open(path) as tar:
+            names = tar.getnames()
+            for key in {name.partition(".")[0] for name in names}:
+                mine = [name for name in names if name.startswith(f"{key}.")]
+                assert [name.partition(".")[2] for name in mine][1:] == ["cls", "json"]
+                assert names[names.index(mine[0]) :][:3] == mine
+                samples[int(key)] = [tar.extractfile(name).read() for name in mine]
+    assert sorted(samples) == list(range(14))
+    for number, (content, label, about) in samples.items():
+        assert content == Path(files.paths[number]).read_bytes() and int(label) == files.labels[number]
+        assert json.loads(about)["name"] == "/".join(Path(files.paths[number]).parts[-2:])
+
+
+def test_a_damaged_image_is_told_or_left_out(tree, tmp_path):
+    import shutil
+
+    shutil.copytree(tree, tmp_path / "tree")
+    bad = tmp_path / "tree/train/ape/plain.jpg"
+    os.truncate(bad, 300)
+    with pytest.raises(UserError, match=re.escape(str(bad))):
+        packed(tmp_path / "tree", tmp_path / "out", "--resize", 24)
+    output = packed(tmp_path / "tree", tmp_path / "kept", "--skip-bad-images")
+    assert len(read("shards", output).train) == 13
+    assert (output / "left_out.txt").read_text().startswith(f"{bad}\t")
+
+
+def test_disk_space_is_asked_for_before_the_work(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("usage", (), {"free": 1000}))
+    with pytest.raises(UserError, match="the shards need about .* GB more, 0.00 GB are free"):
+        packed(tree, tmp_path / "full")
+    assert not list((tmp_path / "full").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--format", "keep", "--resize", "64"), "--format keep contradicts --resize"),
+        (("--format", "png", "--quality", "90"), "--quality is for --format jpeg"),
+        (("--verify", "/nowhere"), "holds no shards.json"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        pack.main(["--output", str(tmp_path / "out"), *flags])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_the_images_is_no_place_for_shards(tree):
+    with pytest.raises(UserError, match="is the folder of the images"):
+        packed(tree, tree)

@@ -1,0 +1,184 @@
+"""The windowed order of shards, and tar files that others wrote."""
+
+import io
+import json
+import os
+import tarfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.images.decoding import open_image
+from utils.data.loaders import sample_plan
+from utils.data.sample_plan import SamplePlan
+from utils.data.sets.datasets import get_data, prepare
+from utils.data.shards.window import WindowedOrder
+
+CPU = torch.device("cpu")
+COUNT, SHARDS = 1000, 20
+
+
+def order_of(window=4, seed=3, count=COUNT):
+    shards = np.random.default_rng(0).permutation(np.arange(count) % SHARDS)
+    return WindowedOrder(seed, shards, window, np.arange(count))
+
+
+# ------------------------------------------------------------------------------------------ windowed order
+
+
+def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch_alone():
+    orders = [order_of().epoch(epoch)[0] for epoch in (0, 1, 2)]
+    assert all(sorted(order) == list(range(COUNT)) for order in orders)
+    assert np.array_equal(orders[1], order_of().epoch(1)[0])
+    other = [*orders, order_of(seed=4).epoch(0)[0]]
+    assert len({tuple(order) for order in other}) == 4
+
+
+def test_the_shards_of_a_window_are_read_together_and_no_others():
+    order = order_of(window=3)
+    samples, _ = order.epoch(5)
+    read = order.shards[samples]
+    windows = order.windows(5)
+    assert [len(window) for window in windows] == [3, 3, 3, 3, 3, 3, 2]
+    assert sorted(np.concatenate(windows)) == list(range(SHARDS))
+    start = 0
+    for window in windows:
+        count = int(np.isin(order.shards, window).sum())
+        assert set(read[start : start + count]) == set(window)
+        start += count
+    assert start == COUNT
+
+
+def test_within_a_window_every_order_is_as_likely():
+    """Each place of a window holds each of its shards about as often (chi square over many epochs)."""
+    order = order_of(window=SHARDS, count=100)
+    firsts = np.array([order.shards[order.epoch(epoch)[0][0]] for epoch in range(2000)])
+    counts = np.bincount(firsts, minlength=SHARDS)
+    assert ((counts - 100) ** 2 / 100).sum() < 46  # 0.05 % of 19 degrees of freedom lie above
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_number_of_ranks_sees_the_same_samples_in_a_step_and_any_step_is_found_at_once(ranks):
+    plan = SamplePlan(COUNT, 60, 60, 3, sampling=order_of())
+    for step in (0, 7, plan.steps_per_epoch - 1):
+        alone = np.concatenate([part.indices for part in plan.micro_batches(1, step)])
+        parts = [replace(plan, rank=rank, world_size=ranks).micro_batches(1, step) for rank in range(ranks)]
+        together = np.concatenate([part.indices for rank in parts for part in rank])
+        assert sorted(together) == sorted(alone)
+        start = plan._start(step)
+        assert np.array_equal(alone, order_of().epoch(1)[0][start : start + len(alone)])
+
+
+# ------------------------------------------------------------------------------------------ foreign tar files
+
+
+def png(value):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (value, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_tar(path, members, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", **options) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def samples(first, count, labels=2, prefix=""):
+    for number in range(first, first + count):
+        yield f"{prefix}{number:04}.cls", str(number % labels).encode()
+        yield f"{prefix}{number:04}.png", png(number)
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    write_tar(tmp_path / "my-train-000.tar", samples(0, 5))
+    write_tar(
+        tmp_path / "my-train-001.tar", samples(5, 5, prefix="deeply/" + "long" * 40 + "/"), format=tarfile.PAX_FORMAT
+    )
+    write_tar(tmp_path / "validation" / "0.tar", samples(10, 4), format=tarfile.GNU_FORMAT)
+    return tmp_path
+
+
+def read(root, *flags):
+    return get_data(parse(["--dataname", "shards", "--datapath", str(root), *flags]).data, CPU)
+
+
+def reds(images):
+    return [np.asarray(open_image(path, "RGB"))[0, 0, 0] for path in images.paths]
+
+
+def test_tar_files_that_others_wrote_are_indexed_and_read_by_number(foreign):
+    data = read(foreign)
+    assert data.classes == ("0", "1")
+    assert reds(data.train) == list(range(10)) and reds(data.validation) == list(range(10, 14))
+    assert data.train.labels.tolist() == [number % 2 for number in range(10)]
+    args = parse(["--dataname", "shards", "--datapath", str(foreign), "--shard-window", "1", "-b", "5"])
+    plan = sample_plan(data.train, args, 0, 1)
+    assert {frozenset(plan.step_indices(0, step)) for step in (0, 1)} == {frozenset(range(5)), frozenset(range(5, 10))}
+
+
+def test_names_of_classes_come_from_the_labels_or_a_file(tmp_path):
+    for split in ("train", "val"):
+        members = [("a.jpg", png(1)), ("a.json", json.dumps({"label": "wolf"}).encode()), ("b.jpg", png(2))]
+        write_tar(tmp_path / "names" / f"{split}.tar", [*members, ("b.cls", b"ape\n")])
+        write_tar(tmp_path / "numbers" / f"{split}.tar", samples(0, 2))
+    assert read(tmp_path / "names").classes == ("ape", "wolf")
+    (tmp_path / "numbers" / "classes.txt").write_text("cat\ndog\neel\n")
+    assert read(tmp_path / "numbers").classes == ("cat", "dog", "eel")
+
+
+def test_a_stale_index_is_made_again_with_a_line_about_it(foreign):
+    read(foreign)
+    lines = []
+    settings = parse(["--dataname", "shards", "--datapath", str(foreign)]).data
+    prepare(settings, lines.append)
+    assert lines == []
+    write_tar(foreign / "my-train-000.tar", samples(20, 5))  # of the same size
+    prepare(settings, lines.append)
+    assert lines == [f"Indexing the tar files in {foreign}, which have changed"]
+    assert reds(read(foreign).train)[:5] == list(range(20, 25))
+    write_tar(foreign / "my-train-002.tar", samples(30, 1))
+    assert len(read(foreign).train) == 11
+
+
+PROBLEMS = {
+    "no label": ([("x.png", png(1))], "/x: has no label"),
+    "no image": ([("x.cls", b"1")], "/x: has no image"),
+    "repeated": ([*samples(0, 1), *samples(0, 1)], "/0000: has more than one image"),
+    "two labels": ([*samples(0, 1), ("0000.json", b'{"label": 1}')], "/0000: has two labels, 0 and 1"),
+}
+
+
+@pytest.mark.parametrize("members, message", PROBLEMS.values(), ids=PROBLEMS)
+def test_members_that_lack_or_repeat_something_are_told_or_left_out(foreign, members, message):
+    write_tar(foreign / "my-train-002.tar", [*members, *samples(7, 2)])
+    with pytest.raises(UserError, match=message):
+        read(foreign)
+    data = read(foreign, "--skip-bad-images")
+    assert reds(data.train) == [*range(10), 7, 8]
+    assert message in data.warnings[0] and "left out" in data.warnings[0]
+
+
+@pytest.mark.parametrize("bytes_left", [512 * 9, 512 * 7 + 50, 512 * 8])
+def test_of_a_tar_file_that_was_cut_the_whole_samples_are_left(foreign, bytes_left):
+    os.truncate(foreign / "my-train-000.tar", bytes_left)  # a sample takes four blocks
+    with pytest.raises(UserError, match=r"my-train-000.tar.* is cut off"):
+        read(foreign)
+    kept = bytes_left // (4 * 512)
+    assert reds(read(foreign, "--skip-bad-images").train) == [*range(kept), *range(5, 10)]
+
+
+def test_tar_files_without_a_split_for_validation_are_one_clear_line(tmp_path):
+    write_tar(tmp_path / "train.tar", samples(0, 3))
+    with pytest.raises(UserError, match="holds tar files for train and none for val"):
+        read(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.tar"]

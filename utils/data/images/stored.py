@@ -1,0 +1,48 @@
+"""Images that are no file of their own, such as those in a shard; everything that reads an image takes them too."""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO
+
+RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (height, width, 3), not compressed
+
+
+class Stored(str):
+    """The name of an image inside something larger; it stands wherever a path does."""
+
+    @property
+    def version(self) -> str:
+        """Text that changes when the image does."""
+        raise NotImplementedError
+
+    def content(self) -> bytes:
+        """The image file's bytes. Raises ``OSError`` if they cannot be read or are damaged."""
+        raise NotImplementedError
+
+
+class NamedBytes(io.BytesIO):
+    """A file's content in memory; ``str`` gives its name, for messages."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        super().__init__(content)
+        self.name = str(name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def opened(path: str | BinaryIO) -> str | BinaryIO:
+    """``path`` itself, or the content of one that is ``Stored``, so that several readers read it once.
+
+    Raises ``OSError``.
+    """
+    return NamedBytes(path, path.content()) if isinstance(path, Stored) else path
+
+
+def content_of(path: str) -> bytes:
+    """The bytes of the image file at ``path``. Raises ``OSError``."""
+    if isinstance(path, Stored):
+        return path.content()
+    with open(path, "rb") as file:
+        return file.read()

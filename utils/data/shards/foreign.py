@@ -1,0 +1,255 @@
+"""Tar files that WebDataset (or anything else) wrote: indexed at the first use, then read like our own shards.
+
+A sample is all members of one name up to its first point: an image and its label, KEY.cls with a number or a class's
+name, or KEY.json with "label" or "cls". The index is written beside them and is made again when a tar file was added,
+removed, or has another size or time than before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.config.settings import UserError
+from utils.data.progress_log import Log, ProgressLog
+from utils.data.sets.claims import claim
+from utils.data.sets.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS
+from utils.data.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, record_type, write_contents
+
+FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that others made
+CLASS_FILES = ("classes.txt", "classnames.txt")  # a name a line, in the order of the labels
+ENDINGS = (*(ending[1:] for ending in IMAGE_ENDINGS), "npy")
+MOST_PROBLEMS = 1000  # that the index keeps
+_KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
+
+
+def foreign_shards(root: Path) -> dict[str, list[Path]]:
+    """The tar files in ``root`` and its folders, by split ('train', 'val'), as their names or folders say."""
+    found: dict[str, list[Path]] = {"train": [], "val": []}
+    for path in sorted([*root.glob("*.tar"), *root.glob("*/*.tar")]):
+        words = {word for part in path.relative_to(root).parts for word in re.split("[^a-z]+", part.lower())}
+        if words & set(VALIDATION_FOLDERS):
+            found["val"].append(path)
+        elif words & set(TRAINING_FOLDERS):
+            found["train"].append(path)
+    return found
+
+
+def ensure_index(root: Path, log: Log) -> None:
+    """Index the tar files in ``root``, unless they have an index that still fits. Raises ``UserError``."""
+    if (root / PARTS).exists() and not (root / CONTENTS).exists():
+        raise UserError(f"--datapath {root}: its packing was cut or goes on; repeat the command of scripts/pack.py")
+    shards = foreign_shards(root)
+    if not any(shards.values()) or not _is_ours_to_make(root / CONTENTS):
+        return
+    while not _fits(root, shards):
+        stale = (root / CONTENTS).exists()
+        try:
+            file = claim(root / ".shards", f"Waiting for another process that indexes {root}", log, raise_mistakes=True)
+        except OSError as error:
+            raise UserError(
+                f"--datapath {root}: the index of its tar files cannot be written there ({error.strerror}); make a "
+                "folder with links to them (ln -s) and give that"
+            ) from error
+        if file is None:
+            continue
+        with file:
+            try:
+                if not _fits(root, shards):
+                    log(f"Indexing the tar files in {root}" + (", which have changed" if stale else ""))
+                    _index(root, shards, ProgressLog(log))
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        contents = json.loads(path.read_bytes())
+        return contents if isinstance(contents, dict) and contents.get("kind") == KIND else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_ours_to_make(path: Path) -> bool:
+    """Whether no index is there, or one of foreign tar files; that of packed shards is never replaced."""
+    if not path.exists():
+        return True
+    contents = _read_json(path)
+    return contents is not None and bool(contents.get("made", {}).get(FOREIGN))
+
+
+def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
+    """Whether the index lists these tar files as they are."""
+    contents = _read_json(root / CONTENTS)
+    if contents is None:
+        return False
+    try:
+        for name, paths in shards.items():
+            listed = {shard["file"]: (shard["bytes"], shard["changed"]) for shard in contents["splits"][name]["shards"]}
+            if listed != {path.relative_to(root).as_posix(): _look_of(path) for path in paths}:
+                return False
+            if not (root / f"{name}.index.npy").exists():
+                return False
+    except (KeyError, TypeError):
+        return False
+    return True
+
+
+def _look_of(path: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    return status.st_size, status.st_mtime_ns
+
+
+# ------------------------------------------------------------------------------------------- indexing
+
+
+@dataclass
+class _Sample:
+    """What one key stands for: the image's place, and its label as it is written."""
+
+    row: tuple[int, int, int, bytes] | None = None  # offset, size, CRC-32 of the header, name
+    label: str | None = None
+    fault: str | None = None
+
+
+@dataclass
+class _Found:
+    """All samples of a split that are whole, and what is wrong with the others."""
+
+    shards: list[Shard] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int, bytes]] = field(default_factory=list)  # offset, size, shard, header, name
+    labels: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> None:
+    for name, other in (("train", "val"), ("val", "train")):
+        if not shards[name]:
+            raise UserError(
+                f"--datapath {root}: holds tar files for {other} and none for {name}, whose names (or their folder's) "
+                f"hold {' or '.join(TRAINING_FOLDERS if name == 'train' else VALIDATION_FOLDERS)}"
+            )
+    found = {name: _Found() for name in shards}
+    with progress.counting("Indexing", sum(map(len, shards.values())), "tar files") as advance:
+        for name, paths in shards.items():
+            for path in paths:
+                _add(root, path, found[name])
+                advance(1)
+    classes, numbers = _classes(root, {label for split in found.values() for label in split.labels})
+    splits = {}
+    for name, split in found.items():
+        if not split.rows:
+            more = f": {split.problems[0]}" if split.problems else ""
+            raise UserError(f"--datapath {root}: its tar files for {name} hold no image with a label{more}")
+        labels = [numbers[label] for label in split.labels]
+        longest = max(len(row[-1]) for row in split.rows)
+        rows = [
+            (offset, size, shard, label, head, 0, member)
+            for (offset, size, shard, head, member), label in zip(split.rows, labels, strict=True)
+        ]
+        splits[name] = (split.shards, np.array(rows, dtype=record_type(longest)), False)
+    problems = [line for split in found.values() for line in split.problems]
+    made = {FOREIGN: True, "problems": problems[:MOST_PROBLEMS], "left_out": len(problems)}
+    try:
+        write_contents(root, classes, splits, made)
+    except OSError as error:
+        raise UserError(f"--datapath {root}: the index cannot be written there ({error.strerror})") from error
+
+
+def _add(root: Path, path: Path, found: _Found) -> None:
+    """Add the samples of a tar file."""
+    size, changed = _look_of(path)
+    samples: dict[str, _Sample] = {}
+    try:
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for info in tar:
+                if info.isreg() and (match := _KEY.match(info.name)):
+                    _take(samples.setdefault(match[1], _Sample()), match[2].lower(), info, tar, file.fileno())
+            end = os.pread(file.fileno(), BLOCK, tar.offset)
+        if end.strip(b"\0") or len(end) < BLOCK:
+            found.problems.append(f"{path}: is cut off or damaged at byte {tar.offset:,}; what lies before it is read")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        reason = " ".join(str(error).split())
+        found.problems.append(f"{path}: is cut off or damaged ({reason}); the whole samples before that are read")
+    number = len(found.shards)
+    kept = 0
+    for key, sample in samples.items():
+        fault = sample.fault or ("has no image" if sample.row is None else None)
+        fault = fault or ("has no label (.cls, or .json with label)" if sample.label is None else None)
+        if fault is None and sample.row[0] + sample.row[1] > size:
+            fault = "is cut off"
+        if fault:
+            found.problems.append(f"{path}/{key}: {fault}")
+            continue
+        offset, length, head, name = sample.row
+        found.rows.append((offset, length, number, head, name))
+        found.labels.append(sample.label)
+        kept += 1
+    found.shards.append(Shard(path.relative_to(root).as_posix(), size, kept, changed=changed))
+
+
+def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarFile, file: int) -> None:
+    """Take a member of a sample."""
+    if ending in ENDINGS:
+        if sample.row is not None:
+            sample.fault = "has more than one image: a repeated key, or two formats of one image"
+        head = zlib.crc32(os.pread(file, BLOCK, info.offset_data - BLOCK))
+        name = info.name.encode("utf-8", "surrogateescape")
+        sample.row = (info.offset_data, info.size, head, name)
+    elif ending in ("cls", "json"):
+        label = _label(ending, tar.extractfile(info).read())
+        if label is None:
+            return
+        if sample.label not in (None, label):
+            sample.fault = f"has two labels, {sample.label} and {label}"
+        sample.label = label
+
+
+def _label(ending: str, content: bytes) -> str | None:
+    """The label that a member says, a number or a name; None if it says none."""
+    try:
+        if ending == "cls":
+            return content.decode().strip() or None
+        about = json.loads(content)
+        value = about.get("label", about.get("cls")) if isinstance(about, dict) else None
+        return str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else None
+    except ValueError:
+        return None
+
+
+def _classes(root: Path, labels: set[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The classes, those of a file, otherwise the names in the labels or numbers from 0; and each label's number."""
+    listed = next((lines for name in CLASS_FILES if (lines := _lines_of(root / name))), None)
+    if all(re.fullmatch("[0-9]{1,6}", label) for label in labels):
+        numbers = {label: int(label) for label in labels}
+        count = max(numbers.values(), default=-1) + 1
+        if listed is None:
+            return tuple(map(str, range(count))), numbers
+        if count > len(listed):
+            raise UserError(
+                f"--datapath {root}: label {count - 1} is beyond the {len(listed)} names in its classes.txt"
+            )
+        return listed, numbers
+    if listed is not None and (unknown := labels - set(listed)):
+        raise UserError(f"--datapath {root}: label {min(unknown)!r} is not in its classes.txt")
+    classes = listed or tuple(sorted(labels))
+    return classes, {name: number for number, name in enumerate(classes)}
+
+
+def _lines_of(path: Path) -> tuple[str, ...] | None:
+    try:
+        lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, ValueError):
+        return None
+    return lines or None

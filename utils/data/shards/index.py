@@ -1,0 +1,187 @@
+"""The index of a folder of shards: where in which tar file each image lies, so that each is read by its number.
+
+``shards.json`` lists classes and shards, with their sizes and SHA-256; ``SPLIT.index.npy`` holds a ``record`` for each
+image, in the order of the images' numbers, which need not be their order in the shards. It is mapped into memory, so
+that workers share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.config.settings import UserError
+
+CONTENTS = "shards.json"
+PARTS = ".packing"  # in a folder whose packing is not finished
+KIND, VERSION = "image shards", 1
+SPLITS = ("train", "val")
+BLOCK = 512  # of a tar file: a header, or a piece of content
+ANEW = "pack anew (scripts/pack.py)"
+
+
+def record_type(longest_name: int) -> np.dtype:
+    """An image's place: the shard's number, where its ``size`` bytes begin, its label, the CRC-32 of its tar header.
+
+    ``crc`` is that of its bytes, where ``Split.checked``; ``name`` that of the member in the tar file, in UTF-8.
+    """
+    return np.dtype([
+        ("offset", "<i8"), ("size", "<u4"), ("shard", "<u4"), ("label", "<i4"), ("head", "<u4"), ("crc", "<u4"),
+        ("name", f"S{max(1, longest_name)}"),
+    ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar file of ``bytes`` bytes with ``samples`` images. ``changed``: its time in ns, where it has no hash."""
+
+    file: str
+    bytes: int
+    samples: int
+    sha256: str = ""
+    changed: int = 0
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of a split: ``records`` (n,) in the order of their numbers. ``checked``: each has a CRC-32.
+
+    ``identity`` is the SHA-256 of the records.
+    """
+
+    shards: tuple[Shard, ...]
+    records: np.ndarray
+    identity: str
+    checked: bool
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All of a folder of shards. ``made``: how it was made, for people and for ``scripts/pack.py``."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    splits: dict[str, Split]
+    made: dict[str, Any]
+
+
+# ------------------------------------------------------------------------------------------- writing
+
+
+def write_contents(
+    folder: Path, classes: Sequence[str], splits: dict[str, tuple[Sequence[Shard], np.ndarray, bool]],
+    made: dict[str, Any],
+) -> None:  # fmt: skip
+    """Write the index of the shards in ``folder``; ``shards.json`` last, so that it is never incomplete."""
+    described = {}
+    for name, (shards, records, checked) in splits.items():
+        write_whole(folder / f"{name}.index.npy", _npy(records))
+        described[name] = {
+            "samples": len(records), "checked": checked, "index_sha256": hashlib.sha256(_npy(records)).hexdigest(),
+            "shards": [asdict(shard) for shard in shards],
+        }  # fmt: skip
+    contents = {"kind": KIND, "version": VERSION, "classes": list(classes), "made": made, "splits": described}
+    write_whole(folder / CONTENTS, json.dumps(contents, indent=1, sort_keys=True).encode())
+
+
+def _npy(records: np.ndarray) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, records, allow_pickle=False)
+    return file.getvalue()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there completely or not at all, also after a power cut."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(part, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def read_contents(folder: Path) -> Contents | None:
+    """The index in ``folder``, None without one. Raises ``UserError`` if it is damaged or its shards are others."""
+    try:
+        text = (folder / CONTENTS).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{folder / CONTENTS}: cannot be read ({error.strerror})") from error
+    try:
+        contents = json.loads(text)
+        if contents["kind"] != KIND:
+            return None
+        if contents["version"] != VERSION:
+            raise UserError(f"{folder / CONTENTS}: has version {contents['version']}, not {VERSION}; {ANEW}")
+        classes = tuple(map(str, contents["classes"]))
+        splits = {name: _split(folder, name, split) for name, split in contents["splits"].items()}
+        made = dict(contents["made"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{folder / CONTENTS}: is damaged or not whole ({error!r}); {ANEW}, or remove it from foreign tar files"
+        ) from error
+    for name, split in splits.items():
+        labels = split.records["label"]
+        if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+            raise UserError(f"{folder / name}.index.npy: has labels beyond its {len(classes)} classes; {ANEW}")
+    return Contents(folder, classes, splits, made)
+
+
+def _split(folder: Path, name: str, described: dict[str, Any]) -> Split:
+    path = folder / f"{name}.index.npy"
+    shards = tuple(Shard(**shard) for shard in described["shards"])
+    _refuse_other_shards(folder, shards)
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.sha256()
+            while part := file.read(1 << 20):
+                digest.update(part)
+        if digest.hexdigest() != described["index_sha256"]:
+            raise UserError(f"{path}: is not the index that {CONTENTS} was written with; {ANEW}")
+        records = np.load(path, mmap_mode="r" if described["samples"] else None, allow_pickle=False)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error}); {ANEW}") from error
+    return Split(shards, records.view(np.ndarray), described["index_sha256"], bool(described["checked"]))
+
+
+def _refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
+    """A shard that was cut, replaced or lost is noticed before training, at the cost of one look at each."""
+    wrong = []
+    for shard in shards:
+        if problem := _problem_of(folder / shard.file, shard):
+            wrong.append(problem)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
+        raise UserError(f"{wrong[0]}{more}; copy it again, or {ANEW}")
+
+
+def _problem_of(path: Path, shard: Shard) -> str | None:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return f"{path}: cannot be read ({error.strerror})"
+    if status.st_size != shard.bytes:
+        what = "cut off" if status.st_size < shard.bytes else "replaced"
+        return f"{path}: was {what}: it has {status.st_size:,} bytes, the index says {shard.bytes:,}"
+    if shard.changed and status.st_mtime_ns != shard.changed:
+        return f"{path}: has changed since it was indexed"
+    return None

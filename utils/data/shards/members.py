@@ -1,0 +1,147 @@
+"""Images inside shards, read by their number with one positioned read each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from utils.config.settings import UserError
+from utils.data.images.stored import Stored
+from utils.data.shards.index import ANEW, BLOCK, Split
+
+COPY = ".shard"  # the ending of a shard's copy in a local folder
+MOST_OPEN = 256  # files that a process keeps open; systems allow 1024
+
+
+class Member(Stored):
+    """An image in a shard, named SHARD/MEMBER. It carries all that reading it needs, also into another process."""
+
+    shard: str
+    offset: int
+    size: int
+    head: int
+    crc: int | None
+
+    @property
+    def version(self) -> str:
+        return f"{self.size}\0{self.head}\0{self.crc}"
+
+    def content(self) -> bytes:
+        """The image file's bytes, read together with the tar header before them, which must be the one indexed.
+
+        Raises ``UserError`` if something else lies there: the index is stale, and any image would be a wrong one.
+        Raises ``OSError`` if the bytes are damaged or cannot be read.
+        """
+        data = _open_shards.read(self.shard, self.offset - BLOCK, BLOCK + self.size)
+        if len(data) >= BLOCK and zlib.crc32(data[:BLOCK]) != self.head:
+            raise UserError(f"{self}: does not lie where the index says, so the shard was replaced or damaged; {ANEW}")
+        if len(data) != BLOCK + self.size:
+            raise OSError(f"the shard ends {BLOCK + self.size - len(data):,} bytes too early")
+        content = data[BLOCK:]
+        if self.crc is not None and zlib.crc32(content) != self.crc:
+            raise OSError("its bytes are not those that were packed: their CRC-32 differs")
+        return content
+
+
+class Members(Sequence[str]):
+    """The images of a split as a sequence of names; each ``Member`` is made when it is asked for.
+
+    So the memory does not grow with the number of images: the records are mapped from the index file.
+    """
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        self.split = split
+        self.files = [str((folder / shard.file).absolute()) for shard in split.shards]
+
+    def __len__(self) -> int:
+        return len(self.split.records)
+
+    def __getitem__(self, index: int) -> Member:
+        record = self.split.records[index]
+        shard = self.files[record["shard"]]
+        member = Member(f"{shard}/{record['name'].decode('utf-8', 'surrogateescape')}")
+        member.shard, member.offset, member.size = shard, int(record["offset"]), int(record["size"])
+        member.head, member.crc = int(record["head"]), int(record["crc"]) if self.split.checked else None
+        return member
+
+    def __iter__(self) -> Iterator[Member]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def shards(self) -> np.ndarray:
+        """The number of each image's shard: uint32 (n,)."""
+        return self.split.records["shard"]
+
+    @property
+    def identity(self) -> str:
+        """Text that is equal for equal bytes in equal order, wherever they lie."""
+        return self.split.identity
+
+
+class _OpenShards:
+    """The shards that this process has open, the least recently read one closed first.
+
+    Reads are positioned, so forked processes may share a file. ``copies``: a folder that may hold copies of shards.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, int] = OrderedDict()
+        self.copies: str | None = None
+
+    def read(self, path: str, offset: int, count: int) -> bytes:
+        """``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
+        file = self._file(path) if self.copies is None else self._copy_or_file(path, self.copies)
+        parts = []
+        while count and (part := os.pread(file, count, offset)):
+            parts.append(part)
+            count, offset = count - len(part), offset + len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _file(self, path: str) -> int:
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            while len(self._files) > MOST_OPEN:
+                self._close(next(iter(self._files)))
+        else:
+            self._files.move_to_end(path)
+        return file
+
+    def _copy_or_file(self, path: str, folder: str) -> int:
+        copy = copy_of(path, folder)
+        if copy not in self._files:
+            for name, file in list(self._files.items()):  # an open file that was removed would keep its disk space
+                if name.endswith(COPY) and not os.fstat(file).st_nlink:
+                    self._close(name)
+        try:
+            return self._file(copy)
+        except FileNotFoundError:
+            return self._file(path)
+
+    def _close(self, path: str) -> None:
+        with suppress(OSError):
+            os.close(self._files.pop(path))
+
+
+_open_shards = _OpenShards()
+
+
+@lru_cache(maxsize=4096)
+def copy_of(path: str, folder: str) -> str:
+    """Where the copy of a shard lies in ``folder``; another one once the shard changes."""
+    status = os.stat(path)
+    text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
+    return os.path.join(folder, hashlib.sha256(text).hexdigest()[:32] + COPY)
+
+
+def look_for_copies_in(folder: str | None) -> None:
+    """From now on, this process and those that it starts read a shard's copy in ``folder`` where there is one."""
+    _open_shards.copies = folder

@@ -1,0 +1,169 @@
+"""Copies shards from a slow place into a local folder of bounded size, before training needs them.
+
+Each shard is read once from end to end, which is what disks, network drives and object stores are good at. A read that
+finds no copy goes to the original: the copies change the speed and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from utils.config.settings import UserError
+from utils.data.progress_log import Log
+from utils.data.shards.index import Shard
+from utils.data.shards.members import Members, copy_of, look_for_copies_in
+
+PIECE_BYTES = 4 << 20
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class Need:
+    """A shard that training reads: its number, and the first and the last batch that need it."""
+
+    shard: int
+    first: int
+    last: int
+
+
+def needs_of(shards_of_batches: Sequence[np.ndarray]) -> list[Need]:
+    """What is needed when, in the order of the first need."""
+    firsts: dict[int, int] = {}
+    lasts: dict[int, int] = {}
+    for number, shards in enumerate(shards_of_batches):
+        for shard in np.unique(shards).tolist():
+            firsts.setdefault(shard, number)
+            lasts[shard] = number
+    return [Need(shard, first, lasts[shard]) for shard, first in firsts.items()]
+
+
+class ReadAhead:
+    """The copies of ``members``' shards in ``folder``, together at most ``limit_bytes``.
+
+    Of the processes of a host one makes and removes them, the one with ``is_first``; all read them. Must be made
+    before the worker processes, which inherit where to look.
+    """
+
+    def __init__(self, members: Members, folder: Path, limit_bytes: int, *, is_first: bool, log: Log) -> None:
+        self.members, self.folder, self.limit_bytes, self.is_first, self.log = (
+            members,
+            folder,
+            limit_bytes,
+            is_first,
+            log,
+        )
+        self._changed = threading.Condition()
+        self._passed = -1
+        self._stop = False
+        self._told = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(0, "it is not writable")
+        except OSError as error:
+            raise UserError(
+                f"--shard-cache {folder}: cannot be used ({error.strerror}); choose another folder"
+            ) from error
+        look_for_copies_in(str(folder))
+
+    @contextmanager
+    def of(self, batches: Sequence[np.ndarray]) -> Iterator[ReadAhead]:
+        """Within it, the shards of ``batches``, the numbers of their samples, are copied ahead of their use."""
+        if not self.is_first:
+            yield self
+            return
+        needs = needs_of([self.members.shards[samples] for samples in batches])
+        self._passed, self._stop = -1, False
+        thread = threading.Thread(target=self._copy_all, args=(needs,), daemon=True, name="shards read ahead")
+        thread.start()
+        try:
+            yield self
+        finally:
+            with self._changed:
+                self._stop = True
+                self._changed.notify_all()
+            thread.join()
+
+    def passed(self, batch: int) -> None:
+        """Batch ``batch`` has been read: shards that only it and earlier ones needed may go."""
+        if self.is_first:
+            with self._changed:
+                self._passed = batch
+                self._changed.notify_all()
+
+    # ------------------------------------------------------------------------------------ in the thread
+
+    def _copy_all(self, needs: list[Need]) -> None:
+        paths = {need.shard: self._copy(need.shard) for need in needs}
+        self._remove_others(set(paths.values()))
+        for need in needs:
+            size = self._shard(need.shard).bytes
+            if paths[need.shard].exists() or size > self.limit_bytes:
+                continue
+            if not self._wait_for_room(size, needs, paths) or need.last <= self._passed:
+                if self._stop:
+                    return
+                continue
+            self._make(need.shard, paths[need.shard])
+
+    def _wait_for_room(self, size: int, needs: list[Need], paths: dict[int, Path]) -> bool:
+        """Wait until ``size`` bytes fit, and remove what is used up meanwhile; False if nothing is to be done."""
+        with self._changed:
+            while not self._stop:
+                used_up = sorted((need for need in needs if need.last <= self._passed), key=lambda need: need.last)
+                while used_up and self._held() + size > self.limit_bytes:  # not before: the next epoch may find them
+                    paths[used_up.pop(0).shard].unlink(missing_ok=True)
+                if self._held() + size <= self.limit_bytes:
+                    return True
+                if not self._changed.wait(timeout=60):
+                    continue
+        return False
+
+    def _make(self, number: int, path: Path) -> None:
+        """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
+        partial = path.with_suffix(PARTIAL)
+        shard = self._shard(number)
+        digest, count = hashlib.sha256(), 0
+        try:
+            with open(self.members.files[number], "rb", buffering=0) as source, open(partial, "wb") as target:
+                while not self._stop and (piece := source.read(PIECE_BYTES)):
+                    digest.update(piece)
+                    count += len(piece)
+                    target.write(piece)
+            if self._stop:
+                return
+            if count != shard.bytes or (shard.sha256 and digest.hexdigest() != shard.sha256):
+                raise OSError("its bytes are not those that the index was written for")
+            os.replace(partial, path)
+        except OSError as error:
+            if not self._told:  # once: a full disk would fill the log
+                self._told = True
+                self.log(
+                    f"warning: --shard-cache: {self.members.files[number]} is not read ahead "
+                    f"({error.strerror or error}), but image by image"
+                )
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _held(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*.shard"))
+
+    def _remove_others(self, wanted: set[Path]) -> None:
+        """Remove what a killed run or another data set left, so that the folder stays within its bound."""
+        for path in (*self.folder.glob("*.shard"), *self.folder.glob(f"*{PARTIAL}")):
+            if path not in wanted:
+                path.unlink(missing_ok=True)
+
+    def _shard(self, number: int) -> Shard:
+        return self.members.split.shards[number]
+
+    def _copy(self, number: int) -> Path:
+        return Path(copy_of(self.members.files[number], str(self.folder)))

@@ -1,0 +1,61 @@
+"""A windowed order: for places where random reads are dear, it reads a few shards at a time, each from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from utils.data.sample_plan import hashed, permutation
+
+WINDOW_STREAM = 41
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedOrder:
+    """Each sample once an epoch, in an order that is a function of (seed, epoch) alone.
+
+    ``shards``: int64 (n,), the shard of each sample. The shards come in a random order, cut into windows of at most
+    ``window`` shards, nearly equal in number; the samples of a window come in a random order before those of the next
+    one begin. ``available``: int64 (m,), the samples to choose from. With as many shards in a window as there are, the
+    order is an ordinary shuffle, though not the same one as without windows.
+    """
+
+    seed: int
+    shards: np.ndarray
+    window: int
+    available: np.ndarray
+    repeats: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """The length of an epoch."""
+        return len(self.available)
+
+    def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The samples in order: int64 (num_samples,); all of them are first copies."""
+        return _epoch(self, epoch), None
+
+    def windows(self, epoch: int) -> list[np.ndarray]:
+        """The shards of each window of an epoch, in order: int64 each."""
+        present = np.unique(self.shards[self.available])
+        order = present[permutation(len(present), hashed(self.seed, WINDOW_STREAM, 0), epoch)]
+        return np.array_split(order, -(-len(order) // self.window))
+
+    def __str__(self) -> str:
+        count = len(np.unique(self.shards[self.available]))
+        return f"each image once an epoch, shuffled within windows of {min(self.window, count):,} of {count:,} shards"
+
+
+@lru_cache(maxsize=2)
+def _epoch(order: WindowedOrder, epoch: int) -> np.ndarray:
+    windows = order.windows(epoch)
+    window_of = np.empty(int(order.shards.max()) + 1, dtype=np.int64)
+    for number, shards in enumerate(windows):
+        window_of[shards] = number
+    # A full shuffle, then a stable sort by window: each window keeps the random order that its samples have in it.
+    shuffled = order.available[permutation(order.num_samples, hashed(order.seed, WINDOW_STREAM, 1), epoch)]
+    samples = shuffled[np.argsort(window_of[order.shards[shuffled]], kind="stable")]
+    samples.flags.writeable = False
+    return samples
