@@ -223,7 +223,11 @@ def build(run: Run) -> Components:
             if evaluating
             else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
             criterion=build_loss(run, data),
-            scaler=build_scaler(args.precision, distributed.device),
+            scaler=build_scaler(
+                args.precision,
+                distributed.device,
+                gradients_differ=args.exchange.local_sgd_steps is not None and distributed.world_size > 1,
+            ),
         )
 
 

@@ -41,6 +41,7 @@ from utils.record.reporter import Reporter
 from utils.record.selection import judge
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
+from utils.runtime.exchange import Exchange
 from utils.runtime.state_dicts import load_state_dict
 
 
@@ -97,6 +98,7 @@ class TraVal:
         self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True
+        self.exchange = Exchange(args.exchange, distributed, train_loader.steps_per_epoch if train_loader else 0)
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are
@@ -126,7 +128,7 @@ class TraVal:
         """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
         self.active = [optimizer for optimizer in self.optimizers if has_trainable(optimizer)]
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
-        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static)
+        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.exchange)
         self.clip = GradientClipper(
             self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled()
         )
@@ -197,6 +199,7 @@ class TraVal:
         if len(self._moved) < len(self.active):
             self._explain_skip(scale)
         self.scaler.update()
+        self.exchange.average(self.clip.parameters, self.progress.step + 1)
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
         if self._moved and self.ema is not None:
@@ -229,7 +232,8 @@ class TraVal:
         averaged = self.ema is not None and self.ema.has_begun
         pictured = report and bool(self.class_names) and due.may_be(self.progress, self.args)
         self.consensus.begin()
-        result, gathered = self._validate(self.model, pictured and not averaged)
+        with self.exchange.averaged(self.model, self.progress.step):
+            result, gathered = self._validate(self.model, pictured and not averaged)
         raw = result
         if averaged:
             batch_norm_statistics.recompute(
@@ -276,6 +280,7 @@ class TraVal:
     def _begin_step(self) -> float:
         """Set learning rate and random seed, both functions of the position alone; returns the rate."""
         self.watch.begin_step(self.progress)
+        self.exchange.begin_step(self.progress.step)
         lr = self.lr_policy(self.progress.updates)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -307,13 +312,15 @@ class TraVal:
     def _refuse_non_finite(self, norm: torch.Tensor) -> None:
         """Without a scaler, which would skip the step, a non-finite gradient ends the run before the update.
 
-        All ranks have the same gradient, so all end. A synchronisation point, as reading the scaler's flag is.
+        All ranks have the same gradient, so all end; with local SGD they tell each other. A synchronisation point, as
+        reading the scaler's flag is.
         """
-        if self.scaler.is_enabled() or math.isfinite(norm.item()):
+        if self.scaler.is_enabled() or not self.exchange.any_of(not math.isfinite(norm.item()), self.progress.step):
             return
         bad = self.watch.undo_and_explain(self.progress, self._one, self.forward)
+        gradient = "not finite" if math.isfinite(norm.item()) else norm.item()  # local SGD: on another process
         self._stop(
-            f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
+            f"the gradient is {gradient} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
             "--warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
         )
 
@@ -322,7 +329,8 @@ class TraVal:
         if not self._moved:
             bad, by = self.watch.undo_and_explain(self.progress, scale, self.forward), ""
         else:
-            bad = self.watch.explain_part(self.progress, scale, self.clip.overflowed())
+            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed())))
+            bad = self.watch.explain_part(self.progress, scale, list(names))
             by = " by " + ", ".join(type(skipped).__name__ for skipped in self.active if skipped not in self._moved)
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
@@ -374,17 +382,25 @@ class TraVal:
 
     def state(self) -> dict[str, Any]:
         """What changes during training, at an optimizer-step boundary. Several optimizers make a list."""
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.state() if self.ema is not None else None,
-            "optimizer": optimizers if len(optimizers) > 1 else optimizers[0],
+            "optimizer": self._optimizer_state(),
             "scaler": self.scaler.state_dict(),
             "progress": self.progress.state(),
         }
 
+    def _optimizer_state(self) -> Any:
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        return states if len(states) > 1 else states[0]
+
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``, as ``state()`` returned it."""
+        """Continue from ``state``, as ``save`` wrote it: with local SGD, from this process's own part."""
+        groups = state.get("local_sgd")
+        own = self.exchange.own_state(groups)
+        if groups and not own:
+            self.writer.log(f"warning: local SGD of {len(groups)} groups goes on from the average of their weights")
+        state = state | own
         load_state_dict(self.model, state["model"])
         if self.ema is not None:
             self.ema.load_state(state["ema"])
@@ -405,15 +421,18 @@ class TraVal:
         """
         if not names or self.checkpointer is None:
             return
-        self.distributed.broadcast_buffers(self.model)
 
         def save() -> None:
             self.writer.flush()
             call(self.hooks.before_save, self, names)
-            self.checkpointer.save({**self.description, **self.state()}, *names)
+            own_parts = {"local_sgd": groups} if groups is not None else {}
+            self.checkpointer.save({**self.description, **self.state(), **own_parts}, *names)
             call(self.hooks.after_save, self, names)
 
-        self.distributed.run_on_rank0(save)
+        with self.exchange.averaged(self.model, self.progress.step):
+            self.distributed.broadcast_buffers(self.model)
+            groups = self.exchange.gather(self._optimizer_state(), self.progress.step)
+            self.distributed.run_on_rank0(save)
 
     def save_now(self, name: str) -> None:
         """Save under ``name``; returns once it is on the disk."""

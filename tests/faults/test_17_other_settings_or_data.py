@@ -59,10 +59,11 @@ OTHER = {
     "val_every_epochs": "2", "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
     "model_kwargs": "a=1", "sync_bn": None,
+    "grad_compression": "bf16", "local_sgd_after_epochs": "1", "local_sgd_group": "process",
     "matmul_weight_grad": "layers.1", "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "progressive_epochs", "lr_base"}
-AGAINST_THE_RUN = {"swa_start_epoch"}  # which has another average: see tests/utils/optim/test_epoch_average.py
+AGAINST_THE_RUN = {"swa_start_epoch", "local_sgd_steps"}  # which has another average: see test_epoch_average.py
 
 
 def test_the_table_above_holds_every_setting_that_shapes_the_result():

@@ -73,6 +73,11 @@ def carry_over(
         "progress": progress.state(),
         "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"], resume_point.path),
     }
+    if "local_sgd" in state:  # what each machine has for itself
+        state["local_sgd"] = [
+            own | {"optimizer": _with_settings_of(optimizers, own["optimizer"], resume_point.path)}
+            for own in state["local_sgd"]
+        ]
     return state, changes
 
 

@@ -62,6 +62,7 @@ def rules(
         *_rate_rules(v, is_explicit, origins, learning_rate(values, origins, world_size)[0]),
         *_average_rules(v, is_explicit),
         *(_schedule_free_rules(v, is_explicit) if v.optimizer in SCHEDULE_FREE else ()),
+        *_local_sgd_rules(v),
         *_start_rules(v, is_explicit),
         *_data_rules(v),
         *(_place_rules(v) if begins or checkpoint_known else ()),
@@ -198,6 +199,29 @@ def _schedule_free_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterato
         is_explicit("ema_bn_batches") and v.ema_bn_batches == 0,
         f"--ema-bn-batches 0 contradicts --optimizer {v.optimizer}, whose averaged weights need batch-norm "
         "statistics of their own",
+    )
+
+
+def _local_sgd_rules(v: SimpleNamespace) -> Iterator[Rule]:
+    """What cannot be while machines take steps of their own."""
+    local = v.local_sgd_steps is not None
+    for name in ("ema_decay", "swa_start_epoch", "lookahead"):
+        yield Rule(
+            ("local_sgd_steps", name),
+            local and getattr(v, name) is not None,
+            f"--{name.replace('_', '-')} contradicts --local-sgd-steps: it would follow one machine's weights, not the "
+            "average; remove one",
+        )
+    yield Rule(
+        ("local_sgd_steps", "optimizer"),
+        local and v.optimizer in SCHEDULE_FREE,
+        f"--optimizer {v.optimizer} contradicts --local-sgd-steps: its average would follow one machine's weights; "
+        "choose another optimizer, or remove --local-sgd-steps",
+    )
+    yield Rule(
+        ("local_sgd_steps", "sync_bn"),
+        local and v.sync_bn,
+        "--sync-bn contradicts --local-sgd-steps: each of its layers waits for all machines; remove one",
     )
 
 

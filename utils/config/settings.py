@@ -16,6 +16,7 @@ from utils.config.field import MEASURED
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.data import DataSettings
+from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.logging import LoggingSettings
 from utils.config.groups.loss import LossSettings
 from utils.config.groups.model import ModelSettings
@@ -51,6 +52,7 @@ class Settings:
     optimisation: OptimisationSettings = OptimisationSettings()
     average: AverageSettings = AverageSettings()
     precision: PrecisionSettings = PrecisionSettings()
+    exchange: ExchangeSettings = ExchangeSettings()
     logging: LoggingSettings = LoggingSettings()
     origins: dict[str, str] = field(default_factory=dict)
     changed: frozenset[str] = frozenset()

@@ -23,7 +23,7 @@ from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
-from utils.record.dry_run import average_and_end_lines, describe_tta, technique_lines
+from utils.record.dry_run import average_and_end_lines, describe_tta, exchange_words, technique_lines
 from utils.record.metrics import Report
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
@@ -69,6 +69,8 @@ def announce(run: Run, components: Any) -> None:
         f"{components.train_loader.steps_per_epoch} steps an epoch; "
         f"mixed precision {resolve_amp(args.precision, run.distributed.device)}"
     )
+    if words := exchange_words(args.exchange, run.distributed.world_size, run.distributed.local_world_size):
+        log(f"Exchange: {words}")
     for line in average_and_end_lines(args, components):
         log(line)
     for line in technique_lines(args, components):

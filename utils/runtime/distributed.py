@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
@@ -63,6 +63,16 @@ class RankInfo:
     def is_main(self) -> bool:
         """True on the one process that writes files and prints."""
         return self.rank == 0
+
+
+class GradientExchange(Protocol):
+    """What ``Distributed.wrap`` needs of an ``Exchange`` (``utils/runtime/exchange.py``)."""
+
+    def ddp_options(self) -> dict[str, Any]:
+        """What DDP takes beside the model."""
+
+    def register(self, wrapped: torch.nn.parallel.DistributedDataParallel) -> None:
+        """Register its communication hook, if any."""
 
 
 class Distributed:
@@ -185,6 +195,24 @@ class Distributed:
             torch.distributed.all_gather_object(gathered, value)
         return gathered
 
+    def collect(self, value: T, ranks: Sequence[int]) -> list[T] | None:
+        """On rank 0 the (picklable) ``value`` of each of ``ranks``, its own first, on the CPU; None on all others.
+
+        They come one after the other: no process ever holds more than these.
+        """
+        import torch
+
+        assert ranks[0] == 0
+        if self.is_main:
+            collected: list[Any] = [value]
+            for rank in ranks[1:]:
+                torch.distributed.recv_object_list(received := [None], src=rank, group=self._beside)
+                collected += received
+            return collected
+        if self.rank in ranks:
+            torch.distributed.send_object_list([on_cpu(value)], dst=0, group=self._beside)
+        return None
+
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
         """If any rank raises ``UserError`` or ``OSError`` inside, every rank raises ``UserError`` with all mistakes."""
@@ -201,11 +229,13 @@ class Distributed:
 
     # ------------------------------------------------------------------------------- model
 
-    def wrap(self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool) -> torch.nn.Module:
+    def wrap(
+        self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool, exchange: GradientExchange
+    ) -> torch.nn.Module:
         """The model with gradients averaged over ranks, and rank 0's weights on all of them.
 
         ``static_graph``: all backward passes are alike and exchange gradients; DDP can then fix their order after the
-        first.
+        first. ``exchange``: how.
         """
         import torch
 
@@ -213,8 +243,9 @@ class Distributed:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = torch.nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph
+            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph, **exchange.ddp_options()
         )
+        exchange.register(wrapped)
         if self.deterministic:
             self._settle(wrapped, image_shape)
         return wrapped
@@ -269,6 +300,17 @@ def _log(line: str) -> None:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A small CPU tensor on ``device``; to a GPU through pinned memory, so that the host does not wait."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def on_cpu(value: Any) -> Any:
+    """Nested dicts and lists with their tensors on the CPU."""
+    import torch
+
+    if isinstance(value, dict):
+        return {key: on_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(on_cpu, value))
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
 def lost_contact(error: RuntimeError) -> str | None:

@@ -244,6 +244,8 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
     extra |= {"--drop", "--drop-path", "--model-kwargs", "--grad-checkpointing", "--sync-bn"}
     extra |= {"--new-head", "--freeze", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}
+    extra |= {"--grad-compression", "--bucket-mb"}
+    extra |= {"--local-sgd-steps", "--local-sgd-after-epochs", "--local-sgd-group"}
     extra |= {"--progressive-size", "--progressive-step", "--progressive-epochs", "--picture-epochs"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}

@@ -105,6 +105,20 @@ NEEDS = [
     ("init_scale", "--init-scale 65536", {"precision": "off"}, "--init-scale 65536 does nothing: it needs --amp fp16"),
     ("max_skipped_steps", "--max-skipped-steps 4", {"precision": "bf16"}, "--max-skipped-steps 4 does nothing: it needs"),
     ("fp32_layers", "--fp32-layers a", {"precision": "off"}, "--fp32-layers a does nothing: it needs --amp fp16 or bf16"),
+    ("grad_compression", "--grad-compression bf16", {"processes": 1}, "--grad-compression bf16 does nothing: it needs sever"),
+    (
+        "grad_compression", "--grad-compression bf16 --local-sgd-steps 4 --local-sgd-group process", {},
+        "--grad-compression bf16 does nothing: with --local-sgd-steps each process keeps its gradients",
+    ),
+    ("bucket_mb", "--bucket-mb 5", {"processes": 1}, "--bucket-mb 5 does nothing: it needs several processes"),
+    ("local_sgd_steps", "--local-sgd-steps 4", {}, "--local-sgd-steps 4 does nothing: it needs several machines, or"),
+    ("local_sgd_steps", "--local-sgd-steps 4", {"processes": 1}, "--local-sgd-steps 4 does nothing: it needs several proc"),
+    ("local_sgd_after_epochs", "--local-sgd-after-epochs 2", {}, "--local-sgd-after-epochs 2 does nothing: it needs --local"),
+    (
+        "local_sgd_after_epochs", "--local-sgd-steps 4 --local-sgd-after-epochs 20 --local-sgd-group process", {},
+        "--local-sgd-after-epochs 20 leaves --local-sgd-steps without effect: --epochs 20 end before",
+    ),
+    ("local_sgd_group", "--local-sgd-group process", {}, "--local-sgd-group process does nothing: it needs --local-sgd-"),
     (
         "fp32_layers", "--fp32-layers a b", {"never_called": ("b",)},
         "--fp32-layers a b does nothing for b, which the network never calls; name the layers within",
@@ -141,6 +155,7 @@ def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes
         "--lr-policy poly --lr-power 3",
         "--lr-policy triangular --lr-pct-start 0.2 --lr-div-factor 2",
         "--ema-decay 0.9 --ema-bn-batches 0",
+        "--grad-compression bf16 --bucket-mb 5 --local-sgd-steps 4 --local-sgd-after-epochs 1 --local-sgd-group process",
         "--swa-start-epoch 0.75 --swa-lr 0.05 --ema-bn-batches 4 --early-stopping 5 --early-stopping-metric loss "
         "--early-stopping-delta 0.1",
         "-b 8 --evaluate --pretrained",

@@ -129,6 +129,10 @@ CHANGES = {
     "tf32": None,
     "init_scale": ("--amp fp16", "--init-scale 2"),
     "fp32_layers": ("--amp bf16", "--fp32-layers features"),
+    "grad_compression": None,
+    "local_sgd_steps": None,
+    "local_sgd_after_epochs": None,
+    "local_sgd_group": None,
 }
 
 
@@ -185,6 +189,16 @@ def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace):
         for precision in precisions
     }
     assert len(rows) == 3
+
+
+def test_what_several_processes_exchange_is_in_the_plan():
+    line = "--local-sgd-steps 4"
+    changes = ["", "--grad-compression bf16", "--bucket-mb 5", line, f"{line} --local-sgd-after-epochs 2"]
+    changes += [f"{line} --local-sgd-group process", "--local-sgd-steps 5"]
+    rows = {dry_run.exchange_words(arguments.parse(flags.split()).exchange, 4, 2) for flags in changes}
+    assert len(rows) == len(changes) and "" in rows
+    assert "2 groups of 2 processes" in dry_run.exchange_words(arguments.parse(line.split()).exchange, 4, 2)
+    assert dry_run.exchange_words(arguments.parse(line.split()).exchange, 1, 1) == ""
 
 
 def test_the_plan_of_a_resumed_run_says_what_it_goes_on_from(workplace, capsys):
