@@ -264,15 +264,20 @@ def refuse_unknown_names(args: Settings) -> None:
 
 def read_data(run: Run) -> Data:
     """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of the checkpoint."""
+    from utils.data.progress_log import ProgressLog
     from utils.data.sets.datasets import Trained, get_data, get_test_data
+    from utils.data.sets.kept_listing import Lister
 
     args, device, point = run.args, run.distributed.device, run.resume_point
+    progress = ProgressLog(log, args.logging.progress)
+    lister = Lister(keeps=not args.run.dry_run, progress=progress, is_main=run.is_main)
     if not args.run.evaluate:
-        return get_data(args.data, device)
+        return get_data(args.data, device, lister)
     trained = None
     if point is not None:
         trained = Trained(point.path, point.classes, point.settings.get("datapath"), point.state.get("fingerprint"))
-    return get_test_data(args.data, device, trained, val_split_is_explicit=args.origins["val_split"] != CHECKPOINT)
+    explicit = args.origins["val_split"] != CHECKPOINT
+    return get_test_data(args.data, device, trained, val_split_is_explicit=explicit, lister=lister)
 
 
 def weights_of_classes(run: Run, data: Data) -> torch.Tensor | None:
@@ -429,6 +434,7 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
     from utils.checkpoint.checkpoint import average_moved_since_validation
     from utils.optim.batch_norm_statistics import layers_with_statistics
     from utils.record.dry_run import describe_tta
+    from utils.record.metrics import cut_words
     from utils.record.summary import figures, reached
     from utils.record.writer import build_writer
     from utils.train_validation import TraVal
@@ -451,8 +457,8 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
             )
     report = traval.validation(0, report=False)
     if report.by_class is not None:
-        writer.log(f"validation  {report.by_class}")
-    writer.log(figures(report))
+        writer.log(f"validation{cut_words(run.args.data.max_val_batches)}  {report.by_class}")
+    writer.log(figures(report, run.args.data.max_val_batches))
     return 0
 
 

@@ -40,14 +40,16 @@ def main(argv: list[str]) -> int:
     from scripts.data_check.survey import inspect, take_survey
     from utils.data.progress_log import ProgressLog
     from utils.data.sets.datasets import prepare
+    from utils.data.sets.kept_listing import Lister
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:
         prepare(args.data, log)
     began = time.monotonic()
-    survey = take_survey(args.data)
+    progress = ProgressLog(log, args.logging.progress)
+    survey = take_survey(args.data, Lister(keeps=True, progress=progress))
     folder = make_folder(own.output or default_folder(args.data))
-    records, damage = inspect(survey, workers=workers, progress=ProgressLog(log, args.logging.progress))
+    records, damage = inspect(survey, workers=workers, progress=progress)
     findings = judge(survey, records, damage)
     seconds = time.monotonic() - began
     report = "\n".join(report_lines(args.data, survey, records, damage, findings))

@@ -12,7 +12,8 @@ import numpy as np
 
 from scripts.data_check.survey import Survey, class_names
 from utils.data.sets.cache import FOLDER
-from utils.data.sets.class_folders import is_image, printable, unread_ending
+from utils.data.sets.class_folders import printable
+from utils.data.sets.listing import is_image, unread_ending
 
 EXAMPLES = 3  # named in a line
 TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted

@@ -31,10 +31,10 @@ from utils.data.images.decoding import open_image
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
 from utils.data.sets import class_folders
-from utils.data.sets.class_folders import find_splits, printable, training_folder
+from utils.data.sets.class_folders import LISTER, find_splits, printable, training_folder
 from utils.data.sets.datasets import get_data
+from utils.data.sets.kept_listing import Lister
 from utils.data.sets.readers import ImageFiles, Images
-from utils.data.shards.members import Members
 from utils.data.worker_pool.pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
@@ -77,9 +77,7 @@ class Survey:
         train, validation = self.images
         if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
             return None
-        if isinstance(train.paths, Members):
-            return Joined(train.paths, validation.paths)
-        return [*train.paths, *validation.paths]
+        return Joined(train.paths, validation.paths)
 
     def split_of(self, index: int) -> str:
         return "train" if index < self.training else "val"
@@ -113,7 +111,7 @@ class Joined(Sequence[str]):
 # -------------------------------------------------------------------------------------- what there is
 
 
-def take_survey(settings: DataSettings) -> Survey:
+def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     """List the images that training would read with these settings.
 
     Class folders that training refuses are listed too, with all classes of both splits. Raises ``UserError`` if there
@@ -126,7 +124,7 @@ def take_survey(settings: DataSettings) -> Survey:
     trees = _trees(settings, root)
     refusal = None
     try:
-        data = get_data(settings, torch.device("cpu"))
+        data = get_data(settings, torch.device("cpu"), lister)
         classes, images = data.classes, (data.train, data.validation)
         trees = trees if isinstance(data.train, ImageFiles) else ()
     except UserError as error:
@@ -166,16 +164,11 @@ def class_names(tree: Path) -> tuple[str, ...]:
 
 
 def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        try:
-            images, _ = class_folders.image_files(tree, (name,), colour)
-        except UserError:  # a class without images, which findings.py reports
-            continue
-        paths += images.paths
-        labels += [label] * len(images)
-    return ImageFiles(paths, torch.tensor(labels, dtype=torch.int64), colour)
+    """All that is there; findings.py reports classes without images."""
+    try:
+        return class_folders.image_files(tree, classes, colour, LISTER, may_lack=True)[0]
+    except UserError:
+        return ImageFiles([], torch.empty(0, dtype=torch.int64), colour)
 
 
 # ------------------------------------------------------------------------------------------ each image

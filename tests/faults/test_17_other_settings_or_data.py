@@ -45,7 +45,7 @@ OTHER = {
     "gaussian_blur_prob": "0.5", "random_erase": "0.5", "random_erase_mode": "pixel", "random_erase_count": "2",
     "shift_padding": "reflect", "cutout": "2", "mixup": "0.2", "cutmix": "1",
     "mixup_prob": "0.5", "mixup_switch_prob": "0.8", "mixup_off_epoch": "2", "repeated_augmentation": "3",
-    "balanced_sampler": None, "train_samples": "500", "shard_window": "4", "progressive_size": "4", "progressive_step": "2",
+    "balanced_sampler": None, "train_samples": "500", "max_val_batches": "1", "shard_window": "4", "progressive_size": "4", "progressive_step": "2",
     "tta": "flip", "class_weights": "balanced", "arch": "conv2",
     "init": "xavier_normal", "epochs": "5", "optimizer": "lamb", "lr": "0.2", "momentum": "0.5",
     "weight_decay": "0.25", "loss": "bce", "label_smoothing": "0.1", "bce_target_thresh": "0.2", "bce_sum": None,

@@ -136,7 +136,7 @@ def test_a_clean_tree_has_no_finding_and_no_note_and_every_image_is_listed_as_it
 def test_what_is_checked_is_what_training_reads(tree):
     settings = parse(["--dataname", "folder", "--datapath", str(tree)]).data
     found, data = take_survey(settings), get_data(settings, torch.device("cpu"))
-    assert found.paths == [*data.train.paths, *data.validation.paths]
+    assert [*found.paths] == [*data.train.paths, *data.validation.paths]
     assert found.classes == data.classes and found.refusal is None and found.training == len(data.train)
     assert found.labels.tolist() == [*data.train.labels.tolist(), *data.validation.labels.tolist()]
 
@@ -151,7 +151,7 @@ def test_folders_that_training_refuses_are_listed_as_training_would_once_they_ar
     plant(tree / "train" / "ape" / "0.png")
     mended = take_survey(settings)
     assert mended.refusal is None
-    assert refused.paths == [path for path in mended.paths if path != str(tree / "train" / "ape" / "0.png")]
+    assert [*refused.paths] == [path for path in mended.paths if path != str(tree / "train" / "ape" / "0.png")]
     assert refused.classes == mended.classes
 
 

@@ -23,6 +23,7 @@ from utils.config.synonyms import meant, meant_value
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes and values: far more than any recipe has
 OPTIONS = {option.name: option for _, option in all_settings()}
+FOR_TRYING_OUT = ("max_val_batches",)
 
 
 def parse(argv: Sequence[str], world_size: int = 1, checkpoint: dict[str, Any] | None = None) -> Settings:
@@ -79,6 +80,9 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
                 if origin == FLAG and value != values[name]:
                     changed.add(name)
                 values[name], origins[name] = value, origin
+    for name in FOR_TRYING_OUT if values["evaluate"] else ():
+        if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
+            values[name], origins[name] = OPTIONS[name].default, DEFAULT
     # A setting that could not be read has its line already; contradictions with it need no other.
     broken = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
     mistakes += [rule.message for rule in broken if unread.isdisjoint(rule.settings)]

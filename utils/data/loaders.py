@@ -169,6 +169,16 @@ class ValidationLoader:
         return part
 
     @property
+    def num_images(self) -> int:
+        """Images of all ranks."""
+        return sum(map(len, self._all))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some of the source's images are left out."""
+        return self.num_images < len(self.source)
+
+    @property
     def num_batches(self) -> int:
         """Batches of all ranks."""
         return len(self._all)
@@ -271,11 +281,18 @@ def loaders(
         reading += f", {decoder()}"
     evaluating = replace(shown.evaluation_transform, channels_last=channels_last, compiled=args.model.compile_augment)
     val_batch_size = settings.val_batch_size or settings.batch_size
-    return (
-        train,
-        ValidationLoader(validation, val_batch_size, evaluating, distributed.rank, distributed.world_size),
-        f"{'resident' if resident else 'stream'} ({why}){reading}",
-    )
+    validating = ValidationLoader(validation, val_batch_size, evaluating, distributed.rank, distributed.world_size)
+    if settings.max_val_batches is not None:
+        validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * val_batch_size))
+    return train, validating, f"{'resident' if resident else 'stream'} ({why}){reading}"
+
+
+def tried_out(count: int, wanted: int) -> np.ndarray:
+    """The numbers of up to ``wanted`` of ``count`` validation images, int64 and rising.
+
+    At random, since class folders begin with the first class, and the same for any seed, so that runs compare.
+    """
+    return np.sort(np.random.Generator(np.random.Philox(key=[0, 1])).permutation(count)[:wanted])
 
 
 @dataclass(frozen=True)

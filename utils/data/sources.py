@@ -128,11 +128,11 @@ class StreamSource:
         return len(self.reader.images)
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
-        micro_batches = list(micro_batches)
         if self.read_ahead is None:
             for read in self._pool.read(micro_batches):
                 yield self._on_device(read)
             return
+        micro_batches = list(micro_batches)
         with self.read_ahead.of([micro_batch.indices for micro_batch in micro_batches]) as ahead:
             for number, read in enumerate(self._pool.read(micro_batches)):
                 yield self._on_device(read)

@@ -29,7 +29,7 @@ class Facts(NamedTuple):
 
     ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
     its names, with the data set's own filled in. ``colour``: the images have colour. ``in_memory``: the data set
-    comes as pixels, not as files.
+    comes as pixels, not as files. ``cuts_validation``: not all validation images are validated.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
     network has convolutions. ``has_statistics``: it has batch norm with running statistics. ``gathers_statistics``: and
@@ -45,6 +45,7 @@ class Facts(NamedTuple):
     augmentation: tuple[str, ...]
     colour: bool
     in_memory: bool
+    cuts_validation: bool
     any_size: bool
     resizes: bool
     resident: bool
@@ -70,6 +71,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         augmentation=chosen_names(args.augmentation, data.spec),
         colour=data.spec.channels > 1,
         in_memory=isinstance(data.validation, MemoryImages),
+        cuts_validation=parts.validation_loader.is_cut,
         any_size=not data.spec.fixed_size,
         resizes=data.preprocessing.resizes or bool(train and args.data.progressive_size),
         resident=choose(data, args.data, device)[0],

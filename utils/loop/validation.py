@@ -38,7 +38,8 @@ def validate(
     distributed.broadcast_buffers(model)
     model.eval()
     meter = ValidationMeter(loader.num_batches, distributed.device)
-    with writer.bar(len(loader), 0, "Validation", "batch") as bar:
+    title = "Validation (cut)" if loader.is_cut else "Validation"
+    with writer.bar(len(loader), 0, title, "batch") as bar:
         batches = loader.batches()
         for _ in range(loader.rounds):
             batch = next(batches, None)  # in the last round some ranks have none

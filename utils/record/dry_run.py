@@ -38,7 +38,7 @@ def plan(run: Run, components: Any) -> str:
     batch, remainder = args.data, components.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
     split = f", {batch.val_split:g} of each class kept for validation" if batch.val_split else ""
-    images = f"{len(components.data.train):,} training, {len(components.data.validation):,} validation images"
+    images = f"{len(components.data.train):,} training, {validation_images(components)}"
     rows = [
         ("Data", f"{batch.dataname}: {images}{split}"),
         *_seen(args, components),
@@ -75,7 +75,7 @@ def evaluation_plan(run: Run, components: Any) -> str:
     args, distributed, point = run.args, run.distributed, run.resume_point
     weights = f"weights of {point.path}" if point is not None else "pretrained weights"
     rows = [
-        ("Data", f"{args.data.dataname}: {len(components.data.validation):,} validation images"),
+        ("Data", f"{args.data.dataname}: {validation_images(components)}"),
         *_seen(args, components),
         ("Loader", components.loader_choice),
         ("Network", f"{args.model.arch}, {weights}"),
@@ -84,6 +84,13 @@ def evaluation_plan(run: Run, components: Any) -> str:
         ("Precision", _precision(args, components, distributed.device)),
     ]
     return _aligned(rows)
+
+
+def validation_images(components: Any) -> str:
+    """How many there are, and of a validation that is cut, how many are used."""
+    loader = components.validation_loader
+    cut = f", cut to {loader.num_images:,} (--max-val-batches)" if loader.is_cut else ""
+    return f"{len(components.data.validation):,} validation images{cut}"
 
 
 def _aligned(rows: list[tuple[str, str]]) -> str:

@@ -41,6 +41,11 @@ class Report:
         return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
+def cut_words(batches: int | None) -> str:
+    """What every line about a validation of at most so many batches says; empty for a whole one."""
+    return "" if batches is None else f" (cut: --max-val-batches {batches})"
+
+
 def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """How many classes rank before the target: int64 (n,), 0 if the prediction is right.
 

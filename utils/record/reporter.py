@@ -14,7 +14,7 @@ from utils.checkpoint.progress import NOTHING, Progress
 from utils.config.settings import Settings
 from utils.record.curves import StepRecord
 from utils.record.epoch_scalars import Epoch, points_of, row_of
-from utils.record.metrics import COUNT, Report
+from utils.record.metrics import COUNT, Report, cut_words
 from utils.record.selection import PREFIX, best_metric, stopping_metric
 from utils.record.writer import NullWriter
 
@@ -43,6 +43,7 @@ class Reporter:
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
+        self.cut = cut_words(args.data.max_val_batches)
         self.best_metric = best_metric(args.run)
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
@@ -144,13 +145,13 @@ class Reporter:
         self.writer.scalars(points_of(row), row["step"])
         raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
         self.writer.log(
-            f"epoch {row['epoch']}/{self.epochs}  validation {self._text(result)}{raw_text}{self._best_text(row)}"
-            f"  epoch {row['seconds']:.1f} s{'  best so far' if best else ''}"
+            f"epoch {row['epoch']}/{self.epochs}  validation{self.cut} {self._text(result)}{raw_text}"
+            f"{self._best_text(row)}  epoch {row['seconds']:.1f} s{'  best so far' if best else ''}"
         )
         if not math.isfinite(result.loss):
             self.writer.log(
-                f"warning: the validation loss is {result.loss}: the network's outputs are not finite any more; resume "
-                "from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
+                f"warning: the validation loss{self.cut} is {result.loss}: the network's outputs are not finite any "
+                "more; resume from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
             )
 
     def best(self, progress: Progress) -> None:

@@ -23,8 +23,14 @@ from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
-from utils.record.dry_run import average_and_end_lines, describe_tta, exchange_words, technique_lines
-from utils.record.metrics import Report
+from utils.record.dry_run import (
+    average_and_end_lines,
+    describe_tta,
+    exchange_words,
+    technique_lines,
+    validation_images,
+)
+from utils.record.metrics import Report, cut_words
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
 from utils.record.selection import Metric, best_metric, stopping_rule
@@ -43,7 +49,7 @@ def announce(run: Run, components: Any) -> None:
     log(f"Run {run.run_folder.folder}")
     log(f"Command: main.py {shlex.join(run.argv)}", to_console=False)
     log(
-        f"{args.data.dataname}: {len(data.train):,} training and {len(data.validation):,} validation images, "
+        f"{args.data.dataname}: {len(data.train):,} training and {validation_images(components)}, "
         f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
         f"loader {components.loader_choice}"
     )
@@ -80,23 +86,24 @@ def announce(run: Run, components: Any) -> None:
 def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
     """The last lines of a finished run."""
     args, folder, log = run.args, run.run_folder.folder, run.writer.log
-    for line in doubts(report, data, progress.step) if args.data.dataname != "synthetic" else ():  # of random labels
+    doubted = args.data.dataname != "synthetic" and not args.data.max_val_batches  # random labels, a few images
+    for line in doubts(report, data, progress.step) if doubted else ():
         log(f"warning: {line}")
     if early := stopped_early(args, progress):
         log(f"Stopped early: {early}")
     swa = args.average.first_averaged_epoch(args.optimisation.epochs)
     if swa and not progress.averaged_epochs:
         log(f"warning: no weights were averaged: --swa-start-epoch begins in epoch {swa}, and the run ended before")
-    metric = best_metric(args.run)
+    metric, cut = best_metric(args.run), cut_words(args.data.max_val_batches)
     if progress.best_epoch:
         other = f", where {metric.column} is {progress.best_value:.4f}" if metric.column != "val_top1" else ""
-        log(f"Best top1 {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
+        log(f"Best top1{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
     elif math.isfinite(report.loss):
-        log(f"Best top1 {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
+        log(f"Best top1{cut} {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
     inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
     logs = args.run.output if inside else str(folder)
     log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
-    log(final_line(progress, folder, metric))
+    log(final_line(progress, folder, metric, args.data.max_val_batches))
 
 
 def stopped_early(args: Settings, progress: Progress) -> str:
@@ -143,7 +150,9 @@ def tensorboard() -> str:
     return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
-def final_line(progress: Progress, folder: Path | None, metric: Metric | None = None) -> str:
+def final_line(
+    progress: Progress, folder: Path | None, metric: Metric | None = None, max_val_batches: int | None = None
+) -> str:
     """The last line on stdout of a run, for scripts: ``val_*`` are of the last validation, ``best_*`` of best.pt.
 
     If another ``metric`` than top-1 chose it, its figure follows: ``best_macro_f1``.
@@ -160,12 +169,18 @@ def final_line(progress: Progress, folder: Path | None, metric: Metric | None = 
     if metric is not None and metric.name != "top1":
         other = f" best_{metric.name}={math.nan if progress.best_value is None else progress.best_value:.4f}"
     run = f" run={folder}" if folder else ""
-    return f"{figures(report)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{other}{run}"
+    return (
+        f"{figures(report, max_val_batches)} val_epoch={epoch} best_top1={best[0]:.4f} best_epoch={best[1]}{other}{run}"
+    )
 
 
-def figures(report: Report) -> str:
+def figures(report: Report, max_val_batches: int | None = None) -> str:
     """A validation's result for scripts; all that the last line of ``--evaluate`` holds."""
-    return f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} val_count={report.count}"
+    cut = f" max_val_batches={max_val_batches}" if max_val_batches else ""
+    return (
+        f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} val_count={report.count}"
+        + cut
+    )
 
 
 def reached(state: dict[str, Any]) -> str:
@@ -184,7 +199,7 @@ def report_finished(run: Run) -> int:
         early = stopped_early(run.args, progress)
         end = f"; it stopped early {early}" if early else ""
         print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
-        print(final_line(progress, point.folder, best_metric(run.args.run)))
+        print(final_line(progress, point.folder, best_metric(run.args.run), run.args.data.max_val_batches))
     return 0
 
 

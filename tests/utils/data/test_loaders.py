@@ -174,7 +174,7 @@ def test_batches_that_are_made_together_are_those_made_one_by_one():
 
 def test_the_number_of_workers_is_measured_or_given(tree):
     images = get_data(parse(["--dataname", "folder", "--datapath", str(tree)]).data, CPU).train
-    many = ImageFiles(images.paths * 40, images.labels.repeat(40), "RGB")
+    many = ImageFiles([*images.paths] * 40, images.labels.repeat(40), "RGB")
 
     def workers(wanted, files, cores):
         return StreamSource(MicroBatchReader(files, View(8), crop=True), CPU, workers=wanted, cores=cores).workers

@@ -14,7 +14,7 @@ SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 # The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
 RICH = Facts(
     continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",), colour=True,
-    in_memory=False, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
+    in_memory=False, cuts_validation=True, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
     has_statistics=True, gathers_statistics=True, never_called=(),
 )  # fmt: skip
 FILES = "--dataname folder --datapath D"
@@ -34,10 +34,14 @@ NEEDS = [
     ("decode", "--decode gpu", {"any_size": False}, "--decode gpu does nothing: it needs image files of any size that"),
     ("decode", "--decode gpu --loader resident", {"resident": True}, "--decode gpu does nothing: it needs"),
     ("decode", "--decode gpu", {"in_memory": True}, "--decode gpu does nothing: it needs image files"),
-    ("cache_dir", "--cache-dir D", {"resident": False}, "--cache-dir D does nothing: it needs image files"),
+    ("cache_dir", "--cache-dir D", {"in_memory": True}, "--cache-dir D does nothing: it needs images in files"),
     (
         "cache_dir", "--cache-dir D", {"resident": True, "in_memory": True, "local_processes": 1},
-        "--cache-dir D does nothing: it needs image files that are decoded into memory",
+        "--cache-dir D does nothing: it needs images in files, or several processes that share them",
+    ),
+    (
+        "max_val_batches", "--max-val-batches 9", {"cuts_validation": False},
+        "--max-val-batches 9 does nothing: it needs more validation images",
     ),
     ("skip_bad_images", "--skip-bad-images", {"in_memory": True}, "--skip-bad-images does nothing: it needs images in"),
     ("batch_size", "-b 8 --evaluate --pretrained --val-batch-size 9", {}, "--batch-size 8 does nothing: it needs training"),

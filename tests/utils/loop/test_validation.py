@@ -22,7 +22,7 @@ IMAGES, TARGETS = torch.randn(20, 1, 4, 4, generator=GENERATOR), torch.randint(0
 class Loader:
     """Batches of 6, 6, 6 and 2 of the images above, of which ``rank`` has its part; ``empty`` holds no readable one."""
 
-    num_batches, world_size = 4, 1
+    num_batches, world_size, is_cut = 4, 1, False
 
     def __init__(self, rank=0, world_size=1, empty=None):
         self.numbers, self.rounds, self.empty = range(rank, 4, world_size), -(-4 // world_size), empty

@@ -42,6 +42,7 @@ CHANGES = {
     "balanced_sampler": ("", "--balanced-sampler"),
     "shard_window": None,
     "train_samples": ("", "--train-samples 100"),
+    "max_val_batches": ("", "--max-val-batches 2"),
     "tta": ("", "--tta flip"),
     "augment": ("", "--augment none"),
     "max_shift": ("", "--max-shift 2"),

@@ -95,11 +95,11 @@ class DataSettings:
         ),
     )  # fmt: skip
     cache_dir: str | None = setting(
-        None, "cache folder for decoded images of class folders [.decoded in --datapath]", type=str, check=not_empty,
-        metavar="DIR", affects_result=False,
+        None, "folder for decoded images and for the list of millions of image files [.decoded in --datapath]",
+        type=str, check=not_empty, metavar="DIR", affects_result=False,
         effect=needs(
-            "image files that are decoded into memory (--loader resident)",
-            lambda v: v.resident and (not v.in_memory or v.local_processes > 1),  # which then share a file there
+            "images in files, or several processes that share them (--loader resident)",
+            lambda v: not v.in_memory or (v.resident and v.local_processes > 1),
         ),
     )  # fmt: skip
     skip_bad_images: bool = setting(
@@ -143,6 +143,11 @@ class DataSettings:
     val_batch_size: int | None = setting(
         None, "images per process and forward pass in validation [batch size]", type=int, check=between(1, 2**20),
         affects_result=False,
+    )  # fmt: skip
+    max_val_batches: int | None = setting(
+        None, "validate on the images of this many batches only, chosen at random and always the same, for trying out; "
+        "each line about a validation says so", type=int, check=positive_int, metavar="N",
+        effect=needs("more validation images than these batches hold", lambda v: v.cuts_validation),
     )  # fmt: skip
     loader: str = setting(
         "auto", "resident: all images in device memory; stream: worker processes read them",

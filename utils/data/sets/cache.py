@@ -45,7 +45,7 @@ Decoded = tuple[torch.Tensor, list[int]]  # pixels, and the numbers of unreadabl
 
 
 def folder_for(settings: DataSettings) -> Path | None:
-    """Where decoded images are kept: ``--cache-dir``, otherwise a hidden folder in ``--datapath``; or None."""
+    """Where decoded images and lists of files are kept: ``--cache-dir``, else a hidden folder in ``--datapath``."""
     if settings.cache_dir is not None:
         return Path(settings.cache_dir)
     return None if settings.datapath is None else Path(settings.datapath) / FOLDER

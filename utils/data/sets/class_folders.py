@@ -14,18 +14,16 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
+from utils.data.sets.kept_listing import Lister
+from utils.data.sets.listing import IMAGE_ENDINGS, is_image
 from utils.data.sets.readers import ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
 TEST_FOLDERS = ("test",)
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-UNREAD_ENDINGS = (
-    ".gif", ".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".svg", ".psd", ".tga", ".ico", ".dng", ".raw",
-    ".cr2", ".nef", ".arw", ".dcm", ".nii", ".exr",
-)  # fmt: skip  # image formats that are left out
 SHOWN = 10  # names in a line
 LOOKED_AT = 1000  # entries of a folder, to see what it holds
+LISTER = Lister()  # keeps nothing and says nothing
 
 
 def training_folder(root: Path) -> Path | None:
@@ -63,21 +61,22 @@ def visible(root: Path) -> Iterator[Path]:
 # --------------------------------------------------------------------------------------------- splits
 
 
-def read_class_folders(train: Path, validation: Path, colour: str) -> Splits:
+def read_class_folders(train: Path, validation: Path, colour: str, lister: Lister = LISTER) -> Splits:
     """Two trees with one folder per class; the classes are the training tree's, in alphabetical order."""
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
         raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}")
-    images, unread = image_files(train, classes, colour)
-    validation_images, also_unread = image_files(validation, classes, colour, may_lack=True)
+    images, unread = image_files(train, classes, colour, lister)
+    validation_images, also_unread = image_files(validation, classes, colour, lister, may_lack=True)
     warnings = (*_deeper(train, images, classes), *_left_out(unread + also_unread, train, validation))
     return Splits(images, validation_images, classes, warnings)
 
 
 def read_test_folder(
-    folder: Path, classes: Sequence[str], colour: str, whose: str, *, leave_out_unknown: bool = False
-) -> Splits:
+    folder: Path, classes: Sequence[str], colour: str, whose: str, *, leave_out_unknown: bool = False,
+    lister: Lister = LISTER,
+) -> Splits:  # fmt: skip
     """One tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages.
 
     With ``leave_out_unknown`` other folders are left out, with a warning; one must be among ``classes``.
@@ -90,16 +89,16 @@ def read_test_folder(
             f"{some(classes)}"
         )
     labels = [label for label, name in enumerate(classes) if name in there]
-    images, unread = image_files(folder, [classes[label] for label in labels], colour, may_lack=True)
+    images, unread = image_files(folder, [classes[label] for label in labels], colour, lister, may_lack=True)
     images = dataclasses.replace(images, labels=torch.tensor(labels)[images.labels])
     left_out = [f"--datapath {folder}: folders that are no classes of {whose} are left out: {some(unknown)}"]
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
-def split_class_folders(root: Path, share: float, colour: str) -> Splits:
+def split_class_folders(root: Path, share: float, colour: str, lister: Lister = LISTER) -> Splits:
     """One tree, split so that validation gets the same share of each class; always the same split."""
     classes = class_names(root)
-    everything, unread = image_files(root, classes, colour)
+    everything, unread = image_files(root, classes, colour, lister)
     labels = everything.labels.numpy()
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
@@ -113,7 +112,7 @@ def split_class_folders(root: Path, share: float, colour: str) -> Splits:
             )
         chosen[generator.permutation(members)[:count]] = True
     splits = (
-        ImageFiles([everything.paths[i] for i in np.flatnonzero(mask)], torch.from_numpy(labels[mask]), colour)
+        ImageFiles(everything.paths.take(np.flatnonzero(mask)), torch.from_numpy(labels[mask]), colour)
         for mask in (~chosen, chosen)
     )
     return Splits(*splits, classes, (*_deeper(root, everything, classes), *_left_out(unread, root)))
@@ -135,44 +134,21 @@ def class_names(root: Path) -> tuple[str, ...]:
 
 
 def image_files(
-    root: Path, classes: Sequence[str], colour: str, may_lack: bool = False
+    root: Path, classes: Sequence[str], colour: str, lister: Lister, may_lack: bool = False
 ) -> tuple[ImageFiles, Counter[str]]:
     """All images below the folders ``classes`` of ``root``, by class and name, and how many of each unread format.
 
     Raises ``UserError`` if a class is empty; with ``may_lack`` only if the whole tree is.
     """
-    paths: list[str] = []
-    labels: list[int] = []
-    unread: Counter[str] = Counter()
-    for label, name in enumerate(classes):
-        class_paths = []
-        for entry in _entries_below(os.path.join(root, name)):
-            if not is_image(entry.name):
-                unread.update(unread_ending(entry.name))
-            elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-                class_paths.append(entry.path)  # not a pipe, say, which could block forever; a dead link fails later
-        if not class_paths and not may_lack:
-            raise UserError(f"--datapath: {root / name} holds no images ({', '.join(IMAGE_ENDINGS)})")
-        paths += sorted(class_paths)
-        labels += [label] * len(class_paths)
-    if not paths:
-        raise UserError(f"--datapath: {root} holds no images ({', '.join(IMAGE_ENDINGS)})")
-    return ImageFiles(paths, torch.tensor(labels), colour), unread
-
-
-def _entries_below(folder: str) -> Iterator[os.DirEntry]:
-    """All but folders and hidden files in ``folder`` and below; none if it does not exist.
-
-    Links to folders are not followed, as they may loop.
-    """
-    if not os.path.isdir(folder):
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _entries_below(entry.path)
-            elif not entry.name.startswith("."):
-                yield entry
+    there = class_names(root)
+    if not set(there) <= set(classes):  # some are left out, and may be large
+        there, lister = [name for name in there if name in classes], dataclasses.replace(lister, folder=None)
+    paths, labels, unread = lister.list(root, there).of(classes)
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
+    if len(empty) and (not may_lack or not len(paths)):
+        place = root if may_lack else root / classes[empty[0]]
+        raise UserError(f"--datapath: {place} holds no images ({', '.join(IMAGE_ENDINGS)})")
+    return ImageFiles(paths, torch.from_numpy(labels), colour), unread
 
 
 def holds_images(folder: Path) -> bool:
@@ -180,19 +156,9 @@ def holds_images(folder: Path) -> bool:
     return any(is_image(path.name) for path in islice(visible(folder), LOOKED_AT))
 
 
-def is_image(name: str) -> bool:
-    """Whether a file of this name is read as an image."""
-    return name.lower().endswith(IMAGE_ENDINGS)
-
-
-def unread_ending(name: str) -> list[str]:
-    """The ending of an image file in a format that is not read; otherwise nothing."""
-    return [ending for ending in UNREAD_ENDINGS if name.lower().endswith(ending)]
-
-
 def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
     """A warning if the folders in ``tree`` hold only folders, which may be the intended classes."""
-    if any(os.path.dirname(os.path.dirname(path)) == str(tree) for path in images.paths):
+    if any(path.count(b"/") == 1 for path in images.paths.below()):
         return []
     return [
         f"--datapath: no class folder in {tree} holds images itself, only its folders do ({images.paths[0]} ...); the "

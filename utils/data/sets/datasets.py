@@ -18,8 +18,11 @@ from utils.config.settings import UserError
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import Log
 from utils.data.sets import archives, class_folders
-from utils.data.sets.class_folders import find_splits, some, training_folder, validation_folder
+from utils.data.sets.cache import folder_for
+from utils.data.sets.class_folders import LISTER, find_splits, some, training_folder, validation_folder
+from utils.data.sets.file_paths import FilePaths
 from utils.data.sets.hints import hint
+from utils.data.sets.kept_listing import Lister
 from utils.data.sets.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
 from utils.data.shards.foreign import ensure_index
 from utils.data.shards.members import Members
@@ -59,13 +62,20 @@ class Data:
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for images in (self.train, self.validation):
             digest.update(images.labels.cpu().numpy().tobytes())
-            if isinstance(images, ImageFiles) and isinstance(images.paths, Members):
-                digest.update(images.paths.identity.encode())
-            elif isinstance(images, ImageFiles):
-                digest.update("\0".join("/".join(Path(path).parts[-2:]) for path in images.paths).encode())
+            if isinstance(images, ImageFiles):
+                digest.update(_names(images))
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _names(images: ImageFiles) -> bytes:
+    """Folder and name of each file, joined by zero bytes, or what stands for the images in a larger file."""
+    if isinstance(images.paths, Members):
+        return images.paths.identity.encode()
+    if isinstance(images.paths, FilePaths):
+        return images.paths.ends_of_paths()
+    return os.fsencode("\0".join("/".join(Path(path).parts[-2:]) for path in images.paths))
 
 
 @dataclass(frozen=True)
@@ -81,36 +91,42 @@ class Trained:
     fingerprint: str | None
 
 
-def get_data(settings: DataSettings, device: torch.device) -> Data:
+def get_data(settings: DataSettings, device: torch.device, lister: Lister = LISTER) -> Data:
     """Read the data set that the settings name; raises ``UserError`` with advice on missing data.
 
-    Only synthetic data is made on ``device``; a loader moves the rest there.
+    Only synthetic data is made on ``device``; a loader moves the rest there. ``lister``, in the folder for what is kept
+    of this data set, lists class folders.
     """
-    return _data(settings, _splits(settings, device))
+    return _data(settings, _splits(settings, device, _in_its_folder(lister, settings)))
 
 
 def get_test_data(
     settings: DataSettings, device: torch.device, trained: Trained | None, val_split_is_explicit: bool = True,
-    leave_out_unknown: bool = False,
+    leave_out_unknown: bool = False, lister: Lister = LISTER,
 ) -> Data:  # fmt: skip
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
     Class folders need no train/: their classes are those of ``trained``, and they may also lie directly in
     ``--datapath``. Without ``val_split_is_explicit``, ``--val-split`` is the one that the checkpoint was trained with.
-    ``leave_out_unknown``: see ``class_folders.read_test_folder``.
+    ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister`` as in ``get_data``.
     """
     notes: tuple[str, ...] = ()
     if settings.val_split is not None and not val_split_is_explicit:
-        data, notes = _validated_in_training(settings, device, trained)
+        data, notes = _validated_in_training(settings, device, trained, lister)
         if data is not None:
             return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
         settings = dataclasses.replace(settings, val_split=None)
     folder = _test_folder(settings, trained)
     if folder is None:
-        splits = _splits(settings, device, evaluate=True)._replace(train=None)
+        splits = _splits(settings, device, _in_its_folder(lister, settings), evaluate=True)._replace(train=None)
     else:
-        splits = _read_test_folder(settings, folder, trained, leave_out_unknown)
+        lister = _in_its_folder(lister, settings)
+        splits = _read_test_folder(settings, folder, trained, lister, leave_out_unknown)
     return _data(settings, splits._replace(warnings=(*notes, *splits.warnings)))
+
+
+def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
+    return dataclasses.replace(lister, folder=folder_for(settings))
 
 
 def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None:
@@ -129,7 +145,9 @@ def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None
     return root if any(path.name in classes or class_folders.holds_images(path) for path in folders) else None
 
 
-def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | None, leave_out_unknown: bool) -> Splits:
+def _read_test_folder(
+    settings: DataSettings, folder: Path, trained: Trained | None, lister: Lister, leave_out_unknown: bool
+) -> Splits:
     if settings.dataname == "imagenet":
         archives.refuse_half_unpacked(folder)
     if trained is not None and trained.classes is not None:
@@ -138,11 +156,13 @@ def _read_test_folder(settings: DataSettings, folder: Path, trained: Trained | N
         whose = training_folder(folder.parent) or folder
         classes = class_folders.class_names(whose)
     colour = SPECS[settings.dataname].colour
-    return class_folders.read_test_folder(folder, classes, colour, str(whose), leave_out_unknown=leave_out_unknown)
+    return class_folders.read_test_folder(
+        folder, classes, colour, str(whose), leave_out_unknown=leave_out_unknown, lister=lister
+    )
 
 
 def _validated_in_training(
-    settings: DataSettings, device: torch.device, trained: Trained
+    settings: DataSettings, device: torch.device, trained: Trained, lister: Lister
 ) -> tuple[Data | None, tuple[str, ...]]:
     """What training validated on, a share of one tree, and notes about it; None if another tree is given.
 
@@ -153,7 +173,7 @@ def _validated_in_training(
         return None, ()
     same_place = trained.datapath is not None and os.path.realpath(trained.datapath) == os.path.realpath(root)
     try:
-        data = get_data(settings, device)
+        data = get_data(settings, device, lister)
     except UserError:
         if same_place:
             raise
@@ -229,14 +249,14 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
         archives.unpack_imagenet(root, ("val",) if evaluate else ("train", "val"), log)
 
 
-def _splits(settings: DataSettings, device: torch.device, evaluate: bool = False) -> Splits:
+def _splits(settings: DataSettings, device: torch.device, lister: Lister, evaluate: bool = False) -> Splits:
     name = settings.dataname
     if name in IN_MEMORY:
         return IN_MEMORY[name](settings, device)
     root = Path(settings.datapath or ".")
     if not root.is_dir():
         raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")
-    reader = _reader(settings)
+    reader = _reader(settings, lister)
     if reader is None:
         raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")
     return reader()
@@ -263,7 +283,7 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
     return f"holds no {own}class folders below train/ and val/ or test/; {advice}"
 
 
-def _reader(settings: DataSettings) -> Callable[[], Splits] | None:
+def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
     """A function that reads the files at ``--datapath``; None if they are missing."""
     root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
     if name == "shards":
@@ -281,12 +301,12 @@ def _reader(settings: DataSettings) -> Callable[[], Splits] | None:
         if name == "imagenet":
             for folder in splits:
                 archives.refuse_half_unpacked(folder)
-        return lambda: class_folders.read_class_folders(*splits, colour)
+        return lambda: class_folders.read_class_folders(*splits, colour, lister)
     if name == "folder" and settings.val_split is not None:
         tree = training_folder(root) or root
         if not any(path.is_dir() for path in class_folders.visible(tree)):
             return None
-        return lambda: class_folders.split_class_folders(tree, settings.val_split, colour)
+        return lambda: class_folders.split_class_folders(tree, settings.val_split, colour, lister)
     own = OWN_FILES.get(name)
     place = own and own.find(root)
     return place and (lambda: own.read(place))

@@ -13,11 +13,11 @@ from utils.data.sets.class_folders import (
     VALIDATION_FOLDERS,
     find_splits,
     holds_images,
-    is_image,
     printable,
     validation_folder,
     visible,
 )
+from utils.data.sets.listing import is_image
 from utils.data.sets.readers import OWN_FILES
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")

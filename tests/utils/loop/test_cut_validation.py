@@ -1,0 +1,74 @@
+"""A validation that is cut for trying out says so in every line, and shows the same images on any number of ranks."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import main
+from tests.end_to_end.processes import rows
+from utils.config.arguments import parse
+from utils.data.loaders import loaders, tried_out
+from utils.data.sets.datasets import get_data
+from utils.runtime.distributed import Distributed, RankInfo
+
+FLAGS = ("--device", "cpu", "--no-progress", "--arch", "fc", "--epochs", "2", "--print-freq", "1000")
+CUT = ("--val-batch-size", "20", "--max-val-batches", "3")
+SAYS_SO = re.compile(r"\(cut: --max-val-batches 3\)| max_val_batches=3 |cut to 60 \(--max-val-batches\)")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    output = tmp_path_factory.mktemp("cut")
+    assert main.main([*FLAGS, *CUT, "--output", str(output)]) == 0
+    (folder,) = Path(output).glob("digits/fc/*")
+    return folder
+
+
+def numbers(*flags, rank=0, world_size=1):
+    args = parse([*FLAGS, *flags], world_size)
+    data = get_data(args.data, torch.device("cpu"))
+    distributed = Distributed(RankInfo(rank, world_size), args.run)
+    _, validation, _ = loaders(data, args, distributed, channels_last=False)
+    return [batch.indices for batch in validation.batches()], data.validation.labels.numpy()
+
+
+def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
+    lines = (run / "log.txt").read_text().splitlines()
+    about = [line for line in lines if re.search(r"validation|val_top1=|Best top1", line)]
+    assert len(about) == 5, "the images, both epochs, the best and the last line"
+    assert [line for line in about if not SAYS_SO.search(f"{line} ")] == []
+    assert [row["val_count"] for row in rows(run)] == ["60", "60"]
+    assert main.main([*FLAGS, *CUT, "--output", str(run.parents[2]), "--resume", "auto"]) == 0  # it is finished
+    assert " max_val_batches=3 val_epoch=2 " in capsys.readouterr().out.splitlines()[-1]
+    assert main.main([*FLAGS, *CUT, "--dry-run"]) == 0
+    assert "360 validation images, cut to 60 (--max-val-batches)" in capsys.readouterr().out
+
+
+def test_an_evaluation_of_the_run_is_cut_only_when_it_is_asked_for(run, capsys):
+    asked = ("--max-val-batches", "1", "--val-batch-size", "20")
+    for flags, count, words in (((), 360, ""), (asked, 20, " max_val_batches=1")):
+        assert main.main(["--evaluate", "--resume", str(run), "--device", "cpu", "--no-progress", *flags]) == 0
+        *above, last = capsys.readouterr().out.splitlines()
+        assert last.endswith(f" val_count={count}{words}")
+        (classes,) = [line for line in above if "validation" in line]
+        assert ("(cut: --max-val-batches 1)" in classes) == bool(words)
+
+
+def test_the_images_are_drawn_from_all_classes_and_are_the_same_on_any_ranks_and_seed():
+    whole, labels = numbers(*CUT)
+    assert list(map(len, whole)) == [20, 20, 20]
+    together = np.concatenate(whole)
+    assert (np.diff(together) > 0).all() and set(labels[together]) == set(range(10))
+    of_ranks = [numbers(*CUT, "--seed", "7", rank=rank, world_size=2)[0] for rank in (0, 1)]
+    assert sorted(np.concatenate([*of_ranks[0], *of_ranks[1]])) == together.tolist()
+    assert tried_out(7, 100).tolist() == [*range(7)]
+
+
+def test_a_cut_beyond_the_images_is_reported_as_doing_nothing(capsys):
+    assert main.main([*FLAGS, "--max-val-batches", "99", "--dry-run"]) == 0
+    captured = capsys.readouterr()
+    assert "--max-val-batches 99 does nothing: it needs more validation images" in captured.out + captured.err
+    assert "cut to" not in captured.out

@@ -1,0 +1,70 @@
+"""The paths of millions of files in two arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+NUL = b"\0"  # the one byte that no path contains
+
+
+class FilePaths(Sequence[str]):
+    """Paths of files below the folder ``tree``, as a sequence that cannot be changed.
+
+    ``names``: uint8 (bytes,), the paths below ``tree`` joined by zero bytes. ``ends``: int64 (n,), where each ends. A
+    list of as many Python strings takes three times the memory, and more in every worker process: looking at a string
+    counts a reference in it, which copies the page that the processes shared until then. Nobody writes to arrays.
+    """
+
+    def __init__(self, tree: str | os.PathLike[str], names: bytes | np.ndarray, ends: np.ndarray) -> None:
+        self._tree = os.fsencode(os.path.join(tree, ""))
+        self.names = np.frombuffer(names, dtype=np.uint8) if isinstance(names, bytes) else names
+        self.ends = ends
+
+    @classmethod
+    def joined(cls, tree: str | os.PathLike[str], names: bytes) -> FilePaths:
+        """From the paths below ``tree`` joined by zero bytes."""
+        array = np.frombuffer(names, dtype=np.uint8)
+        ends = np.append(np.flatnonzero(array == 0), len(array)) if names else np.empty(0)
+        return cls(tree, array, ends.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(index)
+        begin = self.ends[place - 1] + 1 if place else 0
+        return os.fsdecode(self._tree + self.names[begin : self.ends[place]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (os.fsdecode(self._tree + name) for name in self.below())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None
+
+    def below(self) -> list[bytes]:
+        """All paths, relative to the tree."""
+        return self.names.tobytes().split(NUL) if len(self) else []
+
+    def take(self, places: np.ndarray) -> FilePaths:
+        """Those at ``places``, int64 (m,), in that order."""
+        names = self.below()
+        return self.joined(os.fsdecode(self._tree), NUL.join([names[place] for place in places.tolist()]))
+
+    def ends_of_paths(self) -> bytes:
+        """The last two parts, folder and name, of all paths, joined by zero bytes."""
+        content = self.names.tobytes()
+        if content.count(b"/") == len(self):  # each has a class folder, so none has more
+            return content
+        return NUL.join([b"/".join(name.split(b"/")[-2:]) for name in self.below()])
