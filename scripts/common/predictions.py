@@ -177,7 +177,9 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     """The class folders of a split that is not validation's; None if the data set's own reader has it."""
     if chosen.split == "val":
         return None
-    if settings.datapath is None or settings.dataname in IN_MEMORY:
+    if settings.dataname == "hf" and chosen.split == "train":
+        return None
+    if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf"):
         tree = None
     elif chosen.split == "test":
         tree = test_folder(Path(settings.datapath))

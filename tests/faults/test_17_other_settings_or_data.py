@@ -62,7 +62,16 @@ OTHER = {
     "grad_compression": "bf16", "local_sgd_after_epochs": "1", "local_sgd_group": "process",
     "matmul_weight_grad": "layers.1", "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
-OF_OTHER_DATA_OR_START = {"val_split", "pretrained", "weights", "lr_milestones", "progressive_epochs", "lr_base"}
+OF_OTHER_DATA_OR_START = {
+    "val_split",
+    "image_column",
+    "label_column",
+    "pretrained",
+    "weights",
+    "lr_milestones",
+    "progressive_epochs",
+    "lr_base",
+}
 AGAINST_THE_RUN = {"swa_start_epoch", "local_sgd_steps"}  # which has another average: see test_epoch_average.py
 
 

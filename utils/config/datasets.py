@@ -82,6 +82,9 @@ SPECS: dict[str, DatasetSpec] = {
     "shards": DatasetSpec(
         None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
         "the folder that scripts/pack.py made, or WebDataset's tar files"),
+    "hf": DatasetSpec(
+        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        "a folder that save_to_disk of Hugging Face's datasets wrote, or one with parquet files"),
     "synthetic": DatasetSpec(
         1000, 224, True, (0.5, 0.5, 0.5), (0.289, 0.289, 0.289), ("flip",), 28, "made on the device",
         needs_datapath=False),

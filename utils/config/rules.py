@@ -322,8 +322,8 @@ def _place_rules(v: SimpleNamespace) -> Iterator[Rule]:
     """Which data set, and where it lies."""
     yield Rule(
         ("val_split", "dataname"),
-        v.val_split is not None and v.dataname != "folder",
-        f"--val-split is for --dataname folder; {v.dataname} has its own validation images",
+        v.val_split is not None and v.dataname not in ("folder", "hf"),
+        f"--val-split is for --dataname folder and hf; {v.dataname} has its own validation images",
     )
     yield Rule(
         ("dataname", "datapath", "download"),

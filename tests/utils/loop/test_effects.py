@@ -49,6 +49,8 @@ NEEDS = [
         "global_batch_size", "--global-batch-size 8 --evaluate --pretrained --val-batch-size 9", {},
         "--global-batch-size 8 does nothing: it needs training",
     ),
+    ("image_column", "--image-column a", {}, "--image-column a does nothing: it needs --dataname hf"),
+    ("label_column", "--label-column a", {}, "--label-column a does nothing: it needs --dataname hf"),
     ("crop_mode", "--crop-mode squash", {"any_size": False}, "--crop-mode squash does nothing: it needs images of any"),
     ("interpolation", "--interpolation bicubic", {"resizes": False}, "--interpolation bicubic does nothing: it needs images"),
     ("max_shift", "--max-shift 2", {"augmentation": ("flip",)}, "--max-shift 2 does nothing: it needs shift in --augment"),

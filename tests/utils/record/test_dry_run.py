@@ -27,6 +27,8 @@ CHANGES = {
     "early_stopping_delta": ("--early-stopping 3", "--early-stopping-delta 0.1"),
     "dataname": ("--image-size 8", "--dataname synthetic"),
     "val_split": None,
+    "image_column": None,
+    "label_column": None,
     "image_size": ("", "--image-size 16"),
     "val_image_size": ("--arch timm/test_resnet", "--val-image-size 16"),
     "progressive_size": ("--arch conv2a", "--progressive-size 4"),

@@ -13,6 +13,7 @@ INTERPOLATIONS = ("bilinear", "bicubic")
 VIEWS = {"none": 1, "flip": 2, "flip-shift": 6}  # of an image in validation, by the names of --tta
 
 _IMAGE_FILES = needs("images in files", lambda v: not v.in_memory)
+_TABLE = needs("--dataname hf", lambda v: v.dataname == "hf")
 _VALIDATION_BATCH = needs("training, or --val-batch-size left out", lambda v: not (v.evaluate and v.val_batch_size))
 _PROGRESSIVE = needs("--progressive-size", lambda v: v.progressive_size)
 
@@ -41,8 +42,16 @@ class DataSettings:
     )  # fmt: skip
     download: bool = setting(False, "download the data set through torchvision if it is missing", affects_result=False)
     val_split: float | None = setting(
-        None, "fraction of a folder without val/ or test/ to validate on, for example 0.1", type=float,
+        None, "fraction of a data set without val/ or test/ to validate on, for example 0.1", type=float,
         check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
+    )  # fmt: skip
+    image_column: str | None = setting(
+        None, "column of the images in --dataname hf [the only one with images, or that of a usual name]", type=str,
+        check=not_empty, metavar="NAME", effect=_TABLE,
+    )  # fmt: skip
+    label_column: str | None = setting(
+        None, "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name]", type=str,
+        check=not_empty, metavar="NAME", effect=_TABLE,
     )  # fmt: skip
     image_size: int | None = setting(
         None, "height and width of the network's input in pixels [that of the weights or the data set]", type=int,

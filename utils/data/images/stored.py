@@ -31,6 +31,8 @@ class NamedBytes(io.BytesIO):
     def __str__(self) -> str:
         return self.name
 
+    __repr__ = __str__  # in Pillow's messages
+
 
 def opened(path: str | BinaryIO) -> str | BinaryIO:
     """``path`` itself, or the content of one that is ``Stored``, so that several readers read it once.

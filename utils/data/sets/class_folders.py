@@ -100,6 +100,16 @@ def split_class_folders(root: Path, share: float, colour: str, lister: Lister = 
     classes = class_names(root)
     everything, unread = image_files(root, classes, colour, lister)
     labels = everything.labels.numpy()
+    chosen = held_out(labels, classes, share)
+    splits = (
+        ImageFiles(everything.paths.take(np.flatnonzero(mask)), torch.from_numpy(labels[mask]), colour)
+        for mask in (~chosen, chosen)
+    )
+    return Splits(*splits, classes, (*_deeper(root, everything, classes), *_left_out(unread, root)))
+
+
+def held_out(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
+    """Which images of these ``labels``, int64 (n,), validation gets of each class: bool (n,). Always the same ones."""
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
     for label, name in enumerate(classes):
@@ -111,11 +121,7 @@ def split_class_folders(root: Path, share: float, colour: str, lister: Lister = 
                 "images"
             )
         chosen[generator.permutation(members)[:count]] = True
-    splits = (
-        ImageFiles(everything.paths.take(np.flatnonzero(mask)), torch.from_numpy(labels[mask]), colour)
-        for mask in (~chosen, chosen)
-    )
-    return Splits(*splits, classes, (*_deeper(root, everything, classes), *_left_out(unread, root)))
+    return chosen
 
 
 # ---------------------------------------------------------------------------------- what lies in a tree

@@ -15,6 +15,8 @@ import torch
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
+from utils.data.hugging_face.reading import read_tables
+from utils.data.hugging_face.rows import Rows
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import Log
 from utils.data.sets import archives, class_folders
@@ -71,7 +73,7 @@ class Data:
 
 def _names(images: ImageFiles) -> bytes:
     """Folder and name of each file, joined by zero bytes, or what stands for the images in a larger file."""
-    if isinstance(images.paths, Members):
+    if isinstance(images.paths, Members | Rows):
         return images.paths.identity.encode()
     if isinstance(images.paths, FilePaths):
         return images.paths.ends_of_paths()
@@ -131,7 +133,7 @@ def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
 
 def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None:
     """The class folders to evaluate; None if ``get_data`` finds what to read, or reports that it is missing."""
-    if settings.datapath is None or settings.dataname in IN_MEMORY or settings.val_split is not None:
+    if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf") or settings.val_split is not None:
         return None
     root = Path(settings.datapath)
     if holds_shards(root):
@@ -234,7 +236,7 @@ def _unvalidated(settings: DataSettings, validation: Images, classes: tuple[str,
 
 def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     """Fetch (``--download``) or unpack what will be read, on one rank. ``evaluate``: ``get_test_data`` will read it."""
-    if settings.datapath is None:
+    if settings.datapath is None or settings.dataname == "hf":
         return
     root = Path(settings.datapath)
     if settings.dataname == "shards":
@@ -256,6 +258,8 @@ def _splits(settings: DataSettings, device: torch.device, lister: Lister, evalua
     root = Path(settings.datapath or ".")
     if not root.is_dir():
         raise UserError(f"--datapath {root}: no such folder; {name}: {SPECS[name].source}")
+    if name == "hf":
+        return read_tables(settings, lister, evaluate)
     reader = _reader(settings, lister)
     if reader is None:
         raise UserError(f"--datapath {root}: {_what_is_missing(root, name, evaluate)}")

@@ -1,0 +1,290 @@
+"""Data sets of Hugging Face's library: the images and labels that the library itself reads, by number, no network."""
+
+import io
+import re
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import main
+from utils.config.arguments import parse
+from utils.config.settings import UserError
+from utils.data.hugging_face.rows import Rows
+from utils.data.images.decoding import UnreadableImage, open_image
+from utils.data.loaders import loaders
+from utils.data.sets.datasets import get_data, get_test_data
+from utils.runtime.distributed import Distributed, RankInfo
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+CPU = torch.device("cpu")
+NAMES = ["ant", "bee", "cat"]
+FLAGS = ("--dataname", "hf", "--device", "cpu", "--image-size", "8", "--arch", "fc", "--workers", "0")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    connect = socket.socket.connect
+
+    def refuse(*_, **__):
+        raise AssertionError("the network is asked")
+
+    def connect_here(self, address):  # to worker processes
+        return connect(self, address) if self.family == socket.AF_UNIX else refuse()
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def encoded(number, kind="PNG"):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (10 + number % 3, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def table(count, first=0, label=None, image=None):
+    numbers = range(first, first + count)
+    return datasets.Dataset.from_dict(
+        {
+            "id": list(numbers),
+            "photo": [{"bytes": encoded(number), "path": None} for number in numbers],
+            "kind": [number % 3 for number in numbers],
+        },
+        features=datasets.Features({
+            "id": datasets.Value("int64"), "photo": image or datasets.Image(), "kind": label or datasets.ClassLabel(names=NAMES),
+        }),
+    )  # fmt: skip
+
+
+def save(root, kind, train, validation):
+    """Both splits below ``root`` as one of the layouts in which people have them."""
+    splits = {"train": train, "validation": validation}
+    if kind == "saved":
+        datasets.DatasetDict(splits).save_to_disk(str(root))
+        return root
+    for name, split in splits.items():
+        half = len(split) // 2
+        for part, rows in enumerate((split.select(range(half)), split.select(range(half, len(split))))):
+            place = {
+                "hub": root / "data" / f"{name}-0000{part}-of-00002.parquet", "folders": root / name / f"000{part}.parquet"
+            }[kind]  # fmt: skip
+            place.parent.mkdir(parents=True, exist_ok=True)
+            rows.to_parquet(str(place))
+    return root
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("hf") / "set", "saved", table(24), table(9, 100))
+
+
+def read(root, *flags):
+    return get_data(parse([*FLAGS, "--datapath", str(root), *flags]).data, CPU)
+
+
+def expected(first, count):
+    return [np.asarray(Image.open(io.BytesIO(encoded(number)))) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("kind", ["saved", "hub", "folders"])
+def test_images_labels_and_classes_are_those_that_were_written(tmp_path, kind):
+    data = read(save(tmp_path / "set", kind, table(24), table(9, 100)))
+    assert data.classes == tuple(NAMES)
+    for images, first, count in ((data.train, 0, 24), (data.validation, 100, 9)):
+        assert images.labels.tolist() == [number % 3 for number in range(first, first + count)]
+        shown = [np.asarray(open_image(path, "RGB")) for path in images.paths]
+        assert all(np.array_equal(a, b) for a, b in zip(shown, expected(first, count), strict=True))
+    assert str(data.train.paths[5]).endswith("train[5]")
+
+
+def test_the_layouts_of_one_data_set_have_one_fingerprint_and_other_images_another(tmp_path, saved):
+    hub = save(tmp_path / "hub", "hub", table(24), table(9, 100))
+    assert read(hub).fingerprint == read(saved).fingerprint
+    assert read(hub).fingerprint == read(hub.rename(tmp_path / "moved")).fingerprint
+    for other in (table(24, 1), table(23)):
+        root = save(tmp_path / f"other{len(other)}{other[0]['id']}", "saved", other, table(9, 100))
+        assert read(root).fingerprint != read(saved).fingerprint
+
+
+def test_a_parquet_file_that_was_replaced_is_converted_again(tmp_path):
+    root = save(tmp_path / "set", "hub", table(24), table(9, 100))
+    before = read(root).fingerprint
+    save(root, "hub", table(24, 200), table(9, 100))
+    after = read(root)
+    assert after.fingerprint != before
+    assert np.array_equal(np.asarray(open_image(after.train.paths[0], "RGB")), expected(200, 1)[0])
+
+
+def test_loaders_and_ranks_see_the_same_samples_as_of_class_folders(tmp_path, saved):
+    """The pixels of a batch of augmented images, from rows and from files with the same content in the same order."""
+    for split, first, count in (("train", 0, 24), ("val", 100, 9)):
+        for number in range(first, first + count):
+            path = tmp_path / split / NAMES[number % 3] / f"{number:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded(number))
+    ordered = [*range(0, 24, 3), *range(1, 24, 3), *range(2, 24, 3)]  # class folders come class by class
+    rows = datasets.load_from_disk(str(saved))["train"].select(ordered)
+    root = save(tmp_path / "ordered", "saved", rows, table(9, 100))
+    found = {}
+    for name, flags in (("hf", ("--datapath", str(root))), ("folder", ("--datapath", str(tmp_path)))):
+        for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+            args = parse([*FLAGS, *flags, "--dataname", name, "--global-batch-size", "8"], world_size)
+            data = get_data(args.data, CPU)
+            train, _, _ = loaders(data, args, Distributed(RankInfo(rank, world_size), args.run), channels_last=False)
+            found[name, rank, world_size] = [(b.images, b.indices.tolist()) for b in train.batches(3)]
+    for (_, rank, world_size), batches in found.items():
+        for (images, numbers), (others, theirs) in zip(batches, found["folder", rank, world_size], strict=True):
+            assert numbers == theirs and torch.equal(images, others)
+    alone, *ranks = ([numbers for _, numbers in found[("hf", *place)]] for place in ((0, 1), (0, 2), (1, 2)))
+    assert [sorted(step) for step in alone] == [sorted(a + b) for a, b in zip(*ranks, strict=True)]
+
+
+def test_a_run_that_was_cut_resumes_with_the_same_bits(tmp_path, saved):
+    line = [*FLAGS, "-b", "8", "--datapath", str(saved), "--epochs", "2", "--deterministic", "--no-progress"]
+
+    def weights(*runs):
+        output = tmp_path / str(len(runs))
+        for more in runs:
+            assert main.main([*line, "--output", str(output), *more]) == 0
+        (path,) = output.rglob("final.pt")
+        return torch.load(path, weights_only=True)["model"]
+
+    whole, resumed = weights(()), weights(("--max-steps", "2"), ("--resume", "auto", "--max-steps", "6"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_single_table_is_split_and_evaluated_as_it_was(tmp_path):
+    table(24).save_to_disk(str(tmp_path))
+    with pytest.raises(UserError, match=r"no validation or test split.*--val-split 0\.1"):
+        read(tmp_path)
+    data = read(tmp_path, "--val-split", "0.25")
+    assert len(data.train) == 18 and np.bincount(data.validation.labels).tolist() == [2, 2, 2]
+    numbers = sorted(path.number for path in (*data.train.paths, *data.validation.paths))
+    assert numbers == [*range(24)] and data.train.paths.identity != data.validation.paths.identity
+    settings = parse([*FLAGS, "--datapath", str(tmp_path), "--val-split", "0.25"]).data
+    assert get_test_data(settings, CPU, None).validation.paths.identity == data.validation.paths.identity
+
+
+def test_a_set_to_evaluate_needs_no_training_images(tmp_path):
+    datasets.DatasetDict({"test": table(9)}).save_to_disk(str(tmp_path))
+    settings = parse([*FLAGS, "--datapath", str(tmp_path)]).data
+    data = get_test_data(settings, CPU, None)
+    assert data.train is None and len(data.validation) == 9 and data.classes == tuple(NAMES)
+    with pytest.raises(UserError, match=r"holds no training images .*\(it holds test\)"):
+        get_data(settings, CPU)
+
+
+LABELS = {
+    "text": ([NAMES[number % 3] for number in range(12)], tuple(NAMES)),
+    "numbers": ([number % 3 for number in range(12)], ("0", "1", "2")),
+    "truth": ([number % 2 == 1 for number in range(12)], ("false", "true")),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_may_be_text_numbers_or_truth_values_and_columns_are_guessed_by_their_names(tmp_path, kind):
+    values, classes = LABELS[kind]
+    rows = datasets.Dataset.from_dict({"jpg": [encoded(n, "JPEG") for n in range(12)], "cls": values, "id": values})
+    data = read(save(tmp_path, "saved", rows, rows))
+    assert data.classes == classes
+    assert [classes[label] for label in data.train.labels] == [str(value).lower() for value in values]
+    assert np.asarray(open_image(data.train.paths[3], "RGB")).shape == (10, 12, 3)
+
+
+def change(column, values):
+    return lambda rows: rows.remove_columns(column).add_column(column, values)
+
+
+BAD = {
+    "no such column": ((), ("--label-column", "species"), r"--label-column species: .* has the columns id, photo, kind"),
+    "not an image": ((), ("--image-column", "id"), r"--image-column id: holds no images but Value"),
+    "two classes to choose from": (
+        lambda rows: rows.add_column("coarse", [0] * len(rows)).cast_column("coarse", datasets.ClassLabel(names=["a", "b"])),
+        (), r"--label-column COLUMN is needed: .* has the columns id, photo, kind, coarse",
+    ),
+    "an unknown label": (change("kind", [-1, *[0, 1] * 12][:24]), ("--label-column", "kind"), r"1 rows of train have a label that is no class, the first -1 in row 0"),
+    "no label": (change("kind", [None, *[0, 1] * 12][:24]), ("--label-column", "kind"), r"--label-column kind: 1 rows of train have no label"),
+    "several labels": (change("kind", [[0, 1]] * 24), ("--label-column", "kind"), r"holds list.* one class of each image is needed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_read_is_one_clear_line(tmp_path, name, capsys):
+    make, flags, message = BAD[name]
+    rows = make(table(24)) if make else table(24)
+    root = save(tmp_path / "set", "saved", rows, rows)
+    assert (
+        main.main([*FLAGS, "--datapath", str(root), "--output", str(tmp_path / "runs"), "--max-steps", "1", *flags])
+        == 2
+    )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line), line
+
+
+def test_damaged_rows_are_named_and_skipped_on_request(tmp_path, capsys):
+    rows = table(24).to_dict()
+    rows["photo"][7]["bytes"] = encoded(7)[:40]
+    rows["photo"][9] = None
+    damaged = datasets.Dataset.from_dict(rows, features=table(1).features)
+    root = save(tmp_path / "set", "saved", damaged, table(9, 100))
+    paths = read(root).train.paths
+    for number, reason in ((7, r"cannot identify image file .*train\[7\]"), (9, "holds no image")):
+        with pytest.raises(UnreadableImage, match=rf"train\[{number}\]: cannot be read as an image .*{reason}"):
+            open_image(paths[number], "RGB")
+    line = [*FLAGS, "--datapath", str(root), "--output", str(tmp_path / "runs"), "--epochs", "1", "--no-progress"]
+    assert main.main([*line, "--skip-bad-images"]) == 0
+    (listed,) = (tmp_path / "runs").rglob("bad_images.txt")
+    assert all(f"train[{number}]" in listed.read_text() for number in (7, 9))
+
+
+def test_an_image_that_lies_elsewhere_is_read_from_the_disk_and_never_fetched(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded(5))
+    cells = [{"bytes": None, "path": path} for path in ("a.png", "https://example.com/x.png", "gone.png")]
+    rows = datasets.Dataset.from_dict({"photo": cells}, features=datasets.Features({"photo": datasets.Image()}))
+    paths = Rows(rows, "photo", "set/train", str(tmp_path))
+    assert np.array_equal(np.asarray(open_image(paths[0], "RGB")), expected(5, 1)[0])
+    for number, reason in ((1, "nothing is fetched"), (2, "No such file")):
+        with pytest.raises(UnreadableImage, match=reason):
+            open_image(paths[number], "RGB")
+
+
+def test_a_damaged_table_and_two_data_sets_in_one_folder_are_clear_errors(tmp_path):
+    root = save(tmp_path / "set", "saved", table(24), table(9))
+    (arrow,) = (root / "train").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:100])
+    with pytest.raises(UserError, match="set/train cannot be read by the library datasets"):
+        read(root)
+    for name in ("one", "two"):
+        save(tmp_path / "both" / name, "folders", table(6), table(6))
+    with pytest.raises(UserError, match="parquet files of train lie in .*one/train and in .*two/train"):
+        read(tmp_path / "both")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no training images that save_to_disk wrote"):
+        read(tmp_path / "empty")
+
+
+def test_without_the_library_a_line_says_how_to_install_it(saved, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        UserError, match=r"--dataname hf needs the library datasets .*pip install -r requirements-tools\.txt"
+    ):
+        read(saved)
+
+
+def test_resident_images_and_worker_processes_read_the_same_rows(saved, tmp_path):
+    def batches(*flags):
+        args = parse([*FLAGS, "--datapath", str(saved), "--cache-dir", str(tmp_path), *flags])
+        data = get_data(args.data, CPU)
+        _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
+        return torch.cat([batch.images for batch in validation.batches()])
+
+    here, there = batches("--loader", "stream"), batches("--loader", "stream", "--workers", "2")
+    assert torch.equal(here, there)
+    assert torch.equal(batches("--loader", "resident"), here) and len([*Path(tmp_path).glob("*.npy")]) == 2
+    assert torch.equal(batches("--loader", "resident"), here) and len([*Path(tmp_path).glob("*.npy")]) == 2

@@ -1,0 +1,129 @@
+"""Finds and opens data sets of Hugging Face's library ``datasets`` on disk; nothing is fetched."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from utils.config.settings import UserError
+from utils.data.progress_log import Log
+from utils.data.sets.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
+
+SAVED = "state.json"  # by which a folder that ``save_to_disk`` wrote is recognised
+ENDING = ".parquet"
+CONVERTED = "arrow"  # in the folder for what is kept of a data set
+NAMES = (*TRAINING_FOLDERS, *VALIDATION_FOLDERS)
+
+
+class Found(NamedTuple):
+    """The files of one split: a folder that ``save_to_disk`` wrote, or parquet files."""
+
+    name: str
+    saved: Path | None
+    parquet: tuple[Path, ...] = ()
+
+
+def library() -> ModuleType:
+    """The library. Raises ``UserError`` with the line that installs it."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"--dataname hf needs the library datasets ({error}): python -m pip install -r requirements-tools.txt"
+        ) from error
+    datasets.disable_progress_bars()  # each process would show its own
+    return datasets
+
+
+def find(root: Path) -> dict[str, Found]:
+    """The splits in ``root`` by their names in lower case; empty if there are none. Raises ``UserError``.
+
+    Parquet files belong to the split that their name or folder begins with, as those of the Hub do; if none names one,
+    all are for training.
+    """
+    if (root / SAVED).is_file():
+        return {"train": Found("train", root)}
+    saved = {path.name.lower(): Found(path.name, path) for path in _folders(root) if (path / SAVED).is_file()}
+    return saved or _parquet(root)
+
+
+def _folders(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return sorted(Path(entry) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _parquet(root: Path) -> dict[str, Found]:
+    files: dict[str, list[Path]] = {}
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(names):
+            if name.endswith(ENDING) and not name.startswith("."):
+                files.setdefault(_split_of(Path(folder, name).relative_to(root)), []).append(Path(folder, name))
+    if set(files) == {""}:
+        files = {"train": files[""]}
+    files.pop("", None)
+    for split, paths in files.items():
+        folders = sorted({path.parent for path in paths})
+        if len(folders) > 1:
+            raise UserError(
+                f"--datapath {root}: parquet files of {split} lie in {folders[0]} and in {folders[1]}: several data "
+                "sets, or versions of one; give the folder of one"
+            )
+    return {split: Found(split, None, tuple(paths)) for split, paths in files.items()}
+
+
+def _split_of(path: Path) -> str:
+    """The split that a file, or the nearest folder above it, is named after; '' for none."""
+    for part in (path.stem, *(parent.name for parent in path.parents)):
+        first = re.split(r"[^a-z]", part.lower())[0]
+        if first in NAMES:
+            return first
+    return ""
+
+
+def read_features(found: Found) -> Any:
+    """The columns of a split and their kinds, a ``datasets.Features``; reads no row. Raises ``UserError``."""
+    datasets = library()
+    with _told(found):
+        if found.saved is not None:
+            return datasets.load_from_disk(str(found.saved)).features
+        import pyarrow.parquet
+
+        return datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(found.parquet[0]))
+
+
+def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
+    """These ``columns`` of a split, a ``datasets.Dataset`` that maps its files into memory. Raises ``UserError``.
+
+    The rows of parquet files cannot be read singly: they are once converted to Arrow files in ``folder``, by one of the
+    processes that want them.
+    """
+    datasets = library()
+    with _told(found):
+        if found.saved is not None:
+            return datasets.load_from_disk(str(found.saved)).select_columns(columns)
+        place = folder / CONVERTED
+        size = sum(path.stat().st_size for path in found.parquet)
+        log(f"{found.name}: {len(found.parquet)} parquet file(s) ({size / 1e6:,.0f} MB) as Arrow files in {place}")
+        return datasets.Dataset.from_parquet([*map(str, found.parquet)], cache_dir=str(place), columns=columns)
+
+
+@contextmanager
+def _told(found: Found) -> Iterator[None]:
+    """What the library raises becomes a ``UserError``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # pyarrow's and the library's errors have no common base
+        where = found.saved or found.parquet[0]
+        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"--datapath: {where} cannot be read by the library datasets ({reason}); make it again, or see that there "
+            "is room for its Arrow files (--cache-dir)"
+        ) from error

@@ -1,0 +1,107 @@
+"""A data set of Hugging Face's library ``datasets`` on disk, read by the numbers of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from utils.config.datasets import SPECS
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
+from utils.data.hugging_face.columns import chosen_column, classes_of, labels_of, numbered
+from utils.data.hugging_face.files import Found, find, library, read_features, read_split
+from utils.data.hugging_face.rows import Rows
+from utils.data.sets.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, held_out, some
+from utils.data.sets.kept_listing import Lister
+from utils.data.sets.readers import ImageFiles, Splits
+
+
+def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) -> Splits:
+    """The training and validation images at ``--datapath``; to ``evaluate``, the first may be missing (None).
+
+    ``lister`` says where converted files are kept, and tells of it. Raises ``UserError``.
+    """
+    library()
+    root = Path(settings.datapath)
+    train, validation = _chosen_splits(root, settings.val_split, evaluate)
+    reader = _Reader(root, settings, lister, train or validation)
+    values = {found.name: reader.values(found) for found in filter(None, (train, validation))}
+    first = train or validation
+    classes = classes_of(reader.feature(first), values[first.name])
+    for found in filter(None, (train, validation)):  # a ClassLabel's numbers mean nothing without its names
+        names = getattr(reader.feature(found), "names", None)
+        if names and tuple(names) != classes:
+            raise UserError(
+                f"--datapath {root}: {found.name} has other classes than {first.name}: {some([*names])} instead of "
+                f"{some(classes)}"
+            )
+    images = {name: reader.images(name, numbers, classes) for name, numbers in values.items()}
+    if validation is not None:
+        return Splits(images[train.name] if train else None, images[validation.name], classes)
+    both = images[train.name]
+    mask = held_out(both.labels.numpy(), classes, settings.val_split)
+    parts = [
+        ImageFiles(both.paths.take(np.flatnonzero(chosen)), both.labels[torch.from_numpy(chosen)], both.colour)
+        for chosen in (~mask, mask)
+    ]
+    return Splits(*parts, classes)
+
+
+def _chosen_splits(root: Path, val_split: float | None, evaluate: bool) -> tuple[Found | None, Found | None]:
+    """Those to train and to validate on; the second is None with ``--val-split``."""
+    splits = find(root)
+    train = next((splits[name] for name in TRAINING_FOLDERS if name in splits), None)
+    validation = next((splits[name] for name in VALIDATION_FOLDERS if name in splits), None)
+    there = f" (it holds {some(sorted(splits))})" if splits else ""
+    if train is None and not (evaluate and validation):
+        raise UserError(
+            f"--datapath {root}: holds no training images that save_to_disk wrote, nor in parquet files{there}; "
+            f"hf: {SPECS['hf'].source}"
+        )
+    if validation is not None and val_split is not None:
+        raise UserError(f"--val-split: {root} already has {validation.name}; remove the flag")
+    if validation is None and val_split is None:
+        raise UserError(f"--datapath {root}: holds no validation or test split{there}; give --val-split 0.1")
+    return train, validation
+
+
+class _Reader:
+    """Reads splits whose columns are those of ``first``."""
+
+    def __init__(self, root: Path, settings: DataSettings, lister: Lister, first: Found) -> None:
+        self._root, self._lister, self._features = root, lister, {}
+        columns = self._features[first.name] = read_features(first)
+        self.image = chosen_column(columns, settings.image_column, "--image-column", f"{root}, {first.name}")
+        self.label = chosen_column(columns, settings.label_column, "--label-column", f"{root}, {first.name}")
+        self._tables: dict[str, Any] = {}
+
+    def feature(self, found: Found) -> Any:
+        """The kind of the labels' column."""
+        return self._features[found.name][self.label]
+
+    def values(self, found: Found) -> np.ndarray:
+        """The labels as they are stored."""
+        if found.name not in self._features:
+            self._features[found.name] = read_features(found)
+        features = self._features[found.name]
+        for column, flag in ((self.image, "--image-column"), (self.label, "--label-column")):
+            if column not in features:
+                raise UserError(f"{flag} {column}: {self._root}, {found.name} has the columns {', '.join(features)}")
+        log = self._lister.progress.log if self._lister.is_main else _to_nobody
+        table = read_split(found, [self.image, self.label], self._lister.folder, log)
+        self._tables[found.name] = table
+        return labels_of(table, self.label, found.name)
+
+    def images(self, name: str, values: np.ndarray, classes: tuple[str, ...]) -> ImageFiles:
+        """A split's images and labels."""
+        labels = torch.from_numpy(numbered(values, classes, self.label, name))
+        where = f"{self._root}/{name}"
+        paths = Rows(self._tables[name], self.image, where, str(self._root))
+        return ImageFiles(paths, labels, SPECS["hf"].colour)
+
+
+def _to_nobody(line: str) -> None:
+    pass

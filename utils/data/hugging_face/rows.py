@@ -1,0 +1,113 @@
+"""Images in the rows of a table, read by their number."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from utils.data.hugging_face.files import library
+from utils.data.images.stored import Stored
+
+
+class Row(Stored):
+    """The image in a row, named SPLIT[NUMBER]."""
+
+    rows: Rows
+    number: int
+
+    @property
+    def version(self) -> str:
+        """Names the table's files with their sizes and times."""
+        return f"{self.rows.version}\0{self.number}"
+
+    def content(self) -> bytes:
+        return self.rows.read(self.number)
+
+    def __reduce__(self) -> Any:
+        """Across processes goes the number; a table is known to all that were forked from the one that opened it."""
+        return _row, (self.rows.key, str(self), self.number)
+
+
+def _row(key: int, name: str, number: int) -> Row:
+    row = Row(name)
+    row.rows, row.number = _opened[key], number
+    return row
+
+
+_opened: list[Rows] = []
+
+
+class Rows(Sequence[str]):
+    """The images of a split as a sequence of names; each ``Row`` is made when it is asked for.
+
+    ``dataset``: a ``datasets.Dataset`` that maps its files, so that memory does not grow with their number.
+    ``places``: which of its rows, int64 (n,); None for all.
+    """
+
+    def __init__(self, dataset: Any, column: str, where: str, root: str, places: np.ndarray | None = None) -> None:
+        feature = dataset.features[column]
+        dataset = dataset.select_columns([column])
+        if isinstance(feature, library().Image):
+            dataset = dataset.cast_column(column, library().Image(decode=False))
+        self._dataset, self._column, self._where, self._root = dataset, column, where, root
+        self._places = np.arange(len(dataset)) if places is None else places
+        self.key = len(_opened)
+        _opened.append(self)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Row:
+        number = int(self._places[index])
+        return _row(self.key, f"{self._where}[{number}]", number)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+    def take(self, places: np.ndarray) -> Rows:
+        """Those at ``places``, int64 (m,), in that order."""
+        return Rows(self._dataset, self._column, self._where, self._root, self._places[places])
+
+    def read(self, number: int) -> bytes:
+        """The image file in row ``number``. Raises ``OSError``."""
+        try:
+            value = self._dataset[number][self._column]
+        except Exception as error:  # pyarrow's errors have no common base
+            raise OSError(f"the row cannot be read: {error}") from error
+        if isinstance(value, dict):
+            path = value.get("path")
+            value = value.get("bytes")
+            if value is None and path:
+                if "://" in path:
+                    raise OSError(f"it lies at {path}, and nothing is fetched")
+                with open(os.path.join(self._root, path), "rb") as file:
+                    return file.read()
+        if not isinstance(value, bytes):
+            raise OSError("the row holds no image")
+        return value
+
+    @cached_property
+    def version(self) -> str:
+        """Text that changes when the table's files do."""
+        status = [os.stat(file["filename"]) for file in self._dataset.cache_files]
+        return " ".join(f"{one.st_size} {one.st_mtime_ns}" for one in status)
+
+    @cached_property
+    def identity(self) -> str:
+        """Text that is equal for images of equal sizes in bytes in equal order, wherever they lie.
+
+        It needs no more than where each image begins and ends.
+        """
+        import pyarrow
+        import pyarrow.compute
+
+        cells = self._dataset.with_format("arrow")[:].column(self._column)
+        if pyarrow.types.is_struct(cells.type):
+            cells = pyarrow.compute.struct_field(cells, "bytes")
+        lengths = pyarrow.compute.fill_null(pyarrow.compute.binary_length(cells), 0).to_numpy()
+        return hashlib.sha256(lengths[self._places].astype("<i8").tobytes()).hexdigest()
