@@ -167,6 +167,17 @@ def test_any_damage_to_the_file_is_noticed_and_repaired(tree, slow):
         assert said[0].startswith(f"{path}: is no whole list of files") and path.read_bytes() == content
 
 
+def test_what_a_killed_process_left_behind_is_no_list(tree, slow):
+    whole = files_of(tree, lister(tree))
+    path = kept_file(tree)
+    content = path.read_bytes()
+    for left in (content, content[:99]):
+        path.rename(path.with_suffix(".partial")).write_bytes(left)
+        said = []
+        assert same(files_of(tree, lister(tree, said)), whole) and "51 files in" in said[0]
+        assert kept_file(tree).read_bytes() == content
+
+
 def test_a_list_of_other_rules_is_made_again(tree, slow, monkeypatch):
     files_of(tree, lister(tree))
     endings = (*listing.IMAGE_ENDINGS, ".txt")
@@ -180,7 +191,11 @@ def test_a_folder_that_was_changed_just_now_is_listed_but_not_kept(tree, slow, m
     monkeypatch.setattr(kept_listing, "SETTLED_NS", 3600 * 10**9)
     said = []
     assert len(files_of(tree, lister(tree, said))[0]) == 51
-    assert "is not kept" in said[0] and [*(tree.parent / ".decoded").iterdir()] == []
+    assert (
+        "is not kept" in said[0]
+        and "was changed just before" in said[0]
+        and [*(tree.parent / ".decoded").iterdir()] == []
+    )
 
 
 def test_a_quick_listing_and_a_dry_run_leave_nothing_behind(tree, slow, monkeypatch):

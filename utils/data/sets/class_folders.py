@@ -164,7 +164,7 @@ def holds_images(folder: Path) -> bool:
 
 def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]:
     """A warning if the folders in ``tree`` hold only folders, which may be the intended classes."""
-    if any(path.count(b"/") == 1 for path in images.paths.below()):
+    if images.paths.in_one_level or any(path.count(b"/") == 1 for path in images.paths.below()):
         return []
     return [
         f"--datapath: no class folder in {tree} holds images itself, only its folders do ({images.paths[0]} ...); the "

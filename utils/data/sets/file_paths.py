@@ -62,9 +62,13 @@ class FilePaths(Sequence[str]):
         names = self.below()
         return self.joined(os.fsdecode(self._tree), NUL.join([names[place] for place in places.tolist()]))
 
+    @property
+    def in_one_level(self) -> bool:
+        """Whether all files lie in the tree's folders themselves, and none below."""
+        return np.count_nonzero(self.names == ord("/")) == len(self)  # each has one at least
+
     def ends_of_paths(self) -> bytes:
         """The last two parts, folder and name, of all paths, joined by zero bytes."""
-        content = self.names.tobytes()
-        if content.count(b"/") == len(self):  # each has a class folder, so none has more
-            return content
+        if self.in_one_level:
+            return self.names.tobytes()
         return NUL.join([b"/".join(name.split(b"/")[-2:]) for name in self.below()])

@@ -109,7 +109,7 @@ class Lister:
                 seconds, log = time.monotonic() - began, self.progress.log
                 unsettled = _unsettled(listing.folders, began_ns)
                 if unsettled is not None:
-                    log(f"The list of files below {tree} is not kept: {unsettled} was changed just before")
+                    log(f"The list of files below {tree} is not kept: {unsettled}")
                     os.unlink(file.name)
                 else:
                     megabytes = _save(file, path, listing) / 1e6
@@ -165,10 +165,12 @@ def _first_changed(tree: Path, folders: Sequence[FolderTimes]) -> str | None:
 
 
 def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
-    """A folder whose times cannot be relied on: just changed, or on a file system that does not count time."""
+    """Why the times of a folder cannot be relied on, None if all can."""
     for folder, modified, changed in folders:
-        if modified <= 0 or max(modified, changed) > began_ns - SETTLED_NS:
-            return folder
+        if modified <= 0:  # as on a mounted object store
+            return f"{folder} has no time of modification"
+        if max(modified, changed) > began_ns - SETTLED_NS:
+            return f"{folder} was changed just before"
     return None
 
 
