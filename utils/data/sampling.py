@@ -90,7 +90,8 @@ def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder |
         if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
             raise UserError("--shard-window: the training images do not lie in shards; remove it")
         available = first_samples(len(labels), args)
-        return WindowedOrder(args.run.seed, images.paths.shards.astype(np.int64), args.data.shard_window, available)
+        shards, labels = images.paths.shards.astype(np.int64), labels.cpu().numpy()
+        return WindowedOrder(args.run.seed, shards, args.data.shard_window, available, labels)
     repeats, balanced = args.augmentation.repeated_augmentation, args.data.balanced_sampler
     if repeats == 1 and not balanced and args.data.train_samples is None:
         return None

@@ -203,7 +203,7 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
             "use --dataname folder for another set"
         )
     if len(classes) < 2:
-        where = hint(Path(settings.datapath), settings.dataname)
+        where = "" if settings.dataname == "shards" else hint(Path(settings.datapath), settings.dataname)
         raise UserError(
             f"--datapath {settings.datapath}: holds one class, {classes[0]}; a classifier needs two or more"
             + (where and f"; {where}")

@@ -10,6 +10,7 @@ import numpy as np
 from utils.data.sample_plan import hashed, permutation
 
 WINDOW_STREAM = 41
+SORTED = 3.0  # chi square over its degrees of freedom, which is 1 for mixed shards
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,13 +20,15 @@ class WindowedOrder:
     ``shards``: int64 (n,), the shard of each sample. The shards come in a random order, cut into windows of at most
     ``window`` shards, nearly equal in number; the samples of a window come in a random order before those of the next
     one begin. ``available``: int64 (m,), the samples to choose from. With as many shards in a window as there are, the
-    order is an ordinary shuffle, though not the same one as without windows.
+    order is an ordinary shuffle, though not the same one as without windows. ``labels``, int64 (n,): to tell when the
+    shards are sorted by class, which windows cannot mend.
     """
 
     seed: int
     shards: np.ndarray
     window: int
     available: np.ndarray
+    labels: np.ndarray | None = None
     repeats: int = 1
 
     @property
@@ -45,7 +48,31 @@ class WindowedOrder:
 
     def __str__(self) -> str:
         count = len(np.unique(self.shards[self.available]))
-        return f"each image once an epoch, shuffled within windows of {min(self.window, count):,} of {count:,} shards"
+        text = f"each image once an epoch, shuffled within windows of {min(self.window, count):,} of {count:,} shards"
+        excess, share = (1.0, 0.0) if self.labels is None else self.other_classes()
+        if excess < SORTED:
+            return text
+        return (
+            f"{text}; but in a window, {100 * share:.0f} % of the images would have to be of other classes to be like "
+            "the whole set, which harms training: take more shards at a time, or pack the data set, which mixes it"
+        )
+
+    def other_classes(self) -> tuple[float, float]:
+        """How far the classes of a window are from those of all images, mean over the windows of epoch 0.
+
+        Pearson's chi square over its degrees of freedom, 1 if the shards are mixed; and the total variation distance,
+        the share of the images that would have to be of another class.
+        """
+        labels = np.unique(self.labels[self.available], return_inverse=True)[1]
+        classes = int(labels.max()) + 1
+        shares = np.bincount(labels, minlength=classes) / len(labels)
+        excesses, distances = [], []
+        for shards in self.windows(0):
+            counts = np.bincount(labels[np.isin(self.shards[self.available], shards)], minlength=classes)
+            expected = shares * counts.sum()
+            excesses.append(((counts - expected) ** 2 / expected).sum() / max(1, classes - 1))
+            distances.append(0.5 * np.abs(counts / counts.sum() - shares).sum())
+        return float(np.mean(excesses)), float(np.mean(distances))
 
 
 @lru_cache(maxsize=2)
