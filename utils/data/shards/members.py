@@ -117,14 +117,16 @@ class _OpenShards:
 
     def _copy_or_file(self, path: str, folder: str) -> int:
         copy = copy_of(path, folder)
-        if copy not in self._files:
-            for name, file in list(self._files.items()):  # an open file that was removed would keep its disk space
-                if name.endswith(COPY) and not os.fstat(file).st_nlink:
-                    self._close(name)
-        try:
+        if copy in self._files:
             return self._file(copy)
+        try:
+            file = self._file(copy)
         except FileNotFoundError:
             return self._file(path)
+        for name, other in list(self._files.items()):  # an open file that was removed would keep its disk space
+            if name.endswith(COPY) and other != file and not os.fstat(other).st_nlink:
+                self._close(name)
+        return file
 
     def _close(self, path: str) -> None:
         with suppress(OSError):
