@@ -242,6 +242,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--teacher", "--distillation", "--distillation-alpha", "--distillation-temperature"}
     extra |= {"--mixup-prob", "--mixup-switch-prob", "--mixup-off-epoch", "--repeated-augmentation"}
     extra |= {"--shard-window", "--shard-cache", "--shard-cache-gb", "--max-val-batches"}
+    extra |= {"--image-column", "--label-column"}
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
     extra |= {"--drop", "--drop-path", "--model-kwargs", "--grad-checkpointing", "--sync-bn"}
     extra |= {"--new-head", "--freeze", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}

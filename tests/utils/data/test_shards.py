@@ -14,7 +14,7 @@ from PIL import Image
 from scripts.packing.shuffling import shuffling_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.images.decoding import open_image
+from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import sample_plan
 from utils.data.sample_plan import SamplePlan
 from utils.data.sets.datasets import get_data, prepare
@@ -185,6 +185,14 @@ def test_members_that_lack_or_repeat_something_are_told_or_left_out(foreign, mem
     data = read(foreign, "--skip-bad-images")
     assert reds(data.train) == [*range(10), 7, 8]
     assert message in data.warnings[0] and "left out" in data.warnings[0]
+
+
+def test_a_damaged_image_of_another_tar_file_is_a_bad_image_with_its_name(foreign):
+    write_tar(foreign / "my-train-002.tar", [("bad.cls", b"1"), ("bad.png", png(1)[:40])])
+    data = read(foreign)
+    assert len(data.train) == 11
+    with pytest.raises(UnreadableImage, match="my-train-002.tar/bad.png: cannot be read as an image"):
+        open_image(data.train.paths[10], "RGB")
 
 
 @pytest.mark.parametrize("bytes_left", [512 * 9, 512 * 7 + 50, 512 * 8])
