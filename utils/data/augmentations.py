@@ -49,6 +49,7 @@ class Flip:
 
     alternating: bool = False
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Which images are flipped: bool (n,)."""
@@ -67,6 +68,7 @@ class VerticalFlip:
     """Upside down with a probability of one half."""
 
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Which images are flipped: bool (n,)."""
@@ -91,6 +93,7 @@ class Shift:
     padding: str = "zero"
     flip: Flip | None = None
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Which row and column of the padded image each pixel comes from: int64 (n, height), (n, width)."""
@@ -128,6 +131,7 @@ class ResizedCrop:
     interpolation: str = "bilinear"
     while_decoding: bool = False
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         return () if self.while_decoding else (torch.from_numpy(samples.uniforms(CROP_STREAM, 4)),)
@@ -149,6 +153,7 @@ class Cutout:
     side: int
     size: int
     normalised: ClassVar[bool] = True
+    compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """The centres' row and column: int64 (n, 2)."""

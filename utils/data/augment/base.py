@@ -37,9 +37,11 @@ class Augmentation(Protocol):
 
     ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
     overwrite. Otherwise it applies to pixel levels, 0 to 255, in uint8 or after a crop in float32, and leaves them.
+    ``compilable``: torch.compile can make one graph of ``apply``, which does not depend on numbers on the host.
     """
 
     normalised: ClassVar[bool]
+    compilable: ClassVar[bool]
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""

@@ -26,6 +26,7 @@ class ColorJitter:
     amounts: tuple[float, float, float, float]
     probability: float = 1.0
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
 
     @classmethod
     def of(cls, values: Sequence[float], probability: float) -> ColorJitter:
@@ -44,7 +45,6 @@ class ColorJitter:
         applied = (uniforms[:, -1:] < self.probability) & (amounts > 0)[order]
         return np.where(applied, order, -1), np.take_along_axis(arguments, order, axis=1)
 
-    @torch.compiler.disable
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         return apply_layers(whole_levels(images), JITTER, *numbers, Canvas())
 
@@ -66,6 +66,7 @@ class Sometimes:
     low: float = 0.0
     high: float = 0.0
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Whether it is done, 0 or -1, and the argument: (n, 1) each."""
@@ -73,7 +74,6 @@ class Sometimes:
         choices = np.where(uniforms[:, :1] < self.probability, 0, -1)
         return choices, self.low + (self.high - self.low) * uniforms[:, 1:]
 
-    @torch.compiler.disable
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         return apply_layers(whole_levels(images), (self.operation,), *numbers, Canvas())
 

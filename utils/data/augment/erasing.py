@@ -31,12 +31,12 @@ class RandomErasing:
     mode: str = "const"
     count: int = 1
     normalised: ClassVar[bool] = True
+    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Random numbers: float64 (n, k); apply() makes boxes of them, once it knows the size of the images."""
         return (samples.uniforms(ERASE_STREAM, 4 + self.count * (2 * ATTEMPTS + 2)).astype(np.float64),)
 
-    @torch.compiler.disable
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         (uniforms,) = numbers
         chosen = np.flatnonzero(uniforms[:, 0] < self.probability)

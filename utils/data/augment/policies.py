@@ -95,6 +95,7 @@ class RandomOperations:
     probability: float = 1.0
     weights: tuple[float, ...] = ()
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details: (n, layers) each."""
@@ -111,7 +112,6 @@ class RandomOperations:
         choices = np.where(others[..., 0] < self.probability, choices, -1)
         return choices, self.level.draw(others[..., 2:]), others[..., 1].astype(np.float64)
 
-    @torch.compiler.disable
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         return self.operations.apply(whole_levels(images), *numbers)
 
@@ -138,6 +138,7 @@ class SubPolicies:
     levels: np.ndarray
     level: Level
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details: (n, longest) each."""
@@ -148,7 +149,6 @@ class SubPolicies:
         choices = np.where(others[..., 0] < self.probabilities[sequence], self.choices[sequence], -1)
         return choices, self.level.draw(others[..., 2:], self.levels[sequence]), others[..., 1].astype(np.float64)
 
-    @torch.compiler.disable
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         return self.operations.apply(whole_levels(images), *numbers)
 
@@ -174,6 +174,7 @@ class AugMix:
     alpha: float = 1.0
     rounds_twice: bool = False
     normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details, (n, width, longest) each; weights of image and chains, (n, 1 + width)."""
@@ -192,7 +193,6 @@ class AugMix:
         weights = np.concatenate([own, parts / parts.sum(1, keepdims=True)], axis=1)
         return choices, self.level.draw(others[..., 2:4]), others[..., 1].astype(np.float64), weights
 
-    @torch.compiler.disable
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
         choices, levels, details, weights = numbers
         images = whole_levels(images)
