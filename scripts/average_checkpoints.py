@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
         made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
         save(Path(own.output), kitchen.model.state_dict(), ingredients[0].description, made_of)
     print(f"Saved {own.output}")
-    print(figures(report))
+    print(figures(report, args.data.max_val_batches))
     return 0
 
 
@@ -94,7 +94,9 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
     """The first checkpoint's, with ``flags``; without what only training needs."""
     from utils.checkpoint.resume import ResumePoint
 
-    args = arguments.parse(list(flags), checkpoint=ResumePoint(first.path, first.description, digest="").settings)
+    begun = ResumePoint(first.path, first.description, digest="").settings
+    begun = {name: value for name, value in begun.items() if name not in arguments.FOR_TRYING_OUT}
+    args = arguments.parse(list(flags), checkpoint=begun)
     if mistakes := [f"{flag_of(name)} is not for averaging" for name in NOT_HERE if getattr(args.run, name)]:
         raise UserError(*mistakes)
     return dataclasses.replace(

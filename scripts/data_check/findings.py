@@ -265,7 +265,8 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
             findings.problem(place, "EXIF rotation")
     other = [
         (place, kind) for place in np.flatnonzero(known)
-        if not survey.paths[place].lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
+        if os.path.splitext(path := survey.paths[place])[1]  # rows of a table have none
+        and not path.lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
     ]  # fmt: skip
     if other:
         named = some((f"{survey.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), len(other))

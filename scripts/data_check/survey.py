@@ -139,7 +139,7 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
 
 def _trees(settings: DataSettings, root: Path | None) -> tuple[Path, ...]:
     """The folders with class folders that ``get_data`` would read."""
-    if root is None:
+    if root is None or settings.dataname == "hf":
         return ()
     splits = find_splits(root)
     if settings.val_split is None:

@@ -87,14 +87,15 @@ def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
     """The last lines of a finished run."""
     args, folder, log = run.args, run.run_folder.folder, run.writer.log
     doubted = args.data.dataname != "synthetic" and not args.data.max_val_batches  # random labels, a few images
+    cut = cut_words(args.data.max_val_batches)
     for line in doubts(report, data, progress.step) if doubted else ():
         log(f"warning: {line}")
     if early := stopped_early(args, progress):
-        log(f"Stopped early: {early}")
+        log(f"Stopped early{cut}: {early}")
     swa = args.average.first_averaged_epoch(args.optimisation.epochs)
     if swa and not progress.averaged_epochs:
         log(f"warning: no weights were averaged: --swa-start-epoch begins in epoch {swa}, and the run ended before")
-    metric, cut = best_metric(args.run), cut_words(args.data.max_val_batches)
+    metric = best_metric(args.run)
     if progress.best_epoch:
         other = f", where {metric.column} is {progress.best_value:.4f}" if metric.column != "val_top1" else ""
         log(f"Best top1{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")

@@ -1,6 +1,7 @@
 """Data sets of Hugging Face's library: the images and labels that the library itself reads, by number, no network."""
 
 import io
+import pickle
 import re
 import socket
 import sys
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 import main
+from scripts import check_data
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.hugging_face.rows import Rows
@@ -100,7 +102,8 @@ def test_images_labels_and_classes_are_those_that_were_written(tmp_path, kind):
         assert images.labels.tolist() == [number % 3 for number in range(first, first + count)]
         shown = [np.asarray(open_image(path, "RGB")) for path in images.paths]
         assert all(np.array_equal(a, b) for a, b in zip(shown, expected(first, count), strict=True))
-    assert str(data.train.paths[5]).endswith("train[5]")
+    row = pickle.loads(pickle.dumps(data.train.paths[5]))  # as between processes
+    assert row.endswith("train[5]") and row.content() == encoded(5)
 
 
 def test_the_layouts_of_one_data_set_have_one_fingerprint_and_other_images_another(tmp_path, saved):
@@ -267,6 +270,17 @@ def test_a_damaged_table_and_two_data_sets_in_one_folder_are_clear_errors(tmp_pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no training images that save_to_disk wrote"):
         read(tmp_path / "empty")
+
+
+def test_a_table_that_is_read_as_class_folders_gets_a_hint_and_one_that_is_checked_no_false_notes(
+    saved, tmp_path, capsys
+):
+    with pytest.raises(UserError, match="holds tables of Hugging Face's library datasets; use --dataname hf"):
+        read(saved, "--dataname", "folder")
+    flags = ["--dataname", "hf", "--datapath", str(saved), "--workers", "0", "--no-progress", "--output", str(tmp_path)]
+    assert check_data.main(flags) == 0
+    report = capsys.readouterr().out
+    assert "no faults in 33 images" in report and "other format" not in report and "not read" not in report
 
 
 def test_without_the_library_a_line_says_how_to_install_it(saved, monkeypatch):

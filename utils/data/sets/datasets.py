@@ -15,6 +15,7 @@ import torch
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
+from utils.data.hugging_face.files import SAVED
 from utils.data.hugging_face.reading import read_tables
 from utils.data.hugging_face.rows import Rows
 from utils.data.preprocessing import Known, Preprocessing, resolve
@@ -301,6 +302,8 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
     splits = find_splits(root)
     if splits and settings.val_split is not None:
         raise UserError(f"--val-split: {root} already has {splits[1].name}/; remove the flag")
+    if splits and (splits[0] / SAVED).is_file():
+        raise UserError(f"--datapath {root}: holds tables of Hugging Face's library datasets; use --dataname hf")
     if splits:
         if name == "imagenet":
             for folder in splits:
