@@ -178,7 +178,7 @@ def is_finished(run: Run) -> bool:
 
 def build(run: Run) -> Components:
     """Build all components. Whatever can be wrong with them shows here, before anything is created."""
-    from models.prepare import known_preprocessing, prepare_network, read_weights, start_from_images
+    from models.prepare import known_preprocessing, prepare_network, read_weights, spread, start_from_images
     from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
     from utils.optim.ema import build_average
@@ -208,6 +208,7 @@ def build(run: Run) -> Components:
         )  # fmt: skip
         if begins:
             start_from_images(network.model, train_loader)
+        spread_copy = spread(args, network.model, distributed)
         optimizer = network.freezing.separate(build_optimizer(args.optimisation, network.model))
         return Components(
             data=data,
@@ -217,7 +218,9 @@ def build(run: Run) -> Components:
             model=network.model,
             untrained=network.untrained,
             freezing=network.freezing,
-            ema=None if evaluating else build_average(network.model, args.average, args.optimisation.epochs, optimizer),
+            ema=None
+            if evaluating
+            else build_average(network.model, args.average, args.optimisation.epochs, optimizer, spread_copy),
             optimizer=optimizer,
             lr_policy=None
             if evaluating
@@ -406,6 +409,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
     ``changed``: the run goes on with other settings or data, which its folder has to record.
     """
     from utils.record.summary import announce, save_settings, table_row, warn_of_little_space
+    from utils.runtime.sharding import is_sharded
 
     point, distributed = run.resume_point, run.distributed
     announce(run, components)
@@ -416,13 +420,14 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
         run.writer.text("Settings", (run.run_folder.folder / "config.yaml").read_text() if run.is_main else "")
         run.writer.table_row(table_row(run.args))
         run.writer.charts(traval.reporter.charts())
-        run.writer.weights(components.model)
+        if not is_sharded(components.model):
+            run.writer.weights(components.model)
         traval.save_now("initial")
         distributed.run_on_rank0(lambda: warn_of_little_space(run))
         return
     # Each rank reads. Nothing is saved before all have, and nothing keeps what was read.
     with distributed.raise_on_all_ranks(), point.fitting():
-        traval.load_state(point.read())
+        traval.load_state(point.read(traval.places()))
     run.writer.log("Continuing {} after epoch {}, step {}".format(point.path, *run.position))
     if point.folder is None or changed:
         traval.save_now("last")

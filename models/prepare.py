@@ -22,8 +22,10 @@ from utils.data.resolution import build_resolution
 from utils.data.sets.datasets import Data
 from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
-from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
+from utils.precision.amp import DTYPES, autocast, keep_in_fp32, resolve_amp
+from utils.runtime import sharding
 from utils.runtime.determinism import refuse_without_determinism
+from utils.runtime.distributed import Distributed
 
 START_IMAGES = 5000
 
@@ -80,6 +82,18 @@ def prepare_network(
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, channels_last, freezing)
+
+
+def spread(args: Settings, model: torch.nn.Module, distributed: Distributed) -> torch.nn.Module | None:
+    """Spread ``model`` over the processes if ``--shard-model`` says so, before its optimizer is built.
+
+    Gives the module that its moving average needs, spread alike; None without. Raises ``UserError``.
+    """
+    trains = not (args.run.evaluate or args.run.dry_run)
+    if not (args.model.shard_model and distributed.world_size > 1 and trains):
+        return None
+    dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
+    return sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
 
 
 def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:

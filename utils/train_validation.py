@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.progress import Progress
+from utils.checkpoint.sharded import Places, write_shards
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.loop.bad_images import BadImages
@@ -31,6 +32,7 @@ from utils.optim.ema import WeightAverage
 from utils.optim.freezing import Freezing, has_trainable
 from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
+from utils.optim.optimizers import with_own_kernels
 from utils.optim.sam import SharpnessAware
 from utils.precision.amp import autocast
 from utils.precision.diagnosis import too_many_skips
@@ -42,6 +44,7 @@ from utils.record.selection import judge
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
 from utils.runtime.exchange import Exchange
+from utils.runtime.sharding import is_sharded
 from utils.runtime.state_dicts import load_state_dict
 
 
@@ -130,8 +133,9 @@ class TraVal:
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.exchange)
         self.clip = GradientClipper(
-            self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled()
-        )
+            self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled(),
+            over_ranks=self.distributed.norm_over_ranks,
+        )  # fmt: skip
         self.two_passes = None
         if self.args.optimisation.sam_rho:
             self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
@@ -394,6 +398,12 @@ class TraVal:
         states = [optimizer.state_dict() for optimizer in self.optimizers]
         return states if len(states) > 1 else states[0]
 
+    def places(self) -> Places | None:
+        """Which part of each tensor of ``state()`` belongs to this process; None if all do."""
+        if not is_sharded(self.model):
+            return None
+        return Places.of(self.model, self.ema.module if self.ema is not None else None, self.optimizers[0])
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, as ``save`` wrote it: with local SGD, from this process's own part."""
         groups = state.get("local_sgd")
@@ -406,7 +416,7 @@ class TraVal:
             self.ema.load_state(state["ema"])
         stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
         for optimizer, its_state in zip(self.optimizers, stored, strict=True):
-            optimizer.load_state_dict(its_state)
+            optimizer.load_state_dict(with_own_kernels(optimizer, its_state))
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])
@@ -426,13 +436,21 @@ class TraVal:
             self.writer.flush()
             call(self.hooks.before_save, self, names)
             own_parts = {"local_sgd": groups} if groups is not None else {}
-            self.checkpointer.save({**self.description, **self.state(), **own_parts}, *names)
+            self.checkpointer.save(shards or {**self.description, **self.state(), **own_parts}, *names)
             call(self.hooks.after_save, self, names)
 
         with self.exchange.averaged(self.model, self.progress.step):
             self.distributed.broadcast_buffers(self.model)
+            shards = self._write_shards() if is_sharded(self.model) else None
             groups = self.exchange.gather(self._optimizer_state(), self.progress.step)
             self.distributed.run_on_rank0(save)
+
+    def _write_shards(self) -> dict[str, Any]:
+        """Write every process's part of the state; gives what is left for the checkpoint's file."""
+        if self.ema is not None:
+            self.distributed.broadcast_buffers(self.ema.module)
+        self._wait_for_checkpoint()  # which then removes the shards that nothing needs any more
+        return write_shards({**self.description, **self.state()}, self.checkpointer.folder, self.distributed)
 
     def save_now(self, name: str) -> None:
         """Save under ``name``; returns once it is on the disk."""

@@ -13,6 +13,7 @@ import torch
 
 from scripts.verification import records
 from scripts.verification.runs import WatchedRun
+from utils.checkpoint.checkpoint import load
 from utils.checkpoint.inventory import CONTENTS
 
 OF_THE_CALL = ("output", "resume")  # settings of this call only: what to do and where
@@ -68,7 +69,7 @@ def checkpoint(path: Path, free_settings: Iterable[str] = ()) -> dict[str, Any]:
     """A checkpoint as {"model/0.weight": leaf}; empty when there is none."""
     if not path.is_file():
         return {}
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = load(path)
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
     kept = {name: value for name, value in state["settings"].items() if name not in free_settings}
     return dict(_flat({**state, "settings": kept}))

@@ -8,7 +8,6 @@ So whenever the process dies, there is a whole checkpoint, and damaged ones can 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -24,8 +23,10 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from utils.checkpoint.background import BackgroundTask, Snapshot
+from utils.checkpoint.digest import sha256
 from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
 from utils.checkpoint.progress import Progress
+from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out, sync_folder
 from utils.config.settings import UserError
 from utils.runtime.state_dicts import load_state_dict
 
@@ -34,7 +35,7 @@ KEYS = (
     "format", "arch", "model", "ema", "optimizer", "scaler", "progress", "classes", "preprocessing", "settings",
     "versions", "fingerprint",
 )  # fmt: skip
-OPTIONAL = {"teacher", "class_weights", "local_sgd"}  # keys of some runs' checkpoints
+OPTIONAL = {"teacher", "class_weights", "local_sgd", SHARDS, CONTENTS}  # keys of some runs' checkpoints
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
@@ -89,9 +90,10 @@ class Checkpointer:
         temporary = self.folder / f".{names[0]}.tmp"
         try:
             with open(temporary, "wb") as file:
-                torch.save({**state, CONTENTS: inventory(state)}, file)
+                torch.save({**state, CONTENTS: state.get(CONTENTS) or inventory(state)}, file)
                 _flush(file)
             self._replace(temporary, names)
+            remove_unused(self.folder, read_quickly)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume continues"
             raise UserError(
@@ -111,7 +113,7 @@ class Checkpointer:
         _write_manifest(self.folder, both)
         for name in names:
             self._place(written, name)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         _write_manifest(self.folder, after)
 
     def _place(self, written: Path, name: str) -> None:
@@ -126,11 +128,49 @@ class Checkpointer:
         os.replace(copy, target)
 
 
-def load(path: Path, digest: str | None = None) -> dict[str, Any]:
+def load(
+    path: Path, digest: str | None = None, places: Places | None = None, *, outline: bool = False
+) -> dict[str, Any]:
     """A verified checkpoint, on the CPU. Raises ``UserError`` with the file and what is wrong.
 
-    ``digest``: the SHA-256 that the file must have, regardless of the manifest.
+    ``digest``: the SHA-256 that the file must have, regardless of the manifest. ``places``: give only those parts of
+    tensors that belong to this process, where they belong. ``outline``: a sharded one may give tensors without content.
     """
+    state = _content(path, digest)
+    if SHARDS not in state:
+        return state if places is None else spread_out(state, places)
+    shards = Shards(path, state[SHARDS])
+    if digest is None:  # otherwise rank 0 has verified them, and each process reads its part alone
+        shards.verify()
+    return shards.outlined(state) if outline else shards.read(state, places)
+
+
+def write_whole(path: Path, state: dict[str, Any]) -> None:
+    """Write ``state``, as ``load`` gave it, into one new file at ``path``; it appears once it is whole.
+
+    Raises ``UserError`` if the disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save({**state, CONTENTS: inventory(state)}, file)
+            _flush(file)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot write {path} ({_reason(error)})") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read_quickly(path: Path) -> dict[str, Any]:
+    """A checkpoint's content, not verified; its tensors are not read. Raises what torch raises."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def _content(path: Path, digest: str | None) -> dict[str, Any]:
+    """What the file ``path`` holds, verified; of a sharded checkpoint everything but tensors."""
     if os.path.isdir(path):
         raise UserError(f"{path}: is a folder; give a file in it")
     if not os.path.isfile(path):  # waiting for a pipe could take forever
@@ -220,7 +260,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 def load_run(path: Path) -> dict[str, Any]:
     """As ``load``, for a checkpoint to continue from: every part must be there and of its kind."""
-    state = load(path)
+    state = load(path, outline=True)
     lacking = [key for key in KEYS if key not in state]
     if not lacking and state["format"] != FORMAT:
         raise UserError(
@@ -358,28 +398,10 @@ def _write_manifest(folder: Path, digests: dict[str, list[str]]) -> None:
     os.replace(temporary, folder / MANIFEST)
 
 
-def sha256(path: Path) -> str:
-    """The digest of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _flush(file: IO[Any]) -> None:
     """Force what was written onto the disk."""
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: OSError | RuntimeError) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from utils.checkpoint import checkpoint
+from utils.checkpoint.sharded import Places
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
@@ -45,13 +46,14 @@ class ResumePoint:
             digest = "no file"  # which ``read`` will refuse
         return cls(path, _plain_parts(state), digest, folder)
 
-    def read(self) -> dict[str, Any]:
+    def read(self, places: Places | None = None) -> dict[str, Any]:
         """The whole state, on the CPU: tensors from the file, all else as in ``state``. Each process calls it.
 
-        Raises ``UserError`` if the file is not the one that was found.
+        With ``places`` only this process's part of the tensors, where it belongs. Raises ``UserError`` if the file is
+        not the one that was found.
         """
         try:
-            return _completed(self.state, checkpoint.load(self.path, self.digest))
+            return _completed(self.state, checkpoint.load(self.path, self.digest, places))
         except UserError as error:
             advice = "no other process may write the run, and each machine must see its folder"
             raise UserError(*(f"{line}; {advice}" for line in error.mistakes)) from error

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from utils.config.datasets import SPECS
-from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
+from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE, SHARDABLE, WITH_NESTEROV
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
 DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
@@ -63,6 +63,7 @@ def rules(
         *_average_rules(v, is_explicit),
         *(_schedule_free_rules(v, is_explicit) if v.optimizer in SCHEDULE_FREE else ()),
         *_local_sgd_rules(v),
+        *(_sharding_rules(v) if v.shard_model and world_size > 1 and not v.evaluate else ()),
         *_start_rules(v, is_explicit),
         *_data_rules(v),
         *(_place_rules(v) if begins or checkpoint_known else ()),
@@ -222,6 +223,39 @@ def _local_sgd_rules(v: SimpleNamespace) -> Iterator[Rule]:
         ("local_sgd_steps", "sync_bn"),
         local and v.sync_bn,
         "--sync-bn contradicts --local-sgd-steps: each of its layers waits for all machines; remove one",
+    )
+
+
+def _sharding_rules(v: SimpleNamespace) -> Iterator[Rule]:
+    """What needs whole parameters or gradients in each process."""
+    yield Rule(
+        ("shard_model", "optimizer"),
+        v.optimizer not in SHARDABLE,
+        f"--shard-model needs --optimizer {', '.join(SHARDABLE[:-1])} or {SHARDABLE[-1]}, which treat each number by "
+        f"itself, not {v.optimizer}",
+    )
+    reasons = {
+        "clip_grad_agc": "needs the norms of whole weights",
+        "sam_rho": "moves whole weights within a step",
+        "grad_penalty": "differentiates whole gradients",
+        "lookahead": "keeps a second copy of whole weights",
+        "swa_start_epoch": "keeps the mean of whole weights; --ema-decay works",
+        "compile": "compiles a network with whole weights",
+        "unfreeze_epoch": "changes in training which parameters have a gradient; --freeze works",
+        "fp32_layers": "mixes formats within a block, whose weights arrive in one",
+        "dump_bad_batch": "saves whole weights from each process",
+        "local_sgd_steps": "lets processes differ in whole weights",
+        "bucket_mb": "cuts whole gradients into pieces",
+    }
+    for name, reason in reasons.items():
+        flag = f"--{name.replace('_', '-')}"
+        yield Rule(
+            ("shard_model", name), getattr(v, name), f"--shard-model contradicts {flag}, which {reason}; remove one"
+        )
+    yield Rule(
+        ("shard_model", "grad_compression"),
+        v.grad_compression != "off",
+        f"--shard-model contradicts --grad-compression {v.grad_compression}, which is for whole gradients; remove one",
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional
 from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
+from utils.loop.idle_passes import IdlePasses
 from utils.record.class_metrics import ClassReport
 from utils.record.metrics import Report, ValidationMeter
 from utils.record.writer import NullWriter
@@ -33,25 +34,30 @@ def validate(
     """Run the bare module on this rank's batches, with rank 0's buffers; returns the sums over all ranks.
 
     ``before_batch`` is called for each of this rank's batches. ``between`` is called after each round, in which every
-    rank has at most one batch, and so equally often on all of them.
+    rank has at most one batch, and so equally often on all of them. A sharded network needs all ranks in every pass.
     """
     distributed.broadcast_buffers(model)
     model.eval()
+    idle = IdlePasses(model, distributed, autocast)
     meter = ValidationMeter(loader.num_batches, distributed.device)
     title = "Validation (cut)" if loader.is_cut else "Validation"
     with writer.bar(len(loader), 0, title, "batch") as bar:
         batches = loader.batches()
         for _ in range(loader.rounds):
             batch = next(batches, None)  # in the last round some ranks have none
+            idle.begin_round(batch)
             if batch is not None:
                 before_batch(batch)
                 bad_images.note(batch)
             if batch is not None and len(batch.targets):
                 logits, loss, _ = forward(model, batch, functional.cross_entropy, autocast)
                 meter.update(batch.number, loss, logits, batch.targets)
+            else:
+                idle()
             bar.update(batch is not None)
             between()
     model.train()
+    idle.end()
     report = Report.from_sums(distributed.all_reduce_sum(meter.sums).sum(0).tolist())
     (classes,) = distributed.all_reduce_max([meter.classes])  # some ranks may have had no batch
     class_sums = distributed.all_reduce_sum(meter.class_sums(int(classes)))

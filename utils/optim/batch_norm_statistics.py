@@ -12,10 +12,13 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.runtime.distributed import Distributed
+from utils.runtime.sharding import is_sharded, release
 
 
 class Loader(Protocol):
     """What ``recompute`` needs of a training loader."""
+
+    image_shape: tuple[int, int, int]
 
     def shared_out(self, epoch: int, steps: int) -> tuple[int, Iterator[Any]]:
         """The number of forward passes over all ranks, and this rank's batches."""
@@ -51,10 +54,14 @@ def recompute(
         if batch is not None:
             with sums.watching(), autocast:
                 model(batch.images)
+        elif is_sharded(model):  # whose other ranks need this one's part of the weights
+            with autocast:
+                model(torch.zeros(1, *loader.image_shape, device=distributed.device))
         for row in distributed.all_gather(sums.take()):
             sums.total += row
         between()
     sums.pool()
+    release(model)
 
 
 def layers_with_statistics(model: nn.Module) -> list[_BatchNorm]:

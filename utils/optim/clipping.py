@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
 
 from utils.config.groups.optimisation import OptimisationSettings
+from utils.runtime.sharding import is_sharded, local
 
 
 class GradientClipper:
@@ -21,6 +24,9 @@ class GradientClipper:
     ``each_skips``: a scaler skips each of ``optimizers`` whose part of the gradient is not finite. The norm is then
     that of the other parts, which are stepped with, and an overflow in one part does not affect another. Otherwise
     the gradient has only one part.
+
+    If ``model`` is sharded, each process has its part of each gradient, and ``over_ranks`` gives the norm of a vector
+    of which each process has a part, from the norm of that part, a tensor ().
     """
 
     def __init__(
@@ -29,7 +35,9 @@ class GradientClipper:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         each_skips: bool,
+        over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        self._over_ranks = over_ranks if is_sharded(model) else None
         self.norm, self.value, self.share = settings.clip_grad_norm, settings.clip_grad_value, settings.clip_grad_agc
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(self._names)
@@ -47,13 +55,16 @@ class GradientClipper:
         """
         # nn.utils.get_total_norm without its sorting by devices and types, which took as long as the norms themselves.
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
-        self._measured = [(part, torch._foreach_norm([parameter.grad for parameter in part])) for part in present]
-        norm, limited = _over_finite([torch.linalg.vector_norm(torch.stack(norms)) for _, norms in self._measured])
+        own = present if self._over_ranks is None else [_own_parts(part) for part in present]
+        measured = [torch._foreach_norm([holder.grad for holder in part]) for part in own]
+        self._measured = [*zip(present, measured, strict=True)]
+        totals = [torch.linalg.vector_norm(torch.stack(norms)) for norms in measured]
+        norm, limited = _over_finite(totals if self._over_ranks is None else [*map(self._over_ranks, totals)])
         if self.norm is not None:
-            for part, measured in zip(present, limited, strict=True):
-                nn.utils.clip_grads_with_norm_(part, self.norm, measured)
+            for part, limit in zip(own, limited, strict=True):
+                nn.utils.clip_grads_with_norm_(part, self.norm, limit)
         elif self.value is not None:
-            nn.utils.clip_grad_value_(self.parameters, self.value)
+            nn.utils.clip_grad_value_([holder for part in own for holder in part], self.value)
         elif self.share is not None:
             clip_adaptively(self._adaptive, self.share)
         return norm
@@ -64,6 +75,11 @@ class GradientClipper:
         norms = [norm for _, norms in self._measured for norm in norms]
         finite = torch.isfinite(torch.stack(norms)).tolist()
         return [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+
+
+def _own_parts(parameters: Iterable[nn.Parameter]) -> list[Any]:
+    """For each sharded parameter something whose ``grad`` is this process's part of the gradient."""
+    return [SimpleNamespace(grad=local(parameter.grad)) for parameter in parameters]
 
 
 def _over_finite(norms: list[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:

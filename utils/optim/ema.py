@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from utils.config.groups.average import AverageSettings
 from utils.optim.schedule_free import ScheduleFreeSGD
+from utils.runtime.sharding import local
 from utils.runtime.state_dicts import load_state_dict
 
 Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
@@ -35,13 +36,13 @@ class MovingAverage:
 
     Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
-    All other buffers are copied.
+    All other buffers are copied. ``module``: a copy that exists already; a sharded ``model`` cannot be copied.
     """
 
     has_begun = True
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.module, self.decay = copy.deepcopy(model), decay
+    def __init__(self, model: nn.Module, decay: float, module: nn.Module | None = None) -> None:
+        self.module, self.decay = module if module is not None else copy.deepcopy(model), decay
         self._averaged: Pairs = {}
         self._copied: Pairs = {}
         pairs = zip(_tensors(self.module), _tensors(model), strict=True)
@@ -165,22 +166,23 @@ def build_average(
     settings: AverageSettings,
     epochs: int,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    module: nn.Module | None = None,
 ) -> WeightAverage | None:
     """The average of ``model``'s weights that its ``optimizer`` keeps or ``settings`` ask for, if any.
 
-    ``epochs``: those of the whole run.
+    ``epochs``: those of the whole run. ``module``: a copy of ``model`` for a moving average, if there is one already.
     """
     if isinstance(optimizer, ScheduleFreeSGD):
         return ScheduleFreeAverage(model, optimizer)
     if settings.ema_decay is not None:
-        return MovingAverage(model, settings.ema_decay)
+        return MovingAverage(model, settings.ema_decay, module)
     first = settings.first_averaged_epoch(epochs)
     return EpochAverage(model, first) if first is not None else None
 
 
 def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
     """Parameters and buffers, and for each whether it is averaged rather than copied."""
-    tensors = [(parameter, parameter.is_floating_point()) for parameter in model.parameters()]
+    tensors = [(local(parameter), parameter.is_floating_point()) for parameter in model.parameters()]
     for name, buffer in model.named_buffers():
         is_statistic = name.rpartition(".")[2].startswith("running_")
         tensors.append((buffer, is_statistic and buffer.is_floating_point()))

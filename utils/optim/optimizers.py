@@ -145,11 +145,19 @@ MOMENTUM = {"sgd", "muon-sgd", "schedulefree-sgd"}
 
 def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
     """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
-    optimizer = kind(groups, fused=True, **options)
+    sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
+    # torch's DTensor, of which a sharded network consists, knows no fused SGD.
+    optimizer = kind(groups, **({"foreach": True} if sharded else {"fused": True}), **options)
     # A fused optimizer would skip a step inside its kernel, which the host does not see. Skipped steps are reported
     # here, so the scaler must read its flag on the host and leave the step out itself, as with any other optimizer.
     optimizer._step_supports_amp_scaling = False
     return optimizer
+
+
+def with_own_kernels(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The stored ``state``, to be computed by ``optimizer``'s kernels: a sharded network's are others."""
+    own = [{name: group[name] for name in ("fused", "foreach") if name in group} for group in optimizer.param_groups]
+    return {**state, "param_groups": [old | new for old, new in zip(state["param_groups"], own, strict=True)]}
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

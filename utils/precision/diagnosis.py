@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from utils.precision.probe import NonFinite, find_non_finite
+from utils.runtime.sharding import is_sharded
 
 SHOWN_LAYERS, SHOWN_SAMPLES = 3, 16  # in the short form, for the console
 UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
@@ -121,7 +122,8 @@ def examine(
     """Repeat a step's ``passes`` until one produces a non-finite value.
 
     ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients
-    are left in place; the caller restores buffers and random state. A compiled network runs uncompiled.
+    are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A sharded
+    network, which needs all ranks in every pass, goes through all of them.
     """
     found, samples = NonFinite(), []
     for part in passes:
@@ -133,9 +135,13 @@ def examine(
             return loss
 
         with torch.compiler.set_stance("force_eager"):
-            found = find_non_finite(model, run, lambda loss, part=part: backward(part, loss))
+            finding = find_non_finite(model, run, lambda loss, part=part: backward(part, loss))
+        if found:
+            continue
+        found = finding
         if found:
             bad = ~torch.isfinite(logits[0]).all(dim=1)
             samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
-            break
+            if not is_sharded(model):
+                break
     return RankFinding(rank, found, samples)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.runtime.sharding import local
+
 Seen = Callable[[str, nn.Module, torch.Tensor], None]
 
 
@@ -106,7 +108,7 @@ def find_non_finite(
     found.parameters = [
         name
         for name, parameter in model.named_parameters()
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+        if parameter.grad is not None and not bool(torch.isfinite(local(parameter.grad)).all())
     ]
     if not records:
         return found

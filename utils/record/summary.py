@@ -17,6 +17,7 @@ import torch
 
 from utils.checkpoint.checkpoint import FORMAT
 from utils.checkpoint.progress import Progress
+from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.settings import Settings, as_text
 from utils.data.images.decoding import decoder
@@ -255,7 +256,7 @@ def table_row(args: Settings) -> dict[str, Any]:
 def warn_of_little_space(run: Run) -> None:
     """Warn when the disk has too little room for the checkpoints to come, judged by the first. For the main process."""
     checkpoints = run.run_folder.checkpoints
-    first = (checkpoints / "initial.pt").stat().st_size
+    first = (checkpoints / "initial.pt").stat().st_size + bytes_of(checkpoints / "initial.pt")
     free, needed = shutil.disk_usage(checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
     if free < needed:
         run.writer.log(

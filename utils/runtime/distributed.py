@@ -114,7 +114,7 @@ class Distributed:
                     timeout=self.timeout,
                     device_id=self.device if self.device.type == "cuda" else None,
                 )
-            self._beside = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
+            self.beside = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,6 +151,12 @@ class Distributed:
         torch.distributed.all_gather(gathered, tensor)
         return gathered
 
+    def norm_over_ranks(self, norm: torch.Tensor) -> torch.Tensor:
+        """The norm of a vector of which each rank has a part with this ``norm``, a tensor (); on every rank."""
+        import torch
+
+        return torch.linalg.vector_norm(torch.stack(self.all_gather(norm)))
+
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """The maximum of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
         import torch
@@ -184,7 +190,7 @@ class Distributed:
         """
         if self.world_size == 1:
             return nullcontext()
-        return LongWork(self._beside, what, _log if self.is_main else lambda line: None).waited_for()
+        return LongWork(self.beside, what, _log if self.is_main else lambda line: None).waited_for()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
@@ -239,7 +245,9 @@ class Distributed:
         """
         import torch
 
-        if self.world_size == 1:
+        from utils.runtime.sharding import is_sharded
+
+        if self.world_size == 1 or is_sharded(model):
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = torch.nn.parallel.DistributedDataParallel(
@@ -274,7 +282,11 @@ class Distributed:
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
         """Around forward and backward: ranks exchange gradients only in a step's last pass."""
-        return model.no_sync() if self.world_size > 1 and more_to_come else nullcontext()
+        from utils.runtime.sharding import is_sharded
+
+        # Whole gradients, kept until the last pass, would take the room that sharding saves: it adds up parts.
+        waits = self.world_size > 1 and more_to_come and not is_sharded(model)
+        return model.no_sync() if waits else nullcontext()
 
     def seed(self, seed: int) -> None:
         """Seed this process's device generators: torch.manual_seed without its bookkeeping."""

@@ -59,6 +59,11 @@ class ModelSettings:
         False, "batch norms normalise by the batches of all processes together (GPUs)", in_evaluation=False,
         effect=needs("several processes, and batch norm", lambda v: v.processes > 1 and v.has_statistics),
     )  # fmt: skip
+    shard_model: bool = setting(
+        False, "spread parameters, gradients, average and optimizer state over the processes (torch's fully_shard): "
+        "for networks that do not fit", affects_result=False, in_evaluation=False,
+        effect=needs("several processes", lambda v: v.processes > 1),
+    )  # fmt: skip
     freeze: tuple[str, ...] | None = setting(
         None, "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; "
         "their batch norms keep their statistics too", type=str, many=True, metavar="PATTERN",

@@ -13,6 +13,7 @@ LR_POLICIES = (
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
 WITH_NESTEROV = ("sgd", "muon-sgd")
+SHARDABLE = ("sgd", "adam", "adamw")  # a part of a parameter moves as it does within the whole
 SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # an average of their own takes the place of a policy
 
 

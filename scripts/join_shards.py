@@ -1,0 +1,50 @@
+"""One file of a checkpoint whose tensors lie in shards: what a run with --shard-model leaves, for any other program.
+
+    python scripts/join_shards.py RUN --output whole.pt                          # the newest checkpoint of a run
+    python scripts/join_shards.py RUN/checkpoints/best.pt --output whole.pt
+
+The file holds everything: main.py resumes and evaluates it, with --shard-model or without, and every tool reads it. (So
+they do the shards, as long as the folder is whole.) Needs memory for the whole state, no GPU and no other process.
+Heavy imports are inside the functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.common.command_line import ToolParser, run_tool
+from utils.config.settings import UserError
+
+NAME = "join_shards.py"
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser.add_argument("run", metavar="RUN", help="a checkpoint file, or a run folder, of which the newest is taken")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the file to write; must not exist")
+    own = parser.parse_args(argv)
+    output = Path(own.output)
+    if output.exists():
+        raise UserError(f"--output {output}: exists; give another file")
+    if not output.parent.is_dir():
+        raise UserError(f"--output {output}: there is no folder {output.parent}")
+    from utils.checkpoint import checkpoint
+    from utils.checkpoint.resume import from_path
+
+    point = from_path(Path(own.run), warn, checkpoint.load_run)
+    checkpoint.write_whole(output, checkpoint.load(point.path))
+    print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB from {point.path}")
+    return 0
+
+
+def warn(line: str) -> None:
+    """A warning about a damaged checkpoint of a run."""
+    print(f"{NAME}: warning: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

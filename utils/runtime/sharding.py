@@ -1,0 +1,109 @@
+"""Networks whose parameters are spread over the processes: torch's ``fully_shard`` (FSDP2).
+
+Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data parallel, 2023. Each process keeps a part of each
+parameter, gradient, average and optimizer state; a unit's whole parameters exist while it computes.
+
+Weights arrive in the format that autocast computes with. Autocast would otherwise keep a copy of each whole weight for
+the backward pass, and nothing would be saved. Vectors (norms, layer scale) and what lies outside of the units arrive in
+float32, as autocast leaves them, and gradients are summed in float32: the results are those of autocast with whole
+parameters, but for rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from utils.config.settings import UserError
+
+SMALLEST_UNIT = 200  # a unit has at least one part in so many of the network's parameters
+_MARK = "spread_over_processes"
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``spread`` has been called for ``model``."""
+    return getattr(model, _MARK, False)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a sharded tensor, in the same memory; any other tensor itself."""
+    with torch.no_grad():  # otherwise a view that autograd knows of
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def spread(model: nn.Module, device: torch.device, dtype: torch.dtype | None, with_copy: bool) -> nn.Module | None:
+    """Leave each process its part of the parameters of ``model``, which begin as rank 0's. For all ranks.
+
+    Optimizers must be built afterwards. ``device`` is this process's, ``dtype`` the format that autocast computes with,
+    None without. Gives a copy of ``model``, spread alike, if ``with_copy``: a sharded network cannot be copied any
+    more. Raises ``UserError`` for a network that uses one parameter in several places.
+    """
+    shared = len([*model.named_parameters(remove_duplicate=False)]) - len([*model.parameters()])
+    if shared:
+        raise UserError("--shard-model: the network uses a parameter in several places; remove the flag")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            torch.distributed.broadcast(tensor, src=0)
+    twin = copy.deepcopy(model) if with_copy else None
+    for network in filter(None, (model, twin)):
+        _shard(network, device, dtype)
+    return twin
+
+
+def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    # Autocast casts what flows between layers, and leaves more of it in float32 than a cast of each unit's inputs.
+    full = MixedPrecisionPolicy(cast_forward_inputs=False)
+    half = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    vectors = _holders_of_vectors(model) if dtype is not None else []
+    of_units = units(model)
+    if vectors:
+        fully_shard(vectors, mesh=mesh, reshard_after_forward=False, mp_policy=full)
+    for unit in of_units:
+        fully_shard(unit, mesh=mesh, mp_policy=half if dtype is not None else full)
+    fully_shard(model, mesh=mesh, mp_policy=full)
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and device.type == "cpu":
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no mean
+    setattr(model, _MARK, True)
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """The blocks of ``model``, whose parameters travel together: the innermost items of its lists that have layers."""
+    least = sum(parameter.numel() for parameter in model.parameters()) / SMALLEST_UNIT
+    lists = [module for module in model.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
+    items = dict.fromkeys(
+        item
+        for module in lists
+        for item in module.children()
+        if any(True for _ in item.children())
+        and not isinstance(item, nn.ModuleList | nn.ModuleDict)
+        and sum(parameter.numel() for parameter in item.parameters()) >= least
+    )
+    return [item for item in items if not any(inner in items for inner in item.modules() if inner is not item)]
+
+
+def _holders_of_vectors(model: nn.Module) -> list[nn.Module]:
+    """The modules with parameters of one dimension and no others, also not in modules within: norms, layer scale."""
+    holders = []
+    for module in model.modules():
+        own = [*module.parameters(recurse=False)]
+        if own and len(own) == len([*module.parameters()]) and all(parameter.ndim <= 1 for parameter in own):
+            holders.append(module)
+    return [module for module in holders if module is not model]
+
+
+def release(model: nn.Module) -> None:
+    """Drop whole parameters that a forward pass without a backward pass has left, before the parts change."""
+    if not is_sharded(model):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
