@@ -44,6 +44,8 @@ def spread(model: nn.Module, device: torch.device, dtype: torch.dtype | None, wi
     if shared:
         raise UserError("--shard-model: the network uses a parameter in several places; remove the flag")
     with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.contiguous()  # others, such as channels-last filters, cannot be spread
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor, src=0)
     twin = copy.deepcopy(model) if with_copy else None
