@@ -1,5 +1,6 @@
 """--shard-model: the same training with parameters spread over processes, and checkpoints that any number reads."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,17 +10,20 @@ import torch
 
 from main import main
 from scripts import join_shards
-from tests.end_to_end.forked import server
-from tests.end_to_end.processes import FINAL_LINE, differences, flat, train
+from tests.end_to_end.forked import _ranks, server, train_with
+from tests.end_to_end.processes import flat, rows, train
 from utils.checkpoint import checkpoint
-from utils.config.rules import contradictions
-from utils.config.settings import Settings, UserError
+from utils.config import arguments
+from utils.config.settings import UserError
+from utils.loop.hooks import Hooks
+from utils.runtime.sharding import local
 
 VIT = (
     "--arch", "timm/test_vit", "--image-size", "32", "--optimizer", "adamw", "--lr", "0.001", "--amp", "off",
     "--global-batch-size", "30", "--accumulate", "2", "--clip-grad-norm", "1", "--ema-decay", "0.9", "--no-progress",
-    "--print-freq", "1",
+    "--print-freq", "1", "--val-batch-size", "120", "--deterministic",
 )  # fmt: skip
+STEPS, CUT = 6, 4
 
 
 def curves(run):
@@ -27,8 +31,8 @@ def curves(run):
         return dict(content)
 
 
-def state(run, name="final.pt"):
-    return flat(checkpoint.load(Path(run) / "checkpoints" / name))
+def state(path):
+    return flat(checkpoint.load(Path(path)))
 
 
 def farthest(one, other, part):
@@ -41,51 +45,142 @@ def farthest(one, other, part):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The folders of runs of two processes and eight steps: of a sharded network, and of whole ones."""
+    """Folders of runs of two processes, of a sharded network and of whole ones; previous.pt is of step ``CUT``."""
     output = tmp_path_factory.mktemp("runs")
-    flags = (*VIT, "--max-steps", "8", "--output", output, "--deterministic")
-    return {
-        name: Path(train(*flags, *more, processes=2)["run"])
-        for name, more in {"sharded": ("--shard-model",), "whole": ()}.items()
-    }
+    flags = (*VIT, "--max-steps", STEPS, "--save-every-steps", CUT, "--output", output)
+    more = {"sharded": ("--shard-model",), "whole": ()}
+    return {name: Path(train(*flags, *flag, processes=2)["run"]) for name, flag in more.items()}
 
 
 def test_losses_gradients_weights_and_average_are_those_of_whole_parameters(runs):
     sharded, whole = curves(runs["sharded"]), curves(runs["whole"])
     for name in ("loss", "gradient_norm"):
-        assert np.allclose(sharded[name], whole[name], rtol=1e-4, atol=0), name
-    assert len(sharded["loss"]) == 8 and (sharded["gradient_norm"] > 1).any(), "something was clipped"
-    one, other = state(runs["sharded"]), state(runs["whole"])
-    assert farthest(one, other, "/model") < 5e-4 and farthest(one, other, "/ema") < 5e-4
+        assert np.allclose(sharded[name], whole[name], rtol=1e-5, atol=0), name
+    assert len(sharded["loss"]) == STEPS and (sharded["gradient_norm"] > 1).any(), "something was clipped"
+    one, other = (state(runs[name] / "checkpoints/final.pt") for name in ("sharded", "whole"))
+    assert max(farthest(one, other, part) for part in ("/model", "/ema", "/optimizer/state")) < 1e-4
+    assert one["/model/cls_token"].shape == (1, 1, 64), "fewer rows than processes"
 
 
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_weights_arrive_in_the_format_that_autocast_would_cast_them_to(amp, tmp_path):
-    """The first gradient differs by less than half precision resolves: norms and residuals are not rounded besides."""
-    flags = (*VIT, "--amp", amp, "--max-steps", "3", "--output", tmp_path)
+def test_half_precision_is_that_of_autocast(tmp_path):
+    """The gradient differs by less than half precision resolves: norms and residuals are not rounded besides."""
+    flags = (*VIT, "--amp", "fp16", "--max-steps", "2", "--output", tmp_path)
     sharded, whole = (curves(train(*flags, *more, processes=2)["run"]) for more in (("--shard-model",), ()))
-    assert np.allclose(sharded["gradient_norm"][0], whole["gradient_norm"][0], rtol=1e-4)
-    assert np.allclose(sharded["loss"], whole["loss"], rtol=1e-3)
+    assert np.allclose(sharded["gradient_norm"], whole["gradient_norm"], rtol=2e-4)
+    assert np.allclose(sharded["loss"], whole["loss"], rtol=2e-5)
 
 
-@pytest.mark.parametrize(("processes", "more"), [(2, ()), (1, ()), (3, ()), (2, ("--no-shard-model",))])
-def test_a_run_continues_on_any_number_of_processes_sharded_or_whole(processes, more, runs, tmp_path):
-    cut = train(*VIT, "--shard-model", "--deterministic", "--max-steps", "4", "--output", tmp_path, processes=2)["run"]
-    continued = train(
-        "--resume", cut, "--deterministic", "--max-steps", "8", "--no-progress", *more, processes=processes
+@pytest.mark.parametrize(
+    ("begun", "processes", "flag"), [("sharded", 1, ()), ("sharded", 3, ()), ("whole", 2, ("--shard-model",))]
+)
+def test_a_run_continues_on_any_number_of_processes_sharded_or_whole(begun, processes, flag, runs, tmp_path):
+    shutil.copytree(runs[begun], tmp_path / "run")
+    cut = tmp_path / "run/checkpoints/previous.pt"
+    assert state(cut)["/progress/step"] == CUT
+    train("--resume", cut, "--max-steps", STEPS, "--no-progress", *flag, processes=processes)
+    one, other = (state(run / "checkpoints/final.pt") for run in (tmp_path / "run", runs[begun]))
+    for name in ("step", "samples_seen", "epoch"):
+        assert one[f"/progress/{name}"] == other[f"/progress/{name}"]
+    assert max(farthest(one, other, part) for part in ("/model", "/ema", "/optimizer/state")) < 1e-4
+    file = checkpoint.read_quickly(tmp_path / "run/checkpoints/final.pt")
+    assert (checkpoint.SHARDS in file) == (processes > 1)
+
+
+def test_a_run_killed_while_saving_continues_to_the_same_bits_and_leaves_no_shards_behind(runs, tmp_path):
+    flags = (*VIT, "--shard-model", "--output", tmp_path, "--resume", "auto")
+    assert train_with("kill write step=4", *flags, "--max-steps", STEPS, "--save-every-steps", 2, processes=2) < 0
+    (shards,) = tmp_path.glob("*/*/*/checkpoints/shards")
+    assert sorted(folder.name[:8] for folder in shards.iterdir()) == ["00000000", "00000002", "00000004"]
+    assert checkpoint.newest(shards.parent, pytest.fail)[1]["progress"]["step"] == 2
+    run = Path(train(*flags, "--max-steps", STEPS, processes=2)["run"])
+    one, other = (state(folder / "checkpoints/final.pt") for folder in (run, runs["sharded"]))
+    assert all(torch.equal(value, other[key]) for key, value in one.items() if isinstance(value, torch.Tensor))
+    files = [checkpoint.read_quickly(path) for path in shards.parent.glob("*.pt")]
+    assert {folder.name for folder in shards.iterdir()} == {file[checkpoint.SHARDS]["folder"] for file in files}
+
+
+def test_every_tool_reads_shards_and_one_file_made_of_them(runs, tmp_path):
+    best, whole = runs["sharded"] / "checkpoints/best.pt", tmp_path / "whole.pt"
+    assert join_shards.main([str(best), "--output", str(whole)]) == 0
+    assert checkpoint.SHARDS not in torch.load(whole, weights_only=True)
+    assert all(
+        torch.equal(value, state(whole)[key]) if isinstance(value, torch.Tensor) else True
+        for key, value in state(best).items()
     )
-    one, other = state(continued["run"]), state(runs["sharded"])
-    if processes == 2 and not more:
-        assert all(torch.equal(value, other[key]) for key, value in one.items() if isinstance(value, torch.Tensor))
-        assert differences(cut, runs["sharded"]) == []
-    assert one["/progress/step"] == 8 and one["/progress/samples_seen"] == other["/progress/samples_seen"]
-    assert farthest(one, other, "/model") < 5e-4 and farthest(one, other, "/ema") < 5e-4
-    assert farthest(one, other, "/optimizer/state") < 1e-3
-    (newest,) = {path for path in Path(cut, "checkpoints").glob("final.pt")}
-    assert (checkpoint.SHARDS in checkpoint.read_quickly(newest)) == (processes > 1 and not more)
+    told = [
+        train("--evaluate", "--resume", path, "--no-progress").group("top1", "loss", "count") for path in (best, whole)
+    ]
+    (row,) = rows(runs["sharded"])
+    assert told[0] == told[1] == (*(f"{float(row[f'val_{name}']):.4f}" for name in ("top1", "loss")), "360")
+    with pytest.raises(UserError, match="exists; give another file"):
+        join_shards.main([str(best), "--output", str(whole)])
 
 
-def test_a_whole_run_continues_sharded(runs, tmp_path):
-    cut = train(*VIT, "--max-steps", "4", "--output", tmp_path, processes=2)["run"]
-    continued = train("--resume", cut, "--shard-model", "--max-steps", "8", "--no-progress", processes=2)
-    assert farthest(state(continued["run"]), state(runs["whole"]), "/model") < 5e-4
+def test_a_damaged_or_missing_shard_is_named_and_the_checkpoint_before_it_taken(runs, tmp_path):
+    shutil.copytree(runs["sharded"] / "checkpoints", tmp_path / "checkpoints")
+    last = tmp_path / "checkpoints/last.pt"
+    shard = next((last.parent / "shards").glob(f"{STEPS:08d}_*/__1_*"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=f"{shard.name} is damaged"):
+        checkpoint.load(last)
+    warned = []
+    path, found = checkpoint.newest(last.parent, warned.append)
+    assert path.name == "previous.pt" and found["progress"]["step"] == CUT
+    assert sum(f"{shard.name} is damaged" in line for line in warned) == 3, "last, final and best share their bytes"
+    shutil.copy(last, tmp_path / "alone.pt")
+    with pytest.raises(UserError, match="copy the folder shards too"):
+        checkpoint.load(tmp_path / "alone.pt")
+
+
+# ------------------------------------------------------------------------------------ a planted inf
+
+
+def overflow_on_rank_1(environment, flags):
+    """A rank of a run in whose second step one number of rank 1's part of the gradient, and no other, is infinite."""
+    os.environ.update(environment)
+
+    def plant(traval, batch, outputs):
+        if traval.progress.step == 1 and traval.distributed.rank == 1 and batch.ends_step:
+            gradients = [local(p.grad) for p in traval.clip.parameters if p.grad is not None]
+            gradients[-3].view(-1)[0] = torch.inf
+
+    os._exit(main(flags, hooks=Hooks(after_backward=[plant])))
+
+
+def test_an_overflow_in_one_ranks_part_of_the_gradient_skips_the_step_on_all_ranks(tmp_path):
+    flags = [*VIT, "--amp", "fp16", "--shard-model", "--device", "cpu", "--max-steps", "3", "--output", str(tmp_path)]
+    ranks = [server().Process(target=overflow_on_rank_1, args=(rank, flags)) for rank in _ranks(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    (run,) = (path.parent for path in tmp_path.glob("*/*/*/checkpoints"))
+    found = state(run / "checkpoints/final.pt")
+    assert (found["/progress/step"], found["/progress/skipped_steps"]) == (3, 1)
+    assert found["/scaler/scale"] == 65536 / 2
+    assert {found[key].item() for key in found if key.endswith("/step") and "optimizer" in key} == {2}
+    assert curves(run)["loss_scale"].tolist() == [65536, 65536, 32768]
+    assert all(value.isfinite().all() for value in found.values() if isinstance(value, torch.Tensor))
+
+
+# ----------------------------------------------------------------------------------- contradictions
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--optimizer muon", "--optimizer lamb", "--clip-grad-agc 0.01", "--sam-rho 0.05", "--grad-penalty 0.1",
+        "--lookahead 6 0.5", "--swa-start-epoch 2", "--compile", "--freeze patch_embed --unfreeze-epoch 1",
+        "--fp32-layers head", "--dump-bad-batch",
+    ],
+)  # fmt: skip
+def test_what_needs_whole_parameters_is_refused_before_the_start(flags):
+    command_line = arguments.read(["--shard-model", *flags.split()])
+    with pytest.raises(UserError) as caught:
+        command_line.resolve(2)
+    (line,) = caught.value.mistakes
+    assert line.startswith("--shard-model ") and flags.split()[-2 if "--unfreeze" in flags else 0] in line
+    command_line.resolve(1)  # one process has all parameters, and the flag has no effect
