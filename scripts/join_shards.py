@@ -23,10 +23,7 @@ NAME = "join_shards.py"
 
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
-    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
-    parser.add_argument("run", metavar="RUN", help="a checkpoint file, or a run folder, of which the newest is taken")
-    parser.add_argument("--output", required=True, metavar="FILE", help="the file to write; must not exist")
-    own = parser.parse_args(argv)
+    own = build_parser().parse_args(argv)
     output = Path(own.output)
     if output.exists():
         raise UserError(f"--output {output}: exists; give another file")
@@ -39,6 +36,13 @@ def main(argv: list[str]) -> int:
     checkpoint.write_whole(output, checkpoint.load(point.path))
     print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB from {point.path}")
     return 0
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    parser.add_argument("run", metavar="RUN", help="a checkpoint file, or a run folder, of which the newest is taken")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the file to write; must not exist")
+    return parser
 
 
 def warn(line: str) -> None:

@@ -90,6 +90,8 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
                 process_group=distributed.beside,
             )
     except dcp.api.CheckpointException as error:  # the same on all ranks
+        if distributed.is_main:
+            shutil.rmtree(folder, ignore_errors=True)  # its room is what the disk lacks
         raise UserError(
             f"--output: cannot write {folder} ({_reason(error)}): free some space; the checkpoints before it are "
             "whole, and --resume continues",

@@ -35,6 +35,7 @@ from utils.record.metrics import Report, cut_words
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
 from utils.record.selection import Metric, best_metric, stopping_rule
+from utils.runtime.sharding import is_sharded
 
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
 ROUNDING = 1e-6  # in percent
@@ -69,9 +70,10 @@ def announce(run: Run, components: Any) -> None:
         log(f"Pretrained but for {components.untrained}")
     if components.freezing:
         log(f"Training: {components.freezing}")
+    spread = ", parameters spread over them" if is_sharded(components.model) else ""
     log(
         f"{args.model.arch}: {parameters:,} parameters; {run.distributed.world_size} process(es) on "
-        f"{run.distributed.describe_device()}; batch {args.data.global_batch_size}"
+        f"{run.distributed.describe_device()}{spread}; batch {args.data.global_batch_size}"
         f"{remainder and f' ({remainder})'}; "
         f"{components.train_loader.steps_per_epoch} steps an epoch; "
         f"mixed precision {resolve_amp(args.precision, run.distributed.device)}"

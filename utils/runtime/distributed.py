@@ -155,7 +155,7 @@ class Distributed:
         """The norm of a vector of which each rank has a part with this ``norm``, a tensor (); on every rank."""
         import torch
 
-        return torch.linalg.vector_norm(torch.stack(self.all_gather(norm)))
+        return torch.linalg.vector_norm(torch.cat(self.all_gather(norm.reshape(1))))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """The maximum of each of ``numbers`` over ranks, on every rank. A synchronisation point."""

@@ -65,6 +65,7 @@ NEEDS = [
     ("new_head", "--new-head", {}, "--new-head does nothing: it needs --weights or --pretrained"),
     ("unfreeze_epoch", "--unfreeze-epoch 2", {}, "--unfreeze-epoch 2 does nothing: it needs --freeze"),
     ("unfreeze_epoch", "--freeze a --unfreeze-epoch 20", {}, "--unfreeze-epoch 20 does nothing: --epochs 20 end before"),
+    ("shard_model", "--shard-model", {"processes": 1}, "--shard-model does nothing: it needs several processes"),
     ("sync_bn", "--sync-bn", {"processes": 1}, "--sync-bn does nothing: it needs several processes, and batch norm"),
     ("freeze_bn", "--freeze-bn", {"has_statistics": False}, "--freeze-bn does nothing: it needs batch norm with"),
     ("channels_last", "--channels-last", {"has_filters": False}, "--channels-last on does nothing: it needs a network with"),
