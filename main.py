@@ -208,7 +208,7 @@ def build(run: Run) -> Components:
         )  # fmt: skip
         if begins:
             start_from_images(network.model, train_loader)
-        spread_copy = spread(args, network.model, distributed)
+        twin, epochs = spread(args, network.model, distributed), args.optimisation.epochs
         optimizer = network.freezing.separate(build_optimizer(args.optimisation, network.model))
         return Components(
             data=data,
@@ -218,9 +218,7 @@ def build(run: Run) -> Components:
             model=network.model,
             untrained=network.untrained,
             freezing=network.freezing,
-            ema=None
-            if evaluating
-            else build_average(network.model, args.average, args.optimisation.epochs, optimizer, spread_copy),
+            ema=None if evaluating else build_average(network.model, args.average, epochs, optimizer, twin),
             optimizer=optimizer,
             lr_policy=None
             if evaluating
@@ -409,7 +407,6 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
     ``changed``: the run goes on with other settings or data, which its folder has to record.
     """
     from utils.record.summary import announce, save_settings, table_row, warn_of_little_space
-    from utils.runtime.sharding import is_sharded
 
     point, distributed = run.resume_point, run.distributed
     announce(run, components)
@@ -420,8 +417,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
         run.writer.text("Settings", (run.run_folder.folder / "config.yaml").read_text() if run.is_main else "")
         run.writer.table_row(table_row(run.args))
         run.writer.charts(traval.reporter.charts())
-        if not is_sharded(components.model):
-            run.writer.weights(components.model)
+        run.writer.weights(components.model)
         traval.save_now("initial")
         distributed.run_on_rank0(lambda: warn_of_little_space(run))
         return

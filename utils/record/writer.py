@@ -24,6 +24,7 @@ from utils.record import board, curves
 from utils.record.event_files import EventFile, rewind
 from utils.record.pictures import projector
 from utils.record.pictures.collector import Gathered
+from utils.runtime.sharding import is_sharded
 
 T = TypeVar("T")
 CLASS_ACCURACY, PERCENT_EDGES = "Class_Accuracy/Test", [*range(0, 101, 5)]
@@ -163,7 +164,7 @@ class RunWriter(NullWriter):
             self._events.add(summary.image(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5)), 0)
 
     def weights(self, model: torch.nn.Module) -> None:
-        if self._events:
+        if self._events and not is_sharded(model):  # of whose weights each process has a part
             from torch.utils.tensorboard import summary
 
             for name, parameter in model.named_parameters():
