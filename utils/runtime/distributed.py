@@ -212,11 +212,11 @@ class Distributed:
         if self.is_main:
             collected: list[Any] = [value]
             for rank in ranks[1:]:
-                torch.distributed.recv_object_list(received := [None], src=rank, group=self._beside)
+                torch.distributed.recv_object_list(received := [None], src=rank, group=self.beside)
                 collected += received
             return collected
         if self.rank in ranks:
-            torch.distributed.send_object_list([on_cpu(value)], dst=0, group=self._beside)
+            torch.distributed.send_object_list([on_cpu(value)], dst=0, group=self.beside)
         return None
 
     @contextmanager
