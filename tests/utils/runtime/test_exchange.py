@@ -22,7 +22,7 @@ from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.exchange import Exchange
-from utils.train_validation import TraVal
+from utils.train_validation import TrainingFailure, TraVal
 
 LR, MOMENTUM = 0.05, 0.9
 
@@ -190,13 +190,19 @@ class OverflowOnRankOne(nn.Module):
 
 
 def check_skip(distributed):
-    """What is not finite on one process makes both skip the step, at one scale."""
+    """What is not finite on one process makes both skip the step, at one scale, or both stop before it."""
     traval = make(
         distributed, "--local-sgd-steps", 4, "--local-sgd-group", "process", "--amp", "fp16", "--init-scale", 1024,
         criterion=OverflowOnRankOne(distributed.rank, at=2),
     )  # fmt: skip
     steps(traval, 3)
     assert (traval.progress.skipped_steps, traval.scaler.get_scale()) == (1, 512)
+    traval = make(
+        distributed, "--local-sgd-steps", 4, "--local-sgd-group", "process", "--amp", "off",
+        criterion=OverflowOnRankOne(distributed.rank, at=2),
+    )  # fmt: skip
+    with pytest.raises(TrainingFailure, match="at step 2 "):
+        steps(traval, 3)
 
 
 def test_steps_are_those_of_loops_written_out():
@@ -211,7 +217,7 @@ def test_the_average_is_lent_and_each_process_goes_on_from_its_own():
     on_two(check_lent_average)
 
 
-def test_a_step_that_overflows_on_one_process_is_skipped_by_both():
+def test_a_step_that_overflows_on_one_process_is_skipped_by_both_or_ends_both():
     on_two(check_skip)
 
 
