@@ -141,7 +141,11 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
         splits[name] = Split(shards, records, "", checked=True)
         if not len(records):
             raise UserError(f"--datapath: none of the {name} images can be read")
-    refuse_faults(faults_of(plan.folder, splits, workers, progress))
+    faults = faults_of(plan.folder, splits, workers, progress)
+    for key, part in parts.items():
+        if any(str(plan.folder / part.shard.file) in fault for fault in faults):
+            plan.forget(*key)
+    refuse_faults(faults, "repeat the command, which makes these shards anew")
     left_out = [line for part in parts.values() for line in part.left_out]
     if left_out:
         (plan.folder / "left_out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8", errors="replace")

@@ -15,6 +15,8 @@ from utils.data.progress_log import ProgressLog
 from utils.data.shards.index import BLOCK, Split
 from utils.data.worker_pool.pool import WorkerPool
 
+SHOWN = 10  # faults
+
 
 def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress: ProgressLog) -> list[str]:
     """What is wrong with the shards in ``folder``, a line each; empty if all is as the index says."""
@@ -59,8 +61,7 @@ def _is_whole(data: bytes, record: np.void, checked: bool) -> bool:
     return right and (not checked or zlib.crc32(content) == record["crc"])
 
 
-def refuse_faults(faults: list[str]) -> None:
+def refuse_faults(faults: list[str], advice: str = "copy these shards again, or pack anew") -> None:
     """Raise ``UserError`` with what is wrong."""
     if faults:
-        more = [f"... and {len(faults) - 10:,} more"] if len(faults) > 10 else []
-        raise UserError(*faults[:10], *more)
+        raise UserError(*faults[:SHOWN], f"{len(faults):,} fault(s) in all; {advice}")

@@ -119,6 +119,10 @@ class Plan:
         }  # fmt: skip
         write_whole(path.with_suffix(".json"), json.dumps(described).encode())
 
+    def forget(self, split: str, number: int) -> None:
+        """Make a shard anew next time."""
+        self._part(split, number).with_suffix(".json").unlink(missing_ok=True)
+
     def _part(self, split: str, number: int) -> Path:
         return self.folder / PARTS / f"{split}-{number:06}.npy"
 

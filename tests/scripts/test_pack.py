@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import tarfile
 from pathlib import Path
@@ -17,6 +18,9 @@ from scripts.packing.plan import Plan
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.images.decoding import open_image
+from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
+from utils.data.images.gpu_decoding import pack as batch_of
+from utils.data.images.view import View
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
 from utils.data.sets.datasets import get_data
@@ -115,10 +119,17 @@ def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(t
         read("shards", tmp_path / "cut")
     with pytest.raises(UserError, match="part of another packing"):
         packed(tree, tmp_path / "cut", "--resize", 16)
-    kept[1].write_bytes(kept[1].read_bytes()[:-1])  # and one was cut later
+    kept[1].write_bytes(kept[1].read_bytes()[:-1])  # one was cut later, and one spoilt
+    good = kept[2].read_bytes()
+    kept[2].write_bytes(good[:700] + bytes([good[700] ^ 1]) + good[701:])
+    with pytest.raises(UserError) as caught:
+        packed(tree, tmp_path / "cut")
+    first, *_, last = caught.value.mistakes
+    assert first.startswith(f"{kept[2]}: its bytes are not those") and "repeat the command" in last
+    assert not (tmp_path / "cut" / "shards.json").exists()
     before = {path: path.stat().st_ino for path in kept}
     assert bytes_in(packed(tree, tmp_path / "cut")) == bytes_in(shards)
-    assert [path.stat().st_ino == before[path] for path in kept] == [True, False, True]  # only that one anew
+    assert [path.stat().st_ino == before[path] for path in kept] == [True, True, False]  # only that one anew
     assert packed(tree, tmp_path / "cut")  # finished: nothing to do
 
 
@@ -144,6 +155,17 @@ def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
     kept = [path.endswith("plain.jpg") for path in files]
     contents = zip(files, read("shards", again).train.paths, strict=True)
     assert [Path(path).read_bytes() == member.content() for path, member in contents] == kept
+
+
+def test_files_in_shards_are_handed_to_another_device_for_decoding_like_others(tree, shards):
+    seen = []
+    for name, root in (("folder", tree), ("shards", shards)):
+        paths = read(name, root).train.paths
+        items = [read_for_gpu(path, View(16), "RGB") for path in paths]
+        seen.append(decode_batch(pickle.loads(pickle.dumps(batch_of(items, View(16), "RGB"))), CPU))
+    assert torch.equal(*seen)
+    member = read("shards", shards).train.paths[3]
+    assert pickle.loads(pickle.dumps(member)).content() == member.content()
 
 
 def test_images_in_memory_are_packed_as_their_pixels(tmp_path):
