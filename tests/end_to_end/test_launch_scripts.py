@@ -58,15 +58,17 @@ def test_a_launcher_with_flags_and_no_data_says_how_it_is_used(script, flags, en
 @pytest.mark.parametrize(
     ("script", "figures"),
     [
-        (
+        pytest.param(
             "imagenet_resnet18.sh",
             ["resnet18", "x 90 epochs", "256 in total", "multistep  epoch 0: 0.1", "epoch 45: 0.01", "epoch 67.5: 0.001",
              "momentum 0.9, weight decay 0.0001"],
+            marks=pytest.mark.thorough,
         ),
-        (
+        pytest.param(
             "imagenet_resnet50.sh",
             ["resnet50", "x 90 epochs", "2048 in total", "cosine  epoch 0: 0.03657", "epoch 8: 2.048",
              "momentum 0.875, weight decay 3.05e-05 (not on norms and biases)"],
+            marks=pytest.mark.thorough,
         ),
         (
             "cifar10_resnet18.sh",

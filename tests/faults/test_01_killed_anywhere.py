@@ -176,7 +176,9 @@ def mutant(folder, parts):
     return folder
 
 
-@pytest.mark.parametrize("groups", TOGETHER, ids=str)
+@pytest.mark.parametrize(
+    "groups", [*(pytest.param(groups, marks=pytest.mark.thorough) for groups in TOGETHER[:-1]), TOGETHER[-1]], ids=str
+)
 def test_the_tool_says_different_and_what_differs_when_a_resume_forgets_something(straight, tmp_path, groups):
     # The kill comes in the third epoch, the checkpoint before it is that of step 40 in the second.
     flags = ("--straight-from", straight, "--kills", 1, "--kill-seed", seed_for(range(48, 52)), *KILL_FLAGS)

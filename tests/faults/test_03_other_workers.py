@@ -31,7 +31,7 @@ def train(capsys, *flags):
     return FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"]
 
 
-@pytest.mark.parametrize("numbers", [(0, 2, 1), (2, 1, 0)])
+@pytest.mark.parametrize("numbers", [(0, 2, 1), pytest.param((2, 1, 0), marks=pytest.mark.thorough)])
 def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numbers, tree, tmp_path, capsys):
     run = partial(
         train, capsys, "--deterministic", "--dataname", "folder", "--datapath", tree, "--image-size", 16, "--arch", "fc",

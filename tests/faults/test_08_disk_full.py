@@ -47,7 +47,7 @@ def only_line(err):
     return line
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_full_disk_is_one_line_and_with_more_space_the_run_goes_on_from_the_checkpoint_before(
     processes, small_disk, tmp_path
 ):

@@ -245,7 +245,8 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("processes", "number", "whom"), [(2, signal.SIGTERM, "launcher"), (3, signal.SIGUSR1, "rank")]
+    ("processes", "number", "whom"),
+    [pytest.param(2, signal.SIGTERM, "launcher", marks=pytest.mark.thorough), (3, signal.SIGUSR1, "rank")],
 )
 def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(processes, number, whom, tmp_path):
     flags = (

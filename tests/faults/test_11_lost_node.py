@@ -190,6 +190,7 @@ def finished(machine, output, whole, counts):
     return out
 
 
+@pytest.mark.thorough
 def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network, recipe, whole, tmp_path):
     # The lost machine has the lowest address, hence rank 0: it wrote the checkpoints, and the others met there.
     output, slow = tmp_path / "runs", ("--val-batch-size", 1, "--accumulate", 15)  # time for a machine to come

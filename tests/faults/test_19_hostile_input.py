@@ -39,8 +39,8 @@ def answer(argv):
 def reads_back(args, tmp_path):
     """Whether the saved recipe gives the same settings."""
     (tmp_path / "again.yaml").write_text(arguments.as_recipe(args, "main.py"), encoding="utf-8")
-    again = arguments.parse(["--config", str(tmp_path / "again.yaml")]).values()
-    return all(again[option.name] == args.values()[option.name] for option in IN_RECIPE)
+    again, values = arguments.parse(["--config", str(tmp_path / "again.yaml")]).values(), args.values()
+    return all(again[option.name] == values[option.name] for option in IN_RECIPE)
 
 
 # ------------------------------------------------------------------------------------ command line
