@@ -23,7 +23,7 @@ VIT = (
     "--global-batch-size", "30", "--accumulate", "2", "--clip-grad-norm", "1", "--ema-decay", "0.9", "--no-progress",
     "--print-freq", "1", "--val-batch-size", "120", "--deterministic",
 )  # fmt: skip
-STEPS, CUT = 6, 4
+EPOCHS, STEPS, CUT = ("--train-samples", "90", "--epochs", "2"), 6, 4
 
 
 def curves(run):
@@ -47,7 +47,7 @@ def farthest(one, other, part):
 def runs(tmp_path_factory):
     """Folders of runs of two processes, of a sharded network and of whole ones; previous.pt is of step ``CUT``."""
     output = tmp_path_factory.mktemp("runs")
-    flags = (*VIT, "--max-steps", STEPS, "--save-every-steps", CUT, "--output", output)
+    flags = (*VIT, *EPOCHS, "--save-every-steps", CUT, "--output", output)
     more = {"sharded": ("--shard-model",), "whole": ()}
     return {name: Path(train(*flags, *flag, processes=2)["run"]) for name, flag in more.items()}
 
@@ -59,6 +59,10 @@ def test_losses_gradients_weights_and_average_are_those_of_whole_parameters(runs
     assert len(sharded["loss"]) == STEPS and (sharded["gradient_norm"] > 1).any(), "something was clipped"
     one, other = (state(runs[name] / "checkpoints/final.pt") for name in ("sharded", "whole"))
     assert max(farthest(one, other, part) for part in ("/model", "/ema", "/optimizer/state")) < 1e-4
+    validated = [[float(row["val_loss"]) for row in rows(runs[name])] for name in ("sharded", "whole")]
+    assert validated[0] == pytest.approx(validated[1], rel=1e-5) and len(validated[0]) == 2, (
+        "of the average, which moved"
+    )
     assert one["/model/cls_token"].shape == (1, 1, 64), "fewer rows than processes"
 
 
@@ -77,7 +81,7 @@ def test_a_run_continues_on_any_number_of_processes_sharded_or_whole(begun, proc
     shutil.copytree(runs[begun], tmp_path / "run")
     cut = tmp_path / "run/checkpoints/previous.pt"
     assert state(cut)["/progress/step"] == CUT
-    train("--resume", cut, "--max-steps", STEPS, "--no-progress", *flag, processes=processes)
+    train("--resume", cut, "--no-progress", *flag, processes=processes)
     one, other = (state(run / "checkpoints/final.pt") for run in (tmp_path / "run", runs[begun]))
     for name in ("step", "samples_seen", "epoch"):
         assert one[f"/progress/{name}"] == other[f"/progress/{name}"]
@@ -87,12 +91,12 @@ def test_a_run_continues_on_any_number_of_processes_sharded_or_whole(begun, proc
 
 
 def test_a_run_killed_while_saving_continues_to_the_same_bits_and_leaves_no_shards_behind(runs, tmp_path):
-    flags = (*VIT, "--shard-model", "--output", tmp_path, "--resume", "auto")
-    assert train_with("kill write step=4", *flags, "--max-steps", STEPS, "--save-every-steps", 2, processes=2) < 0
+    flags = (*VIT, *EPOCHS, "--shard-model", "--output", tmp_path, "--resume", "auto")
+    assert train_with("kill write step=5", *flags, "--save-every-steps", 5, processes=2) < 0
     (shards,) = tmp_path.glob("*/*/*/checkpoints/shards")
-    assert sorted(folder.name[:8] for folder in shards.iterdir()) == ["00000000", "00000002", "00000004"]
-    assert checkpoint.newest(shards.parent, pytest.fail)[1]["progress"]["step"] == 2
-    run = Path(train(*flags, "--max-steps", STEPS, processes=2)["run"])
+    assert sorted(folder.name[:8] for folder in shards.iterdir()) == ["00000000", "00000003", "00000005"]
+    assert checkpoint.newest(shards.parent, pytest.fail)[1]["progress"]["step"] == 3
+    run = Path(train(*flags, processes=2)["run"])
     one, other = (state(folder / "checkpoints/final.pt") for folder in (run, runs["sharded"]))
     assert all(torch.equal(value, other[key]) for key, value in one.items() if isinstance(value, torch.Tensor))
     files = [checkpoint.read_quickly(path) for path in shards.parent.glob("*.pt")]
@@ -110,7 +114,7 @@ def test_every_tool_reads_shards_and_one_file_made_of_them(runs, tmp_path):
     told = [
         train("--evaluate", "--resume", path, "--no-progress").group("top1", "loss", "count") for path in (best, whole)
     ]
-    (row,) = rows(runs["sharded"])
+    row = max(rows(runs["sharded"]), key=lambda row: float(row["val_top1"]))
     assert told[0] == told[1] == (*(f"{float(row[f'val_{name}']):.4f}" for name in ("top1", "loss")), "360")
     with pytest.raises(UserError, match="exists; give another file"):
         join_shards.main([str(best), "--output", str(whole)])
