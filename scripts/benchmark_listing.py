@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -95,9 +96,8 @@ def report(settings: DataSettings) -> int:
         (f"listed by {count} thread(s)", *timed(lambda n=count: listed(splits[0], classes, n))[:2])
         for count in (1, THREADS)
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(kept_listing, "WORTH_KEEPING_SECONDS", 0):
         settings = dataclasses.replace(settings, cache_dir=folder)
-        kept_listing.WORTH_KEEPING_SECONDS = 0
         for name in ("first start: listed and kept", "second start: read, folders looked at"):
             seconds, memory, data = timed(
                 lambda: get_data(settings, torch.device("cpu"), kept_listing.Lister(keeps=True))

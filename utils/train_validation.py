@@ -101,7 +101,8 @@ class TraVal:
         self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True
-        self.exchange = Exchange(args.exchange, distributed, train_loader.steps_per_epoch if train_loader else 0)
+        local_sgd = train_loader is not None and args.exchange.local_sgd_steps is not None
+        self.exchange = Exchange(args.exchange, distributed, train_loader.steps_per_epoch if local_sgd else 0)
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are

@@ -162,7 +162,6 @@ def lines_of(measured, piece):
 # ------------------------------------------------------------------------------------------ all pieces
 
 
-@pytest.mark.thorough
 def test_every_piece_runs_in_its_tiny_form_or_says_that_it_needs_a_gpu(measured):
     assert measured.code == 0, measured.printed
     done = {path.stem for path in (measured.folder / "pieces").glob("*.json")}
