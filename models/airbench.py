@@ -47,8 +47,15 @@ class Airbench(nn.Module):
         self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = self.features(self.whitening(images)).amax((2, 3))
+        features = self.features(self._whitened(images)).amax((2, 3))
         return self.classifier(features) / features.shape[1]
+
+    def _whitened(self, images: torch.Tensor) -> torch.Tensor:
+        """Responses, in float32: some are small differences of large numbers, of which bfloat16 would lose 6 %."""
+        if not torch.is_autocast_enabled(images.device.type):
+            return self.whitening(images)
+        with torch.autocast(images.device.type, enabled=False):
+            return self.whitening(images.float())
 
 
 class _Pair(nn.Module):

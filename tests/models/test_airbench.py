@@ -45,6 +45,16 @@ def test_the_first_layer_holds_each_filter_and_its_negative_and_does_not_train()
     assert torch.equal(model.whitening.bias, torch.zeros(24))
 
 
+def test_responses_are_not_rounded_in_mixed_precision():
+    model, images = Airbench(10, 3, 32), images_with_correlated_pixels(10)
+    model.start_from_images(images)
+    responses, seen = model.whitening(images), []
+    model.features[0].register_forward_pre_hook(lambda _, given: seen.extend(given))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(images)
+    assert torch.equal(seen[0], responses)
+
+
 def test_a_convolution_begins_as_the_identity_on_the_channels_that_it_receives():
     first = Airbench(10, 3, 32).features[1].conv1
     images = torch.randn(2, 24, 6, 6)
