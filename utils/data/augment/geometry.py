@@ -109,13 +109,19 @@ def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int
 def _places(matrices: np.ndarray, height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where in the image each pixel comes from, down and across, from -1 to 1: float32 (k, height, width) each."""
     theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
-    theta = theta / torch.tensor([[[0.5 * width], [0.5 * height]]])
-    theta = to_device(theta, device)[..., None, None]  # (k, 2, 3, 1, 1)
+    theta = to_device(theta / torch.tensor([[[0.5 * width], [0.5 * height]]]), device)
     rows, columns = (torch.arange(size, device=device).sub(0.5 * (size - 1)) for size in (height, width))
+    if device.type == "cpu":  # torchvision's own product, since each kind of CPU rounds it in its own way
+        pixels = torch.ones(1, height, width, 3)
+        pixels[..., 0], pixels[..., 1] = columns, rows[:, None]
+        across_and_down = pixels.view(1, -1, 3).expand(len(theta), -1, -1).bmm(theta.transpose(1, 2))
+        across, down = across_and_down.view(-1, height, width, 2).unbind(3)
+        return down, across
 
     def places(across: torch.Tensor, down: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(columns * across, rows[:, None], down).add_(moved)  # rounds as torchvision's product
+        return torch.addcmul(columns * across, rows[:, None], down).add_(moved)  # a product might use TF32
 
+    theta = theta[..., None, None]  # (k, 2, 3, 1, 1)
     return places(*theta[:, 1].unbind(1)), places(*theta[:, 0].unbind(1))
 
 
