@@ -12,7 +12,6 @@ time is the most that can be expected here. Needs root, and ip and tc of iproute
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, positive_number, run_tool, table, whole
+from scripts.common.termination import termination_raises
 
 if TYPE_CHECKING:
     from scripts.links.training import Lab, Speed
@@ -47,8 +47,7 @@ def main(argv: list[str]) -> int:
     from scripts.links.network import Network
     from scripts.links.training import Lab
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the namespaces must not outlive this process
-    with Network() as network:
+    with termination_raises(KeyboardInterrupt), Network() as network:  # the namespaces must not outlive this process
         flags = ["--arch", own.arch, "--image-size", str(own.image_size)]
         lab = Lab(network, flags, own.batch_size, WARM_UP, CYCLE * own.cycles)
         limits = network.throttle(own.mbit, own.delay_ms)

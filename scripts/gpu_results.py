@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, table, whole
+from scripts.common.termination import Terminated, termination_raises
 from scripts.gpu_table import report
 from scripts.gpu_table.job import SAVING_SECONDS, Job, OutOfTime, PieceFailure, machine, nvidia_smi
 from scripts.gpu_table.lines import Line
@@ -40,10 +40,6 @@ LEAST_SECONDS = 60  # with which a piece that resumes is begun
 DONE, FAILED, OMITTED, WAITING = "done", "failed", "left out", "waiting"
 
 
-class Terminated(Exception):
-    """SIGTERM came."""
-
-
 def main(argv: list[str]) -> int:
     """Run the tool. Returns its exit code."""
     own = read_flags(argv)
@@ -54,20 +50,15 @@ def main(argv: list[str]) -> int:
     (folder / "pieces").mkdir(exist_ok=True)
     refuse_without_gpu(own)
     deadline = None if own.seconds_limit is None else time.monotonic() + own.seconds_limit
-    signal.signal(signal.SIGTERM, _terminated)
-    with Job(own, folder, deadline) as job:
-        if own.tiny:
-            own.cifar10 = own.cifar10 or made_up(job.scratch / "cifar10", "png", 32)
-            own.imagenette = own.imagenette or made_up(job.scratch / "imagenette", "jpg", 48)
-        try:
+    try:
+        with termination_raises(), Job(own, folder, deadline) as job:
+            if own.tiny:
+                own.cifar10 = own.cifar10 or made_up(job.scratch / "cifar10", "png", 32)
+                own.imagenette = own.imagenette or made_up(job.scratch / "imagenette", "jpg", 48)
             return measure(job, machine())
-        except Terminated:
-            print(f"{NAME}: stopped; the same command goes on", file=sys.stderr)
-            return LEFT
-
-
-def _terminated(*_: object) -> None:
-    raise Terminated
+    except Terminated:
+        print(f"{NAME}: stopped; the same command goes on", file=sys.stderr)
+        return LEFT
 
 
 # -------------------------------------------------------------------------------------------- flags

@@ -12,7 +12,6 @@ to --output, the trainings to runs/ there.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Places, finished, run_all
 from utils.config.settings import UserError
@@ -28,24 +28,16 @@ NAME = "sweep.py"
 STOPPED = 75  # by SIGTERM, with everything saved
 
 
-class Terminated(Exception):
-    """SIGTERM came."""
-
-
 def main(argv: list[str]) -> int:
     """Run the tool. Returns its exit code."""
     own, planned = read_flags(argv)
     folder = make_folder(own.output)
-    signal.signal(signal.SIGTERM, _terminated)
     try:
-        return sweep(own, planned, folder)
+        with termination_raises():
+            return sweep(own, planned, folder)
     except Terminated:
         print(f"{NAME}: stopped; the same command continues", file=sys.stderr)
         return STOPPED
-
-
-def _terminated(*_: object) -> None:
-    raise Terminated
 
 
 def build_parser() -> ToolParser:

@@ -20,3 +20,15 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def signals_are_handled_as_before():
+    """A handler that a test leaves behind reaches every process that a later test forks, which then may not end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    after = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+    assert after == before, f"the test left other handlers: {dict(zip(numbers, after, strict=True))}"
