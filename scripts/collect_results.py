@@ -35,7 +35,9 @@ HEAD = """# Results
 Made by `python scripts/collect_results.py` from the runs in `results/`, never by hand. Top-1 is that of the validation
 at the end of training, as mean and standard deviation over n seeds; beside it the best validation's, which is chosen on
 the images that it is measured on. Time is that of a run's epochs with their validations, without the start. The
-literature's figures, and how they were reached, are in the headers of the recipes.
+literature's figures, and how they were reached, are in the headers of the recipes. What stands in brackets after a
+recipe is the runs' `--name`: `own-split` are FashionMNIST's images, but other ones of them for the test than the data
+set's own (`scripts/split_fashionmnist.py`), since the place of its files could not be reached.
 
 | recipe | network | epochs | top-1 (n) | best | literature | time | machine | commit | command |
 |---|---|---|---|---|---|---|---|---|---|
@@ -78,7 +80,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[str], list[tuple[str, RunResult]]]:
-    """The table's rows, one for each recipe and machine, and the runs that count, each with its recipe's name."""
+    """The rows, one for each recipe, machine and --name, and the runs that count, each with its recipe's name."""
     rows, counted = [], []
     for recipe in known:
         line = ["--config", recipe.name]
@@ -87,12 +89,13 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
         except UserError:  # a recipe for any data says too little for a result
             continue
         same = [run for run in found if matches(run.args, args)]
-        machines = sorted({run.machine for run in same})
-        for machine in machines:
-            runs = {run.seed: run for run in sorted(same, key=lambda run: run.folder.name) if run.machine == machine}
+        kinds = sorted({(run.machine, run.name) for run in same})
+        for kind in kinds:
+            alike = [run for run in same if (run.machine, run.name) == kind]
+            runs = {run.seed: run for run in sorted(alike, key=lambda run: run.folder.name)}
             rows.append(measured_row(recipe, [runs[seed] for seed in sorted(runs)]))
             counted += [(recipe.name, run) for run in runs.values()]
-        if not machines:
+        if not kinds:
             cells = [
                 recipe.name,
                 args.model.arch,
@@ -106,12 +109,12 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
 
 
 def measured_row(recipe: Recipe, runs: Sequence[RunResult]) -> str:
-    """The row of a recipe on one machine, from a run of each seed."""
+    """The row of a recipe on one machine and of one --name, from a run of each seed."""
     top1, best = ([getattr(run, name) for run in runs] for name in ("top1", "best_top1"))
     seeds = " ".join(str(run.seed) for run in runs)
     return row(
         [
-            recipe.name,
+            f"{recipe.name} ({runs[0].name})" if runs[0].name else recipe.name,
             runs[0].network,
             "/".join(map(str, sorted({run.epochs for run in runs}))),
             f"{spread(top1)} ({len(runs)})",

@@ -42,6 +42,11 @@ class RunResult:
     def seed(self) -> int:
         return self.args.run.seed
 
+    @property
+    def name(self) -> str:
+        """What the user called it, by --name; '' for nothing."""
+        return self.args.run.name or ""
+
 
 def identity(args: Settings) -> dict[str, Any]:
     """The settings that runs of one experiment share: all that shape the result but the seed."""

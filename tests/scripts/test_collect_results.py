@@ -47,6 +47,14 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
     ]  # fmt: skip
 
 
+def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, monkeypatch):
+    keep_run(runs / "named", [*RUN, "--name", "own-split"], [40.0] * 20)
+    page = tmp_path / "results.md"
+    collect([runs, "--output", page], capsys, monkeypatch)
+    assert cells(page, "digits/fc")[3].endswith("(3)")
+    assert cells(page, "digits/fc (own-split)")[3] == "40.00 % (1)"
+
+
 def test_every_recipe_of_a_data_set_has_a_row_and_one_without_a_run_says_so(runs, tmp_path, capsys, monkeypatch):
     page = tmp_path / "results.md"
     collect([runs, "--output", page], capsys, monkeypatch)
