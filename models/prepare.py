@@ -78,7 +78,8 @@ def prepare_network(
     if settings.grad_checkpointing and not args.run.evaluate:
         checkpoint_gradients(settings.arch, model)
     frozen = () if args.run.evaluate else args.model.freeze or ()
-    freezing = Freezing(model, frozen, settings.unfreeze_epoch, settings.freeze_bn and not args.run.evaluate)
+    all_statistics = settings.freeze_bn and not args.run.evaluate
+    freezing = Freezing(model, frozen, settings.freeze_epoch, settings.unfreeze_epoch, all_statistics)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, channels_last, freezing)

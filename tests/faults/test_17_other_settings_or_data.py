@@ -60,7 +60,7 @@ OTHER = {
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
     "model_kwargs": "a=1", "sync_bn": None,
     "grad_compression": "bf16", "local_sgd_after_epochs": "1", "local_sgd_group": "process",
-    "matmul_weight_grad": "layers.1", "unfreeze_epoch": "2", "freeze_bn": None,
+    "matmul_weight_grad": "layers.1", "freeze_epoch": "1", "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {
     "val_split",
@@ -236,7 +236,7 @@ IMPOSSIBLE = [
     (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
     (("--layer-decay", "0.5"), ("--layer-decay",)),
     (("--freeze", "layers.1"), ("--freeze layers.1",)),
-    (("--unfreeze-epoch", "2"), ("--unfreeze-epoch 2",)),
+    (("--freeze-epoch", "1", "--unfreeze-epoch", "2"), ("--freeze-epoch 1", "--unfreeze-epoch 2")),
     (("--image-size", "16"), ("size mismatch",)),
 ]
 

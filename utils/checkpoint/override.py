@@ -29,9 +29,10 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
     elif "swa_start_epoch" in differences and resume_point.state["ema"] is not None:
         mistakes.append(f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun")
-    begun = resume_point.state["settings"].get("unfreeze_epoch")
-    if "unfreeze_epoch" in differences and (begun is None) != (args.model.unfreeze_epoch is None):
-        mistakes.append(f"{differences['unfreeze_epoch']}; only its number can change there")
+    for name in ("freeze_epoch", "unfreeze_epoch"):  # without both, no optimizer has what is frozen
+        begun = resume_point.state["settings"].get(name)
+        if name in differences and (begun is None) != (getattr(args.model, name) is None):
+            mistakes.append(f"{differences[name]}; only its number can change there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 

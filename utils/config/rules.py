@@ -60,6 +60,7 @@ def rules(
         *_batch_rules(v, is_explicit, origins, world_size),
         *_optimisation_rules(v, is_explicit),
         *_rate_rules(v, is_explicit, origins, learning_rate(values, origins, world_size)[0]),
+        *_freezing_rules(v),
         *_average_rules(v, is_explicit),
         *(_schedule_free_rules(v, is_explicit) if v.optimizer in SCHEDULE_FREE else ()),
         *_local_sgd_rules(v),
@@ -161,6 +162,16 @@ def _rate_rules(v: SimpleNamespace, is_explicit: IsExplicit, origins: dict[str, 
     )
 
 
+def _freezing_rules(v: SimpleNamespace) -> Iterator[Rule]:
+    """When parameters are frozen and released."""
+    both = v.freeze_epoch is not None and v.unfreeze_epoch is not None
+    yield Rule(
+        ("freeze_epoch", "unfreeze_epoch"),
+        both and v.freeze_epoch >= v.unfreeze_epoch,
+        f"--freeze-epoch {v.freeze_epoch} is not below --unfreeze-epoch {v.unfreeze_epoch}, so nothing would be frozen",
+    )
+
+
 def _average_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator[Rule]:
     """Averages of the weights."""
     yield Rule(
@@ -220,6 +231,12 @@ def _local_sgd_rules(v: SimpleNamespace) -> Iterator[Rule]:
         "choose another optimizer, or remove --local-sgd-steps",
     )
     yield Rule(
+        ("local_sgd_steps", "freeze_epoch"),
+        local and v.freeze_epoch is not None,
+        "--freeze-epoch contradicts --local-sgd-steps: each machine would freeze weights of its own, never to be "
+        "averaged; remove one",
+    )
+    yield Rule(
         ("local_sgd_steps", "sync_bn"),
         local and v.sync_bn,
         "--sync-bn contradicts --local-sgd-steps: each of its layers waits for all machines; remove one",
@@ -241,6 +258,7 @@ def _sharding_rules(v: SimpleNamespace) -> Iterator[Rule]:
         "lookahead": "keeps a second copy of whole weights",
         "swa_start_epoch": "keeps the mean of whole weights; --ema-decay works",
         "compile": "compiles a network with whole weights",
+        "freeze_epoch": "changes in training which parameters have a gradient; --freeze works",
         "unfreeze_epoch": "changes in training which parameters have a gradient; --freeze works",
         "fp32_layers": "mixes formats within a block, whose weights arrive in one",
         "dump_bad_batch": "saves whole weights from each process",

@@ -117,7 +117,8 @@ class ScheduleFreeAverage:
 
     They are copied when ``module`` is next asked for after a step, with all buffers of ``model``: the statistics of
     batch norm must be recomputed before using the average (``utils/optim/batch_norm_statistics.py``), and stay until
-    the next step. Parameters without a state, which have never moved, are those of ``model``.
+    the next step. Parameters without a state, which have never moved, are those of ``model``; so are frozen ones, as
+    all others are trained beside the weights y that these stay at.
     """
 
     has_begun = True
@@ -135,7 +136,7 @@ class ScheduleFreeAverage:
     @torch.no_grad()
     def _copy(self) -> None:
         states = self.optimizer.state
-        weights = [states[p]["x"] if p in states else p for p in self.model.parameters()]
+        weights = [states[p]["x"] if p in states and p.requires_grad else p for p in self.model.parameters()]
         torch._foreach_copy_([*self._module.parameters()], weights)
         for own, models in zip(self._module.buffers(), self.model.buffers(), strict=True):
             own.copy_(models)

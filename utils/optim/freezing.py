@@ -1,4 +1,4 @@
-"""Frozen parameters and batch-norm statistics: what does not train, and until when."""
+"""Frozen parameters and batch-norm statistics: what does not train, and in which epochs."""
 
 from __future__ import annotations
 
@@ -18,33 +18,40 @@ BACKBONE = ("all-but-head", "backbone")  # patterns for everything but the last 
 
 
 class Freezing:
-    """The parameters of a network that ``patterns`` freeze for ``epochs`` epochs (None: for all), by name.
+    """The parameters of a network that ``patterns`` name, frozen in the epochs ``begin`` <= epoch < ``end``, from 0.
 
-    A pattern is a glob over the names of parameters, the name of a layer, which stands for all in it, or one of
-    ``BACKBONE``. A batch norm whose parameters are all frozen also keeps its running statistics and normalises by them,
-    as in ``timm.utils.freeze``: a frozen layer computes the same throughout. ``all_statistics`` freezes those of all
-    batch norms, and for all epochs. Raises ``UserError`` if a pattern matches nothing or nothing is left to train.
+    None: from the start, or to the end of the training. A pattern is a glob over the names of parameters, the name of a
+    layer, which stands for all in it, or one of ``BACKBONE``. A batch norm whose parameters are all frozen also keeps
+    its running statistics and normalises by them, as in ``timm.utils.freeze``: a frozen layer computes the same
+    throughout. ``all_statistics`` freezes those of all batch norms, and for all epochs. What the network itself does
+    not train is never released. Raises ``UserError`` if a pattern matches nothing or nothing is left to train.
     """
 
     def __init__(
-        self, model: nn.Module, patterns: Sequence[str] = (), epochs: int | None = None, all_statistics: bool = False
-    ) -> None:
-        self.patterns, self.epochs, self.all_statistics = tuple(patterns), epochs, all_statistics
-        names = [name for name, _ in model.named_parameters()]
-        self.names = frozenset(name for pattern in patterns for name in _matches(pattern, names, model))
-        if len(self.names) == len(names):
+        self, model: nn.Module, patterns: Sequence[str] = (), begin: int | None = None, end: int | None = None,
+        all_statistics: bool = False,
+    ) -> None:  # fmt: skip
+        self.patterns, self.begin, self.end, self.all_statistics = tuple(patterns), begin or 0, end, all_statistics
+        named = dict(model.named_parameters())
+        self.names = frozenset(name for pattern in patterns for name in _matches(pattern, named, model))
+        trained = {name for name, parameter in named.items() if parameter.requires_grad}
+        if patterns and trained <= self.names:
             raise UserError(f"--freeze {' '.join(patterns)}: leaves nothing to train")
+        self._trained = self.names & trained
         norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
         norms = [name for name in norms if model.get_submodule(name).running_mean is not None]
         self.norms = frozenset(name for name in norms if all_statistics or self._is_frozen(model, name))
-        self.count = sum(parameter.numel() for name, parameter in model.named_parameters() if name in self.names)
-        named = dict(model.named_parameters()) if epochs is not None else {}
-        self._later = {named[name] for name in self.names if name in named}
+        self.count = sum(named[name].numel() for name in self.names)
+        changes = bool(self.begin) or end is not None
+        self._changing = {named[name] for name in self._trained if changes}
         for name in self.norms:
-            _keep_statistics(model.get_submodule(name))
+            _keep_statistics(model.get_submodule(name), all_statistics or self._freezes_in(0))
         self._epoch_frozen: bool | None = None
-        if epochs is None:
+        if not changes:
             self.set_epoch(0, model)  # at once, so that no optimizer gets them
+
+    def _freezes_in(self, epoch: int) -> bool:
+        return self.begin <= epoch and (self.end is None or epoch < self.end)
 
     def _is_frozen(self, model: nn.Module, norm: str) -> bool:
         own = [f"{norm}.{name}" for name, _ in model.get_submodule(norm).named_parameters()]
@@ -53,38 +60,43 @@ class Freezing:
         return any(_fits(f"{norm}.running_mean", pattern) or pattern in BACKBONE for pattern in self.patterns)
 
     def separate(self, optimizers: Optimizers) -> Optimizers:
-        """Give parameters that train later groups of their own: torch's fused SGD begins a whole group's momentum."""
+        """Give parameters that do not always train groups of their own.
+
+        torch's fused SGD begins a whole group's momentum at once, and other optimizers count a group's steps.
+        """
         for optimizer in (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers:
             for group in list(optimizer.param_groups):
-                later = [parameter for parameter in group["params"] if parameter in self._later]
-                if later and len(later) < len(group["params"]):
-                    group["params"] = [parameter for parameter in group["params"] if parameter not in self._later]
-                    optimizer.add_param_group({**group, "params": later})
+                changing = [parameter for parameter in group["params"] if parameter in self._changing]
+                if changing and len(changing) < len(group["params"]):
+                    group["params"] = [parameter for parameter in group["params"] if parameter not in self._changing]
+                    optimizer.add_param_group({**group, "params": changing})
         return optimizers
 
     def set_epoch(self, epoch: int, model: nn.Module, average: nn.Module | None = None) -> bool:
         """Freeze or release what ``epoch``, from 0, asks for; gives whether that changed which parameters train.
 
-        ``average``: the moving average of the network, whose statistics are frozen and released with the network's.
+        ``average``: the average of the network's weights. Its statistics are frozen and released with the network's,
+        unless these layers have trained: then its weights are others than the network's, and need statistics of their
+        own.
         """
-        frozen = self.epochs is None or epoch < self.epochs
+        frozen = self._freezes_in(epoch)
         if not self.patterns or frozen == self._epoch_frozen:
             return False
         self._epoch_frozen = frozen
         for name, parameter in model.named_parameters():
-            if name in self.names:
+            if name in self._trained:
                 parameter.requires_grad_(not frozen)
         for network in filter(None, (model, average)):
             for name in self.norms if not self.all_statistics else ():
                 layer = network.get_submodule(name)
-                layer.keeps_statistics = frozen
+                layer.keeps_statistics = frozen and (network is model or not self.begin)
                 layer.train(network.training)
         return True
 
     @property
     def releases_statistics(self) -> bool:
         """Whether some batch norms gather statistics later that do not at first."""
-        return bool(self.norms) and self.epochs is not None and not self.all_statistics
+        return bool(self.norms) and self.end is not None and not self.all_statistics
 
     def __bool__(self) -> bool:
         return bool(self.names or self.norms)
@@ -93,11 +105,13 @@ class Freezing:
         """In words, for log and plan."""
         parts = []
         if self.patterns:
-            until = f" until the end of epoch {self.epochs}" if self.epochs is not None else ""
-            parts.append(f"{' '.join(self.patterns)} ({self.count:,} parameters) frozen{until}")
+            since = f" from the end of epoch {self.begin}" if self.begin else ""
+            since += " on" if self.begin and self.end is None else ""
+            until = f" until the end of epoch {self.end}" if self.end is not None else ""
+            parts.append(f"{' '.join(self.patterns)} ({self.count:,} parameters) frozen{since}{until}")
         if self.norms:
-            whose = "all" if self.all_statistics else "its"
-            parts.append(f"{whose} batch-norm statistics frozen ({len(self.norms)} layers)")
+            which = "all batch-norm statistics frozen" if self.all_statistics else "with its batch-norm statistics"
+            parts.append(f"{which} ({len(self.norms)} layers)")
         return ", ".join(parts)
 
 
@@ -124,10 +138,10 @@ def _matches(pattern: str, names: Iterable[str], model: nn.Module) -> list[str]:
     raise UserError(f"--freeze {pattern}: no parameter or layer of the network has such a name; {hint}")
 
 
-def _keep_statistics(layer: nn.Module) -> None:
+def _keep_statistics(layer: nn.Module, from_the_start: bool) -> None:
     # A subclass, so that it holds for copies too, and whoever calls train() on the network.
     layer.__class__ = type(type(layer).__name__, (_KeepsStatistics, type(layer)), {})
-    layer.keeps_statistics = True
+    layer.keeps_statistics = from_the_start
     layer.train(layer.training)
 
 

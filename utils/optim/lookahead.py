@@ -14,7 +14,7 @@ class Lookahead:
 
     Zhang et al., Lookahead optimizer: k steps forward, 1 step back, 2019. The slow weights begin as the initial
     weights, as in the paper; timm's class begins with those after the first ``every`` steps. Steps that a scaler skips
-    do not count. The state is part of the optimizer's ``state_dict``.
+    do not count, and what is frozen stays where it is. The state is part of the optimizer's ``state_dict``.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, alpha: float) -> None:
@@ -29,8 +29,10 @@ class Lookahead:
     def _step(self, *_: Any) -> None:
         self.steps += 1
         if self.steps % self.every == 0:
-            torch._foreach_lerp_(self._slow, self._fast, self.alpha)
-            torch._foreach_copy_(self._fast, self._slow)
+            both = [(s, f) for s, f in zip(self._slow, self._fast, strict=True) if f.requires_grad]
+            slow, fast = ([*tensors] for tensors in zip(*both, strict=True))
+            torch._foreach_lerp_(slow, fast, self.alpha)
+            torch._foreach_copy_(fast, slow)
 
     def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         state[STATE] = {"steps": self.steps, "slow": list(self._slow)}

@@ -245,7 +245,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--image-column", "--label-column"}
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
     extra |= {"--drop", "--drop-path", "--model-kwargs", "--grad-checkpointing", "--sync-bn", "--shard-model"}
-    extra |= {"--new-head", "--freeze", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}
+    extra |= {"--new-head", "--freeze", "--freeze-epoch", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}
     extra |= {"--grad-compression", "--bucket-mb"}
     extra |= {"--local-sgd-steps", "--local-sgd-after-epochs", "--local-sgd-group"}
     extra |= {"--progressive-size", "--progressive-step", "--progressive-epochs", "--picture-epochs"}

@@ -24,6 +24,13 @@ def test_a_rule_carries_the_name_of_every_setting_that_its_message_names():
         assert named <= set(rule.settings) <= set(DEFAULTS), rule.message
 
 
+def test_what_would_be_released_before_it_is_frozen_is_refused():
+    for freeze, unfreeze in ((3, 2), (2, 2)):
+        (line,) = mistakes_of("--freeze", "a", "--freeze-epoch", str(freeze), "--unfreeze-epoch", str(unfreeze))
+        assert line.startswith(f"--freeze-epoch {freeze} is not below --unfreeze-epoch {unfreeze}")
+    arguments.parse(["--freeze", "a", "--freeze-epoch", "1", "--unfreeze-epoch", "2"])
+
+
 def test_defaults_break_no_rule():
     assert [rule.message for rule in rules(DEFAULTS, dict.fromkeys(DEFAULTS, DEFAULT), 1) if rule.broken] == []
 

@@ -64,6 +64,8 @@ NEEDS = [
     ("progressive_epochs", "--progressive-epochs 1 2", {}, "--progressive-epochs 1 2 does nothing: it needs --progressive-size"),
     ("pretrained", "--pretrained --evaluate --resume R", {}, "--pretrained does nothing: it needs no other weights"),
     ("new_head", "--new-head", {}, "--new-head does nothing: it needs --weights or --pretrained"),
+    ("freeze_epoch", "--freeze-epoch 2", {}, "--freeze-epoch 2 does nothing: it needs --freeze"),
+    ("freeze_epoch", "--freeze a --freeze-epoch 20", {}, "--freeze-epoch 20 never freezes: --epochs 20 end before"),
     ("unfreeze_epoch", "--unfreeze-epoch 2", {}, "--unfreeze-epoch 2 does nothing: it needs --freeze"),
     ("unfreeze_epoch", "--freeze a --unfreeze-epoch 20", {}, "--unfreeze-epoch 20 does nothing: --epochs 20 end before"),
     ("shard_model", "--shard-model", {"processes": 1}, "--shard-model does nothing: it needs several processes"),

@@ -1,6 +1,7 @@
-"""What is frozen does not move, costs nothing, and trains from the epoch on that was asked for."""
+"""What is frozen does not move, costs nothing, and trains in the epochs that were asked for."""
 
 import copy
+import itertools
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import told
 from tests.utils.test_train_validation import make, steps
+from utils.config import arguments
 from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
+from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.freezing import Freezing
 from utils.optim.optimizers import build_optimizer
 
@@ -107,11 +110,41 @@ def test_the_run_says_what_is_frozen_and_refuses_in_one_line(tmp_path, monkeypat
     (log,) = Path("runs/digits/timm-test_resnet").glob("*/log.txt")
     model = build("timm/test_resnet", size=8)
     count = sum(parameter.numel() for parameter in model.layer1.parameters())
-    words = f"layer1 ({count:,} parameters) frozen until the end of epoch 2, its batch-norm statistics frozen ("
+    words = f"layer1 ({count:,} parameters) frozen until the end of epoch 2, with its batch-norm statistics ("
     assert f"Training: {words}" in log.read_text()
     capsys.readouterr()
     assert main.main([*DIGITS, "--freeze", "layer1", "--unfreeze-epoch", "2", "--dry-run"]) == 0
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "words"),
+    [
+        (None, None, "frozen"),
+        (3, None, "frozen from the end of epoch 3 on"),
+        (3, 5, "frozen from the end of epoch 3 until the end of epoch 5"),
+    ],
+)
+def test_the_words_say_in_which_epochs(begin, end, words):
+    model = build("conv2")
+    freezing = Freezing(model, ["features.0"], begin, end)
+    assert str(freezing) == f"features.0 (640 parameters) {words}"
+    frozen_in = []
+    for epoch in range(7):
+        freezing.set_epoch(epoch, model)
+        frozen_in += [epoch] if "features.0.weight" not in trained(model) else []
+    assert frozen_in == [*range(begin or 0, 7 if end is None else end)]
+
+
+def test_what_the_network_itself_does_not_train_is_never_released():
+    with pytest.raises(UserError, match="leaves nothing to train"):
+        Freezing(build("airbench"), ["features", "classifier", "whitening.bias"])
+    model = build("airbench")
+    freezing = Freezing(model, ["whitening", "features.1"], begin=1, end=2)
+    own = trained(model)
+    for epoch, frozen in ((0, set()), (1, {"whitening.bias", *below(own, "features.1")}), (2, set())):
+        freezing.set_epoch(epoch, model)
+        assert trained(model) == own - frozen and "whitening.weight" not in own
 
 
 # ------------------------------------------------------------------------------------------- what it does
@@ -172,7 +205,7 @@ def test_frozen_parameters_get_no_gradient_no_state_and_no_decay(arch, optimizer
 def test_freeze_bn_keeps_all_statistics_and_trains_the_rest_also_after_unfreezing():
     model = build("timm/test_resnet", size=8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    freezing = Freezing(model, ["layer1"], epochs=1, all_statistics=True)
+    freezing = Freezing(model, ["layer1"], end=1, all_statistics=True)
     traval = make("--arch", "timm/test_resnet", "--batch-size", "512", model=model, freezing=freezing)
     freezing.separate(traval.optimizers)
     traval.train(0)
@@ -184,12 +217,15 @@ def test_freeze_bn_keeps_all_statistics_and_trains_the_rest_also_after_unfreezin
         assert torch.equal(value, before[name]) == statistics, name
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "lion", "adafactor"])
-def test_unfreezing_is_a_plain_loop_that_begins_to_train_these_parameters(optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "begin", "end"),
+    [*((name, None, 1) for name in ("sgd", "adamw", "lamb", "lion", "adafactor")), ("sgd", 1, 2), ("adamw", 1, 2)],
+)
+def test_freezing_and_unfreezing_is_a_plain_loop_that_does_not_train_these_parameters(optimizer, begin, end):
     """The reference keeps requires_grad and discards the gradients instead."""
     model = build("timm/test_resnet", size=8)
     plain = copy.deepcopy(model)
-    freezing = Freezing(model, ["*.weight"], epochs=1)  # of convolutions and norms, whose biases train
+    freezing = Freezing(model, ["*.weight"], begin, end)  # of convolutions and norms, whose biases train
     assert not freezing.norms
     flags = ("--optimizer", optimizer, "--lr", "0.01", "--batch-size", "512")
     traval = make(*flags, model=model, freezing=freezing)
@@ -197,14 +233,14 @@ def test_unfreezing_is_a_plain_loop_that_begins_to_train_these_parameters(optimi
     theirs = build_optimizer(parse([*flags]).optimisation, plain)
     if optimizer == "sgd":  # fused, it begins the momentum of all parameters at once
         theirs = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, foreach=False)
-    for epoch in (0, 1):
+    for epoch in range(end + 1):
         batches = list(traval.train_loader.batches(epoch))
         traval.train(epoch)
         traval.progress.finish_epoch()
         for batch in batches:
             nn.functional.cross_entropy(plain(batch.images), batch.targets).backward()
             for name, parameter in plain.named_parameters():
-                if epoch == 0 and name in freezing.names:
+                if epoch == end - 1 and name in freezing.names:
                     parameter.grad = None
             theirs.step()
             theirs.zero_grad()
@@ -214,12 +250,78 @@ def test_unfreezing_is_a_plain_loop_that_begins_to_train_these_parameters(optimi
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)
 
 
+LATER = {
+    "sgd": ("--optimizer", "sgd", "--lr", "0.1", "--clip-grad-norm", "1", "--swa-start-epoch", "1"),
+    "muon-sgd": ("--optimizer", "muon-sgd", "--lr", "0.01", "--ema-decay", "0.9"),
+    "lookahead, SAM": ("--optimizer", "adamw", "--lr", "0.01", "--lookahead", "2", "0.5", "--sam-rho", "0.05"),
+    "schedule-free": ("--optimizer", "schedulefree-adamw", "--lr", "0.01"),
+}
+
+
+@pytest.mark.parametrize("mixture", LATER)
+def test_what_is_frozen_after_an_epoch_stays_as_it_was_then(mixture):
+    model = build("timm/test_resnet", size=8)
+    parts = ["conv1", "bn1", "layer1", "layer2.0.conv1"]
+    freezing = Freezing(model, parts, begin=1)
+    traval = make(*LATER[mixture], "--weight-decay", "0.1", "--batch-size", "512", model=model, freezing=freezing)
+    freezing.separate(traval.optimizers)
+    before = copy.deepcopy(model.state_dict())
+    for epoch in (0, 1):
+        assert epoch == 0 or not same(before, model.state_dict())
+        then, states = copy.deepcopy(model.state_dict()), copy.deepcopy([o.state_dict() for o in traval.optimizers])
+        traval.train(epoch)
+        traval.progress.finish_epoch()
+        for name, value in model.state_dict().items():
+            kept = epoch == 1 and below({name}, *parts)
+            assert torch.equal(value, then[name]) == bool(kept), name
+    assert {traval.clip._names[p] for p in traval.clip.parameters} == trained(model)
+    assert all(p.grad is None for p in model.parameters()) and below(trained(model), *parts) == set()
+    for optimizer, state in zip(traval.optimizers, states, strict=True):
+        now = optimizer.state_dict()
+        names = {id(p): name for name, p in model.named_parameters()}
+        held = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        for number, name in enumerate(held):
+            assert same(now["state"][number], state["state"][number]) == bool(below({name}, *parts)), name
+    if mixture == "schedule-free":  # what is evaluated has the frozen weights that the others were trained beside
+        assert all(
+            torch.equal(traval.ema.module.state_dict()[name], then[name]) for name in below(then, "layer1.0.conv1")
+        )
+
+
+def test_the_averages_statistics_are_its_own_where_its_weights_are():
+    """Batch norms that trained before: the average still has other weights than those that are frozen."""
+    for begin, gathers in ((None, False), (1, True)):
+        model = build("timm/test_resnet", size=8)
+        freezing = Freezing(model, ["bn1"], begin, 3)
+        traval = make("--ema-decay", "0.9", model=model, freezing=freezing)
+        average = traval.ema.module
+        assert freezing.set_epoch(2, model, average) is (begin == 1)
+        assert model.bn1 not in layers_with_statistics(model)
+        assert (average.bn1 in layers_with_statistics(average)) is gathers
+        freezing.set_epoch(3, model, average)
+        assert model.bn1 in layers_with_statistics(model) and average.bn1 in layers_with_statistics(average)
+
+
+def test_gradients_that_only_frozen_parameters_need_are_not_computed():
+    """As in airbench: the first convolution is the dearest, and its input needs no gradient without whitening.bias."""
+    settings = arguments.parse(["--config", "cifar10/fast", "--datapath", "somewhere"]).model
+    assert (settings.freeze, settings.freeze_epoch) == (("whitening.bias",), 3)
+    model, needed = build("airbench"), []
+    freezing = Freezing(model, settings.freeze, settings.freeze_epoch, settings.unfreeze_epoch)
+    model.features[1].conv1.register_forward_pre_hook(lambda _, given: needed.append(given[0].requires_grad))
+    for epoch in range(5):
+        freezing.set_epoch(epoch, model)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.zeros(2, 1, 32, 32)).sum().backward()
+    assert needed == [True, True, True, False, False]
+
+
 def test_a_whole_optimizer_without_parameters_to_train_waits():
     """Muon's matrices are all frozen at first; under the scaler it would have nothing to look for an overflow in."""
     model = build("fc", size=8)
     traval = make(
         "--arch", "fc", "--optimizer", "muon", "--lr", "0.001", "--batch-size", "512", "--amp", "fp16",
-        "--init-scale", "8", model=model, freezing=Freezing(model, ["all-but-head"], epochs=1),
+        "--init-scale", "8", model=model, freezing=Freezing(model, ["all-but-head"], end=1),
     )  # fmt: skip
     muon, adamw = traval.optimizers
     traval.train(0)
@@ -231,20 +333,13 @@ def test_a_whole_optimizer_without_parameters_to_train_waits():
 
 # --------------------------------------------------------------------------------- resume, ranks
 
+RELEASED, FROZEN = "--freeze all-but-head --unfreeze-epoch 2", "--freeze all-but-head --freeze-epoch 2"
 MIXTURES = {
-    "scaler, average, two optimizers": (
-        "--arch",
-        "fc",
-        "--optimizer",
-        "muon",
-        "--lr",
-        "0.001",
-        "--amp",
-        "fp16",
-        "--ema-decay",
-        "0.9",
-    ),
-    "accumulation": ("--batch-size", "100", "--accumulate", "5", "--freeze-bn"),
+    "scaler, average, two optimizers": f"{RELEASED} --arch fc --optimizer muon --lr 0.001 --amp fp16 --ema-decay 0.9",
+    "accumulation": f"{RELEASED} --batch-size 100 --accumulate 5 --freeze-bn",
+    "frozen, scaler, average, muon": f"{FROZEN} --arch fc --optimizer muon-sgd --lr 0.01 --amp fp16 --ema-decay 0.9",
+    "frozen, lookahead": f"{FROZEN} --batch-size 100 --accumulate 5 --lookahead 2 0.5 --swa-start-epoch 2",
+    "frozen in between, schedule-free": f"{RELEASED} --freeze-epoch 1 --arch fc --optimizer schedulefree-adamw",
 }
 
 
@@ -254,9 +349,9 @@ def finals(run):
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_a_resume_before_and_after_unfreezing_gives_the_same_bits(tmp_path, monkeypatch, mixture):
+def test_a_resume_before_and_after_the_change_gives_the_same_bits(tmp_path, monkeypatch, mixture):
     monkeypatch.chdir(tmp_path)
-    flags = [*DIGITS, "--deterministic", "--freeze", "all-but-head", "--unfreeze-epoch", "2", *MIXTURES[mixture]]
+    flags = [*DIGITS, "--deterministic", *MIXTURES[mixture].split()]
     assert main.main([*flags, "--output", "whole"]) == 0
     (whole,) = tmp_path.glob("whole/digits/*/*")
     for stop in (2, 6, 7, 100):  # of 12 steps, 3 an epoch; 6 is between the two
@@ -265,25 +360,28 @@ def test_a_resume_before_and_after_unfreezing_gives_the_same_bits(tmp_path, monk
     assert same(finals(whole), finals(cut))
 
 
-def test_unfreezing_may_come_at_another_epoch_by_override(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flag", ["--freeze-epoch", "--unfreeze-epoch"])
+def test_the_change_may_come_at_another_epoch_by_override(tmp_path, monkeypatch, capsys, flag):
     monkeypatch.chdir(tmp_path)
-    line = [*DIGITS, "--arch", "fc", "--freeze", "layers.1", "--unfreeze-epoch", "3", "--max-steps", "4"]
+    line = [*DIGITS, "--arch", "fc", "--freeze", "layers.1", flag, "3", "--max-steps", "4"]
     assert main.main(line) == 0
     (run,) = tmp_path.glob("runs/digits/fc/*")
-    before = load(run, "last.pt")["model"]["layers.1.weight"]
+    weights = [load(run, "last.pt")["model"]["layers.1.weight"]]
     flags = ("--device", "cpu", "--no-progress", "--resume", run, "--resume-override")
-    code, (warning,) = told(capsys, (*flags, "--unfreeze-epoch", 2, "--max-steps", 6))
-    assert code == 0 and "--unfreeze-epoch 2" in warning
-    assert torch.equal(load(run, "last.pt")["model"]["layers.1.weight"], before)
+    code, (warning,) = told(capsys, (*flags, flag, 2, "--max-steps", 6))
+    assert code == 0 and f"{flag} 2" in warning
+    weights.append(load(run, "last.pt")["model"]["layers.1.weight"])
     assert main.main([*DIGITS[:3], "--resume", str(run), "--max-steps", "7"]) == 0
-    assert not torch.equal(load(run, "last.pt")["model"]["layers.1.weight"], before)
+    weights.append(load(run, "last.pt")["model"]["layers.1.weight"])
+    first, second = (torch.equal(before, after) for before, after in itertools.pairwise(weights))
+    assert (first, second) == ((False, True) if flag == "--freeze-epoch" else (True, False))
 
 
 def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [
-        "--no-progress", "--arch", "timm/test_resnet", "--epochs", "4", "--deterministic", "--freeze", "all-but-head", "--unfreeze-epoch", "2",
-        "--global-batch-size", "512", "--freeze-bn", "--lr", "0.01",
+        "--no-progress", "--arch", "timm/test_resnet", "--epochs", "4", "--deterministic", "--freeze", "all-but-head",
+        "--freeze-epoch", "1", "--unfreeze-epoch", "3", "--global-batch-size", "512", "--freeze-bn", "--lr", "0.01",
     ]  # fmt: skip
     runs = [
         Forked(*flags, "--output", "two", processes=2),

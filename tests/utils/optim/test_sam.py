@@ -179,7 +179,7 @@ def test_parameters_that_begin_to_train_later_take_part_in_both_passes():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     flags = ("--sam-rho", "0.2", "--momentum", "0", "--batch-size", "1437", "--epochs", "2")
-    traval = make(*flags, model=model, freezing=Freezing(model, ["1"], epochs=1))
+    traval = make(*flags, model=model, freezing=Freezing(model, ["1"], end=1))
     frozen = model[1].weight.detach().clone()
     traval.train(0)
     assert torch.equal(model[1].weight, frozen)

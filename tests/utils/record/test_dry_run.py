@@ -74,6 +74,7 @@ CHANGES = {
     "model_kwargs": ("--arch timm/test_vit --image-size 32", "--model-kwargs qk_norm=true"),
     "sync_bn": None,
     "freeze": ("--arch vgg11", "--freeze features.0"),
+    "freeze_epoch": ("--arch vgg11 --freeze features", "--freeze-epoch 5"),
     "unfreeze_epoch": ("--arch vgg11 --freeze features", "--unfreeze-epoch 5"),
     "freeze_bn": ("--arch vgg11", "--freeze-bn"),
     "compile": ("", "--compile"),

@@ -263,6 +263,7 @@ def test_a_run_with_local_steps_stopped_between_two_averages_ends_with_the_same_
         ("--lookahead 6 0.5", "--lookahead contradicts --local-sgd-steps"),
         ("--optimizer schedulefree-sgd", "--optimizer schedulefree-sgd contradicts --local-sgd-steps"),
         ("--sync-bn", "--sync-bn contradicts --local-sgd-steps"),
+        ("--freeze a --freeze-epoch 2", "--freeze-epoch contradicts --local-sgd-steps"),
     ],
 )
 def test_what_contradicts_local_steps_is_told_before_the_start(flags, words):

@@ -12,6 +12,12 @@ INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_norma
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
 
 
+def _freezes(v: Any) -> str | None:
+    if not v.freeze:
+        return "does nothing: it needs --freeze"
+    return f"never freezes: --epochs {v.epochs} end before" if v.freeze_epoch >= v.epochs else None
+
+
 def _unfreezes(v: Any) -> str | None:
     if not v.freeze:
         return "does nothing: it needs --freeze"
@@ -68,6 +74,10 @@ class ModelSettings:
         None, "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; "
         "their batch norms keep their statistics too", type=str, many=True, metavar="PATTERN",
         check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
+    )  # fmt: skip
+    freeze_epoch: int | None = setting(
+        None, "train what --freeze names, too, for this many epochs, and freeze it then [freeze it from the start]",
+        type=int, check=positive_int, metavar="N", in_evaluation=False, effect=_freezes,
     )  # fmt: skip
     unfreeze_epoch: int | None = setting(
         None, "train what --freeze names, too, after this many epochs", type=int, check=positive_int, metavar="N",
