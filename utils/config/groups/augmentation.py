@@ -103,16 +103,16 @@ class AugmentationSettings:
         effect=_MIXING,
     )  # fmt: skip
     mixup_switch_prob: float = setting(
-        0.5, "with both mixup and CutMix: probability that a pair's is CutMix", check=between(0, 1),
+        0.5, "with both mixup and CutMix: probability that a mixed pair gets CutMix", check=between(0, 1),
         in_evaluation=False, effect=needs("both --mixup and --cutmix", lambda v: v.mixup and v.cutmix),
     )  # fmt: skip
     mixup_off_epoch: int = setting(
-        0, "train this many epochs with mixup and CutMix, the rest without; 0: all with", check=between(0, 10**6),
+        0, "train this many epochs with mixup and CutMix, the rest without; 0: all of them", check=between(0, 10**6),
         metavar="N", in_evaluation=False, effect=_ends_mixing,
     )  # fmt: skip
     repeated_augmentation: int = setting(
-        1, "repeated augmentation: an epoch of as many images shows fewer, each this many times, augmented differently",
-        check=between(1, 64), metavar="N", in_evaluation=False,
+        1, "repeated augmentation: an epoch is as long, but shows fewer images, each this many times, augmented "
+        "differently", check=between(1, 64), metavar="N", in_evaluation=False,
     )  # fmt: skip
 
     def mixes(self, epoch: int) -> bool:

@@ -67,7 +67,7 @@ class DataSettings:
         in_evaluation=False, effect=_PROGRESSIVE,
     )  # fmt: skip
     progressive_epochs: tuple[int, ...] | None = setting(
-        None, "epochs after which the image size begins and ends to grow [74 %% and 86 %% of --epochs]", type=int,
+        None, "epochs after which the image size starts and stops growing [74 %% and 86 %% of --epochs]", type=int,
         many=True, check=_first_and_last, metavar="EPOCH", in_evaluation=False, effect=_PROGRESSIVE,
     )  # fmt: skip
     crop_pct: float | None = setting(
@@ -125,15 +125,15 @@ class DataSettings:
         type=int, check=between(1, 2**24), effect=_VALIDATION_BATCH,
     )  # fmt: skip
     drop_last: bool = setting(
-        False, "drop the images beyond an epoch's last full global batch, others in each epoch [the last one or two "
-        "steps are smaller]", in_evaluation=False,
+        False, "drop the images beyond an epoch's last full global batch, different ones in each epoch [the last one "
+        "or two steps are smaller]", in_evaluation=False,
         effect=needs("a last step that is smaller than the others", lambda v: v.remainder > 0),
     )  # fmt: skip
     balanced_sampler: bool = setting(
         False, "show each class equally often in an epoch, not each image exactly once", in_evaluation=False
     )
     shard_window: int | None = setting(
-        None, "of images in shards: shuffle the shards, then the images within N shards at a time, for places where "
+        None, "for images in shards: shuffle the shards, then the images within N shards at a time, for places where "
         "random reads are slow [all images with each other]", type=int, check=positive_int, metavar="N",
         in_evaluation=False,
     )  # fmt: skip
@@ -142,11 +142,11 @@ class DataSettings:
         check=not_empty, metavar="DIR", affects_result=False, in_evaluation=False,
     )  # fmt: skip
     shard_cache_gb: float = setting(
-        20.0, "the size of that folder in GB at most", check=between(0.001, 1e6), metavar="GB", affects_result=False,
+        20.0, "largest size of that folder in GB", check=between(0.001, 1e6), metavar="GB", affects_result=False,
         in_evaluation=False, effect=needs("--shard-cache", lambda v: v.shard_cache is not None),
     )  # fmt: skip
     train_samples: int | None = setting(
-        None, "train on this many of the training images only, the first in the order of --seed, for trying out",
+        None, "train on this many of the training images only, the first in the order of --seed, for a quick trial",
         type=int, check=positive_int, metavar="N", in_evaluation=False,
     )  # fmt: skip
     val_batch_size: int | None = setting(
@@ -154,8 +154,8 @@ class DataSettings:
         affects_result=False,
     )  # fmt: skip
     max_val_batches: int | None = setting(
-        None, "validate on the images of this many batches only, chosen at random and always the same, for trying out; "
-        "each line about a validation says so", type=int, check=positive_int, metavar="N",
+        None, "validate on the images of this many batches only, chosen at random and always the same, for a quick "
+        "trial; each line about a validation says so", type=int, check=positive_int, metavar="N",
         effect=needs("more validation images than these batches hold", lambda v: v.cuts_validation),
     )  # fmt: skip
     loader: str = setting(

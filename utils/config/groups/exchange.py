@@ -54,7 +54,7 @@ class ExchangeSettings:
         "every K steps", type=int, check=between(2, 2**20), metavar="K", in_evaluation=False, effect=_has_groups,
     )  # fmt: skip
     local_sgd_after_epochs: float = setting(
-        0.0, "post-local SGD: exchange gradients in every step for so many epochs first", check=not_negative,
+        0.0, "post-local SGD: exchange gradients in every step for this many epochs first", check=not_negative,
         metavar="EPOCHS", in_evaluation=False, effect=_begins,
     )  # fmt: skip
     local_sgd_group: str = setting(

@@ -18,8 +18,8 @@ class LossSettings:
     """What training minimises; validation always measures cross entropy."""
 
     loss: str = setting(
-        "cross-entropy", "training loss; bce: binary cross entropy of each class, focal: less of what is learned well",
-        choices=LOSSES,
+        "cross-entropy", "training loss; bce: binary cross entropy of each class, focal: less weight on what is "
+        "learned well", choices=LOSSES,
     )  # fmt: skip
     label_smoothing: float = setting(0.0, "label smoothing", check=between(0, 1, open_high=True))
     bce_target_thresh: float | None = setting(
@@ -28,7 +28,7 @@ class LossSettings:
     )  # fmt: skip
     bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_BCE)
     bce_pos_weight: float | None = setting(
-        None, "bce: factor of the terms of classes that an image shows", type=float, check=positive, effect=_BCE
+        None, "bce: factor of the loss terms of classes that an image shows", type=float, check=positive, effect=_BCE
     )
     focal_gamma: float = setting(
         2.0, "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",

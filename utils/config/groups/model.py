@@ -50,8 +50,8 @@ class ModelSettings:
         in_evaluation=False,
     )  # fmt: skip
     drop_path: float | None = setting(
-        None, "stochastic depth: probability of leaving out the last block, those before it less [that of the library]",
-        type=float, check=between(0, 1, open_high=True), in_evaluation=False,
+        None, "stochastic depth: probability of skipping the last block, lower for earlier blocks [that of the "
+        "library]", type=float, check=between(0, 1, open_high=True), in_evaluation=False,
     )  # fmt: skip
     model_kwargs: tuple[str, ...] | None = setting(
         None, "arguments of the network's constructor in its library", type=str, many=True, metavar="NAME=VALUE",

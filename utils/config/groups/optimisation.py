@@ -134,18 +134,18 @@ class OptimisationSettings:
         metavar="EPOCHS", effect=_of_policies("step"),
     )  # fmt: skip
     lr_power: float = setting(
-        2.0, "poly: power of what is left of the time", check=positive, effect=_of_policies("poly")
+        2.0, "poly: exponent of the remaining fraction of the schedule", check=positive, effect=_of_policies("poly")
     )
     lr_cycle_epochs: float | None = setting(
-        None, "cosine, gaussian, linear, poly: start again after so many epochs, not counting the warm-up", type=float,
-        check=positive, metavar="EPOCHS", effect=_restarts,
+        None, "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
+        type=float, check=positive, metavar="EPOCHS", effect=_restarts,
     )  # fmt: skip
     lr_cycle_mul: float = setting(
         1.0, "factor by which each cycle is longer than the one before", check=between(1, 100), effect=_RESTARTS
     )
     lr_cycle_decay: float = setting(
         1.0,
-        "factor of the peak learning rate from cycle to cycle",
+        "factor by which the peak learning rate changes from cycle to cycle",
         check=between(0, 1, open_low=True),
         effect=_RESTARTS,
     )
@@ -176,7 +176,7 @@ class OptimisationSettings:
         check=not_negative,
     )
     sam_rho: float = setting(
-        0.0, "sharpness-aware minimisation: distance of the weights that give the gradient, for example 0.05; a step "
+        0.0, "sharpness-aware minimisation: how far from the weights the gradient is taken, for example 0.05; a step "
         "takes twice as long", check=not_negative,
     )  # fmt: skip
     sam_adaptive: bool = setting(
@@ -184,6 +184,6 @@ class OptimisationSettings:
         effect=needs("--sam-rho", lambda v: v.sam_rho > 0),
     )  # fmt: skip
     lookahead: tuple[float, ...] | None = setting(
-        None, "lookahead: every K steps, go only ALPHA of the way from the slow weights, for example 6 0.5", type=float,
-        many=True, check=_interval_and_fraction, metavar="K ALPHA",
+        None, "lookahead: every K steps, move the slow weights ALPHA of the way to the trained ones, and go on from "
+        "there; for example 6 0.5", type=float, many=True, check=_interval_and_fraction, metavar="K ALPHA",
     )  # fmt: skip

@@ -42,6 +42,7 @@ class PrecisionSettings:
         effect=_reaches_layers,
     )  # fmt: skip
     dump_bad_batch: bool = setting(
-        False, "save batch and weights of each step with a non-finite gradient, for scripts/amp_audit.py --batch",
+        False, "save batch and weights of steps with a non-finite gradient, at most 10 files, for scripts/amp_audit.py "
+        "--batch",
         affects_result=False, in_evaluation=False,
     )  # fmt: skip

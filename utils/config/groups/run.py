@@ -68,7 +68,7 @@ class RunSettings:
         in_evaluation=False,
     )  # fmt: skip
     best_metric: str = setting(
-        "top1", "figure of the validation that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
+        "top1", "validation figure that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
         check=not_empty, metavar="NAME", in_evaluation=False,
     )  # fmt: skip
     early_stopping: int | None = setting(
@@ -76,12 +76,12 @@ class RunSettings:
         metavar="PATIENCE", in_evaluation=False,
     )  # fmt: skip
     early_stopping_metric: str | None = setting(
-        None, "figure of the validation that has to improve [that of --best-metric]", type=str, check=not_empty,
+        None, "validation figure that has to improve [that of --best-metric]", type=str, check=not_empty,
         metavar="NAME", in_evaluation=False, effect=_STOPS,
     )  # fmt: skip
     early_stopping_delta: float = setting(
-        0.0, "smallest change of it that is an improvement, in its own unit: percent for top1", check=not_negative,
-        in_evaluation=False, effect=_STOPS,
+        0.0, "smallest change in it that counts as an improvement, in its own unit: percent for top1",
+        check=not_negative, in_evaluation=False, effect=_STOPS,
     )  # fmt: skip
     timeout: float = setting(
         600.0, "seconds to wait for a silent process before all end", check=between(1, 10**6),
