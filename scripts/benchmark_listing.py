@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
-    parser.add_argument("--files", type=int, metavar="N", help="make a tree of so many hard links [measure --datapath]")
+    parser.add_argument("--files", type=int, metavar="N", help="make a tree of N hard links [measure --datapath]")
     parser.add_argument("--output", metavar="DIR", help="where that tree is made, on the disk of --datapath")
     return parser
 

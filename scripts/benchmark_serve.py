@@ -83,7 +83,7 @@ def build_parser() -> ToolParser:
         "images", nargs="+", metavar="IMAGES", help=f"as for predict.py; the first {MOST_IMAGES} are sent"
     )
     parser.add_argument(
-        "--clients", type=numbers, default=[1, 8, 32], metavar="N,N", help="that ask at the same time [1,8,32]"
+        "--clients", type=numbers, default=[1, 8, 32], metavar="N,N", help="clients that ask at the same time [1,8,32]"
     )
     parser.add_argument("--seconds", type=seconds, default=5.0, metavar="X", help="for each line of the table [5]")
     return parser

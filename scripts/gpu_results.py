@@ -71,7 +71,7 @@ def build_parser() -> ToolParser:
     parser.add_argument("--list", action="store_true", help="print the pieces and measure nothing")
     parser.add_argument(
         "--seconds-limit", type=whole(SAVING_SECONDS + 10, 10**6), metavar="N",
-        help="end before so many seconds have passed, with what is finished by then",
+        help="end before this many seconds have passed, with what is finished by then",
     )  # fmt: skip
     parser.add_argument("--cifar10", metavar="DIR", help="CIFAR-10 as for main.py")
     parser.add_argument("--imagenette", metavar="DIR", help="JPEG files in class folders below train/ and val/")

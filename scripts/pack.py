@@ -91,7 +91,7 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--resize", type=whole(8, 8192), metavar="PIXELS", help="make the shorter side this long where it is longer"
     )
-    parser.add_argument("--quality", type=whole(1, 100), help=f"of JPEG files that are made anew [{QUALITY}]")
+    parser.add_argument("--quality", type=whole(1, 100), help=f"quality of JPEG files that are made anew [{QUALITY}]")
     parser.add_argument(
         "--shard-samples", type=whole(1), default=2000, metavar="N", help="images of a shard at most [2000]"
     )

@@ -90,7 +90,7 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--gpus", type=whole(1), nargs="+", default=[1, 8, 64, 1024], metavar="N", help="numbers of GPUs [1 8 64 1024]"
     )
-    parser.add_argument("--gpus-per-machine", type=whole(1, 1024), default=8, metavar="N", help="of one machine [8]")
+    parser.add_argument("--gpus-per-machine", type=whole(1, 1024), default=8, metavar="N", help="GPUs per machine [8]")
     parser.add_argument(
         "--measure", nargs="*", metavar="JPEG",
         help="measure decoding and sizes here, on these files, as they are and packed [scikit-learn's photographs]",

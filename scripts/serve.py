@@ -69,8 +69,8 @@ def build_parser() -> ToolParser:
         "--host", default=LOOPBACK, metavar="NAME", help=f"address to listen on [{LOOPBACK}: this machine]"
     )
     parser.add_argument("--port", type=whole(0, 65535), default=8000, metavar="N", help="0: any free one [8000]")
-    parser.add_argument("--max-megabytes", type=positive_number, default=20, metavar="X", help="of an image file [20]")
-    parser.add_argument("--max-megapixels", type=positive_number, default=50, metavar="X", help="of an image [50]")
+    parser.add_argument("--max-megabytes", type=positive_number, default=20, metavar="X", help="largest file [20]")
+    parser.add_argument("--max-megapixels", type=positive_number, default=50, metavar="X", help="largest image [50]")
     return parser
 
 

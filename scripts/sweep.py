@@ -48,11 +48,11 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE,VALUE", dest="varied",
-        help="a setting and its values; several: every combination; a+b is a list",
+        help="a setting and its values; given several times: every combination; a+b is a list",
     )  # fmt: skip
     parser.add_argument(
         "--processes", default="1", metavar="{N,auto}",
-        help="trainings at once; auto: one a GPU, or one for every two cores [1]",
+        help="trainings at once; auto: one per GPU, or one for every two cores [1]",
     )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="folder for the results [sweeps/RECIPE]")
     return parser

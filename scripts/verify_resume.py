@@ -71,7 +71,7 @@ def build_parser() -> ToolParser:
         "--kill-seed",
         type=whole(0),
         metavar="N",
-        help="draw the moments of this number [another each time]",
+        help="seed that the moments are drawn from [another each time]",
     )
     parser.add_argument(
         "--workers-cycle", type=whole(0), nargs="+", metavar="N",
