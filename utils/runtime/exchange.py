@@ -2,13 +2,13 @@
 
 Local SGD: Stich, Local SGD converges fast and communicates little, 2019; with steps that exchange gradients first, and
 with gradients that are still exchanged within a machine: Lin et al., Don't use large mini-batches, use local SGD, 2020.
-Gradients and weights are exchanged by torch's own hooks of DDP and its own averager of weights.
+Gradients and weights are exchanged by torch's own hooks of DDP and its own average of weights.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, bf16_compress_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
-from torch.distributed.algorithms.model_averaging import averagers, utils
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
 from utils.config.groups.exchange import ExchangeSettings
 from utils.runtime.distributed import Distributed
@@ -50,7 +50,6 @@ class Exchange:
         self._groups = groups
         (self._own,) = (number for number, ranks in enumerate(groups) if self.distributed.rank in ranks)
         self._group, _ = torch.distributed.new_subgroups_by_enumeration(groups, timeout=self.distributed.timeout)
-        self._averager = averagers.PeriodicModelAverager(self.settings.local_sgd_steps, warmup_steps=self._first_step)
         alone = all(len(ranks) == 1 for ranks in groups)
         self._hook_state = PostLocalSGDState(None, self._group, self._first_step, not alone)
 
@@ -99,14 +98,9 @@ class Exchange:
     # --------------------------------------------------------------------------------- weights
 
     def average(self, parameters: Sequence[nn.Parameter], steps: int) -> None:
-        """Average ``parameters`` over all processes, if that is due after ``steps`` steps; their gradients are there.
-
-        The tensors stay where they are, in their memory format: torch's averager would replace them by parts of one
-        contiguous tensor, which costs channels-last, and rounds otherwise than a resumed run, which begins with it.
-        """
+        """Average ``parameters`` over all processes, if that is due after ``steps`` steps, the last skipped or not."""
         if self.is_local(steps) and (steps - self._first_step) % self.settings.local_sgd_steps == 0:
-            self._averager.step = steps
-            _in_place(parameters, self._averager.average_parameters)
+            _average(parameters)
 
     @contextmanager
     def averaged(self, model: nn.Module, steps: int) -> Iterator[None]:
@@ -122,8 +116,7 @@ class Exchange:
         for buffer in statistics:  # those of a group's first process are the group's
             torch.distributed.broadcast(buffer, src=self._groups[self._own][0], group=self._group)
         weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        everybody = torch.distributed.group.WORLD
-        _in_place([*weights, *statistics], lambda tensors: utils.average_parameters(iter(tensors), everybody))
+        _average([*weights, *statistics])
         try:
             yield
         finally:
@@ -168,10 +161,14 @@ def _is_statistic(name: str, buffer: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def _in_place(tensors: Sequence[torch.Tensor], average: Callable[[Iterable[torch.Tensor]], None]) -> None:
-    """Call ``average``, which gives ``tensors`` new data, and copy that to where their data was."""
+def _average(tensors: Sequence[torch.Tensor]) -> None:
+    """Average ``tensors`` over all processes.
+
+    They stay where they are, in their memory format: torch would replace them by parts of one contiguous tensor, which
+    costs channels-last, and rounds otherwise than a resumed run, which begins with it.
+    """
     places = [tensor.data for tensor in tensors]
-    average(tensors)
+    average_parameters(iter(tensors), torch.distributed.group.WORLD)
     torch._foreach_copy_(places, [tensor.data for tensor in tensors])
     for tensor, place in zip(tensors, places, strict=True):
         tensor.data = place

@@ -192,11 +192,13 @@ class OverflowOnRankOne(nn.Module):
 def check_skip(distributed):
     """What is not finite on one process makes both skip the step, at one scale, or both stop before it."""
     traval = make(
-        distributed, "--local-sgd-steps", 4, "--local-sgd-group", "process", "--amp", "fp16", "--init-scale", 1024,
+        distributed, "--local-sgd-steps", 2, "--local-sgd-group", "process", "--amp", "fp16", "--init-scale", 1024,
         criterion=OverflowOnRankOne(distributed.rank, at=2),
     )  # fmt: skip
-    steps(traval, 3)
-    assert (traval.progress.skipped_steps, traval.scaler.get_scale()) == (1, 512)
+    for count, are_equal in ((2, True), (1, False)):  # weights are averaged after the second step, which is skipped
+        steps(traval, count)
+        assert (traval.progress.skipped_steps, traval.scaler.get_scale()) == (1, 512)
+        assert torch.equal(*distributed.all_gather(traval.model[-1].weight.detach())) == are_equal
     traval = make(
         distributed, "--local-sgd-steps", 4, "--local-sgd-group", "process", "--amp", "off",
         criterion=OverflowOnRankOne(distributed.rank, at=2),
