@@ -23,6 +23,7 @@ from utils.runtime.distributed import Distributed
 
 _TAKEN = inspect.signature(nn.parallel.DistributedDataParallel).parameters
 _BUFFERS_IN_STEPS = "forward_sync_buffers" if "forward_sync_buffers" in _TAKEN else "broadcast_buffers"  # torch < 2.13
+_LOCAL_IN_BF16 = bf16_compress_wrapper(post_localSGD_hook)
 
 
 class Exchange:
@@ -69,12 +70,10 @@ class Exchange:
 
     def register(self, wrapped: nn.parallel.DistributedDataParallel) -> None:
         """Make ``wrapped`` exchange its gradients as the settings say."""
-        compresses = self.settings.grad_compression == "bf16"
-        if self._hook_state is not None:
-            hook = bf16_compress_wrapper(post_localSGD_hook) if compresses else post_localSGD_hook
-            wrapped.register_comm_hook(self._hook_state, hook)
-        elif compresses:
-            wrapped.register_comm_hook(None, bf16_compress_hook)
+        if self.settings.grad_compression == "bf16":
+            wrapped.register_comm_hook(self._hook_state, _bf16_hook)
+        elif self._hook_state is not None:
+            wrapped.register_comm_hook(self._hook_state, post_localSGD_hook)
 
     def is_local(self, steps: int) -> bool:
         """Whether groups may differ after ``steps`` steps."""
@@ -143,6 +142,17 @@ class Exchange:
         If it was gathered from another number of groups, or groups are equal, nothing: the average goes on.
         """
         return stored[self._own] if stored and len(stored) == len(self._groups) else {}
+
+
+def _bf16_hook(state, bucket):  # DDP refuses annotations that are texts, as all are here
+    """Exchange gradients in bf16. ``state``: that of local SGD, if any; what stays in its process is not rounded.
+
+    Torch's own hooks, under another name: it refuses theirs where it was built without CUDA, though gloo can.
+    """
+    if state is None:
+        return bf16_compress_hook(None, bucket)
+    sends = state.post_local_gradient_allreduce or state.iter < state.start_localSGD_iter
+    return (_LOCAL_IN_BF16 if sends else post_localSGD_hook)(state, bucket)
 
 
 def _groups(distributed: Distributed, kind: str) -> list[list[int]]:

@@ -135,6 +135,7 @@ def check_steps(distributed):
         ("--bucket-mb", 1): (mean, ()),
         ("--grad-compression", "bf16"): (mean_in_bf16, ()),
         ("--local-sgd-steps", 3, "--local-sgd-group", "process"): (alone, (3, 6)),
+        ("--local-sgd-steps", 3, "--local-sgd-group", "process", "--grad-compression", "bf16"): (alone, (3, 6)),
         ("--local-sgd-steps", 3): (mean, ()),  # both are on one machine
     }
     for flags, (exchange, average_after) in cases.items():
