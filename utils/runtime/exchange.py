@@ -39,7 +39,7 @@ class Exchange:
         self.settings, self.distributed = settings, distributed
         self._first_step = round(settings.local_sgd_after_epochs * steps_per_epoch)
         self._groups: list[list[int]] = []
-        self._hook_state: PostLocalSGDState | None = None
+        self._hook_state: _HookState | None = None
         self._kept: dict[str, torch.Tensor] | None = None
         self._begun = False
         if settings.local_sgd_steps is not None and distributed.world_size > 1:
@@ -52,7 +52,7 @@ class Exchange:
         (self._own,) = (number for number, ranks in enumerate(groups) if self.distributed.rank in ranks)
         self._group, _ = torch.distributed.new_subgroups_by_enumeration(groups, timeout=self.distributed.timeout)
         alone = all(len(ranks) == 1 for ranks in groups)
-        self._hook_state = PostLocalSGDState(None, self._group, self._first_step, not alone)
+        self._hook_state = _HookState(None, self._group, self._first_step, not alone)
 
     # ------------------------------------------------------------------------------- gradients
 
@@ -142,6 +142,13 @@ class Exchange:
         If it was gathered from another number of groups, or groups are equal, nothing: the average goes on.
         """
         return stored[self._own] if stored and len(stored) == len(self._groups) else {}
+
+
+class _HookState(PostLocalSGDState):
+    """That of torch's hook, which would count backward passes: SAM has two in a step."""
+
+    def maybe_increase_iter(self, bucket):
+        """Nothing: ``begin_step`` says which step it is."""
 
 
 def _bf16_hook(state, bucket):  # DDP refuses annotations that are texts, as all are here

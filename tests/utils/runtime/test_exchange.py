@@ -160,6 +160,15 @@ def check_post_local(distributed):
         assert weights[0].is_contiguous(memory_format=torch.channels_last)
 
 
+def check_two_passes(distributed):
+    """Both gradients of SAM's last step before local ones are exchanged: processes are equal after it."""
+    flags = ("--local-sgd-steps", 3, "--local-sgd-group", "process", "--local-sgd-after-epochs", 2 / 90)
+    traval = make(distributed, *flags, "--sam-rho", 0.05)
+    for count, are_equal in ((2, True), (1, False)):
+        steps(traval, count)
+        assert torch.equal(*distributed.all_gather(traval.model[-1].weight.detach())) == are_equal
+
+
 def check_lent_average(distributed):
     """Within ``averaged`` all ranks have the mean of weights and statistics; afterwards each its own, to the bit."""
     traval = make(distributed, "--local-sgd-steps", 4, "--local-sgd-group", "process")
@@ -214,6 +223,10 @@ def test_steps_are_those_of_loops_written_out():
 
 def test_local_steps_begin_after_epochs_of_exchanged_gradients():
     on_two(check_post_local)
+
+
+def test_a_step_of_two_backward_passes_is_exchanged_or_local_as_a_whole():
+    on_two(check_two_passes)
 
 
 def test_the_average_is_lent_and_each_process_goes_on_from_its_own():
