@@ -284,8 +284,8 @@ class TraVal:
 
     def _begin_step(self) -> float:
         """Set learning rate and random seed, both functions of the position alone; returns the rate."""
+        self.exchange.begin_step(self.progress.step, self.model)
         self.watch.begin_step(self.progress)
-        self.exchange.begin_step(self.progress.step)
         lr = self.lr_policy(self.progress.updates)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -79,10 +79,15 @@ class Exchange:
         """Whether groups may differ after ``steps`` steps."""
         return bool(self._groups) and steps > self._first_step
 
-    def begin_step(self, steps: int) -> None:
-        """Tell the hook which step begins."""
+    def begin_step(self, steps: int, model: nn.Module) -> None:
+        """Tell the hook which step begins; in the first local one, give all processes rank 0's batch-norm statistics.
+
+        Until then those of other ranks do not count, and each save replaces them: saving must not change the result.
+        """
         if self._hook_state is not None:
             self._hook_state.iter = steps
+            if steps == self._first_step:
+                self.distributed.broadcast_buffers(model)
 
     def any_of(self, found: bool, steps: int) -> bool:
         """Whether any process has ``found`` something in the step after ``steps``.

@@ -188,6 +188,20 @@ def check_lent_average(distributed):
         assert all(torch.equal(tensor, both[name][rank]) for name, tensor in group["model"].items())
 
 
+def check_statistics(distributed):
+    """A save in a step that exchanges gradients gives all ranks rank 0's statistics, which must change nothing."""
+    flags = ("--local-sgd-steps", 4, "--local-sgd-group", "process", "--local-sgd-after-epochs", 2 / 90)
+    ends = []
+    for saves in (False, True):
+        traval = make(distributed, *flags)
+        steps(traval, 1)
+        if saves:
+            distributed.broadcast_buffers(traval.model)  # as TraVal.save does
+        steps(traval, 2)
+        ends.append(traval.model[1].running_mean)
+    assert torch.equal(*ends) and not torch.equal(*distributed.all_gather(ends[0]))
+
+
 class OverflowOnRankOne(nn.Module):
     def __init__(self, rank, at):
         super().__init__()
@@ -231,6 +245,10 @@ def test_a_step_of_two_backward_passes_is_exchanged_or_local_as_a_whole():
 
 def test_the_average_is_lent_and_each_process_goes_on_from_its_own():
     on_two(check_lent_average)
+
+
+def test_local_steps_begin_with_the_same_statistics_whatever_was_saved_before():
+    on_two(check_statistics)
 
 
 def test_a_step_that_overflows_on_one_process_is_skipped_by_both_or_ends_both():
