@@ -408,7 +408,7 @@ class TraVal:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, as ``save`` wrote it: with local SGD, from this process's own part."""
         groups = state.get("local_sgd")
-        own = self.exchange.own_state(groups)
+        own = self.exchange.own_state(groups, state["progress"]["step"])
         if groups and not own:
             self.writer.log(f"warning: local SGD of {len(groups)} groups goes on from the average of their weights")
         state = state | own

@@ -141,12 +141,14 @@ class Exchange:
         own = {"model": self._kept, "optimizer": optimizer}
         return self.distributed.collect(own, [ranks[0] for ranks in self._groups])
 
-    def own_state(self, stored: list[dict[str, Any]] | None) -> dict[str, Any]:
-        """This group's weights and optimizer state of what ``gather`` gave.
+    def own_state(self, stored: list[dict[str, Any]] | None, steps: int) -> dict[str, Any]:
+        """This group's weights and optimizer state of what ``gather`` gave after ``steps`` steps.
 
-        If it was gathered from another number of groups, or groups are equal, nothing: the average goes on.
+        If it was gathered from another number of groups, or groups are equal, nothing: the average goes on. So it does
+        if --resume-override has moved the first local step beyond ``steps``: gradients are exchanged from here on.
         """
-        return stored[self._own] if stored and len(stored) == len(self._groups) else {}
+        fits = stored and len(stored) == len(self._groups) and self.is_local(steps)
+        return stored[self._own] if fits else {}
 
 
 class _HookState(PostLocalSGDState):

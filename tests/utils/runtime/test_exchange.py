@@ -258,7 +258,12 @@ def test_a_step_that_overflows_on_one_process_is_skipped_by_both_or_ends_both():
 def check_machines(distributed):
     """Two machines of one process each are two groups without a flag."""
     settings = parse(["--local-sgd-steps", "5"]).exchange
-    assert Exchange(settings, distributed, 10).is_local(1)
+    exchange = Exchange(settings, distributed, 10)
+    assert exchange.is_local(1)
+    stored = [{"model": 0}, {"model": 1}]
+    assert exchange.own_state(stored, 3) == {"model": distributed.rank} and exchange.own_state(stored[:1], 3) == {}
+    later = parse(["--local-sgd-steps", "5", "--local-sgd-after-epochs", "2"]).exchange
+    assert Exchange(later, distributed, 10).own_state(stored, 3) == {}, "equal weights to exchange gradients of"
 
 
 def test_by_default_a_group_is_a_machine():
