@@ -38,11 +38,14 @@ def spread(model: nn.Module, device: torch.device, dtype: torch.dtype | None, wi
 
     Optimizers must be built afterwards. ``device`` is this process's, ``dtype`` the format that autocast computes with,
     None without. Gives a copy of ``model``, spread alike, if ``with_copy``: a sharded network cannot be copied any
-    more. Raises ``UserError`` for a network that uses one parameter in several places.
+    more. Raises ``UserError`` for a network that uses one parameter in several places or has one of a single number.
     """
     shared = len([*model.named_parameters(remove_duplicate=False)]) - len([*model.parameters()])
     if shared:
         raise UserError("--shard-model: the network uses a parameter in several places; remove the flag")
+    single = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
+    if single:
+        raise UserError(f"--shard-model: torch cannot spread {single[0]}, a single number; remove the flag")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data = parameter.contiguous()  # others, such as channels-last filters, cannot be spread
