@@ -4,9 +4,10 @@ Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data parallel, 2
 parameter, gradient, average and optimizer state; a unit's whole parameters exist while it computes.
 
 Weights arrive in the format that autocast computes with. Autocast would otherwise keep a copy of each whole weight for
-the backward pass, and nothing would be saved. Vectors (norms, layer scale) and what lies outside of the units arrive in
-float32, as autocast leaves them, and gradients are summed in float32: the results are those of autocast with whole
-parameters, but for rounding.
+the backward pass, and nothing would be saved. Layers of vectors alone (norms, timm's LayerScale) and what lies outside
+of the units arrive in float32, as autocast leaves them, and gradients are summed in float32: the results are those of
+autocast with whole parameters, but for rounding. Other weights that autocast would leave as they are (ConvNeXt's gamma,
+tables of position biases) are rounded, too: all of a unit arrive in one format.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def units(model: nn.Module) -> list[nn.Module]:
 
 
 def _holders_of_vectors(model: nn.Module) -> list[nn.Module]:
-    """The modules with parameters of one dimension and no others, also not in modules within: norms, layer scale."""
+    """The modules with parameters of one dimension and no others, also not in modules within: norms, LayerScale."""
     holders = []
     for module in model.modules():
         own = [*module.parameters(recurse=False)]

@@ -42,7 +42,7 @@ class ExchangeSettings:
 
     grad_compression: str = setting(
         "off", "number format in which gradients cross the network: bf16 halves the bytes, and rounds them and their "
-        "mean to 8 significant bits", choices=("off", "bf16"), in_evaluation=False, effect=_sends_gradients,
+        "sums to 8 significant bits", choices=("off", "bf16"), in_evaluation=False, effect=_sends_gradients,
     )  # fmt: skip
     bucket_mb: int | None = setting(
         None, "size of the pieces, in MiB, in which gradients are exchanged during the backward pass [25, the first 1, "
