@@ -175,8 +175,11 @@ class Shards:
                 str(name): SimpleNamespace(
                     keys=tuple(one["keys"]),
                     dtype=_dtype(one["dtype"]),
-                    shape=torch.Size(one["shape"]),
-                    pieces=[(torch.Size(at), torch.Size(sizes), *where) for at, sizes, *where in one["pieces"]],
+                    shape=_size(one["shape"]),
+                    pieces=[
+                        (_size(at), _size(sizes), _file_name(file), *_size([start, length]))
+                        for at, sizes, file, start, length in one["pieces"]
+                    ],
                 )
                 for name, one in json.loads(index["tensors"]).items()
             }
@@ -312,6 +315,12 @@ def _file_name(text: Any) -> str:
     if not isinstance(text, str) or text in ("", ".", "..") or os.path.basename(text) != text:
         raise ValueError(f"{str(text)[:40]!r} is not the name of a file")
     return text
+
+
+def _size(numbers: Any) -> torch.Size:
+    if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
+        raise ValueError(f"{str(numbers)[:40]} are not sizes")
+    return torch.Size(numbers)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,0 +1,28 @@
+"""A checkpoint's list of its shards, as a hostile or damaged file may say it."""
+
+import json
+
+import pytest
+
+from utils.checkpoint.sharded import Shards
+from utils.config.settings import UserError
+
+SOUND = {"keys": ["a"], "dtype": "float32", "shape": [2], "pieces": [[[0], [2], "__0_0.distcp", 0, 8]]}
+
+
+def listing(**changes):
+    return {"folder": "00000001_ab", "sha256": {"__0_0.distcp": "c"}, "tensors": json.dumps({"a": SOUND | changes})}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": [-1]}, {"shape": [2**70]}, {"shape": 2}, {"dtype": "ones"}, {"pieces": [[[0], [2]]]},
+        {"pieces": [[[0], [2], ["__0_0.distcp"], 0, 8]]}, {"pieces": [[[0], [2], "../last.pt", 0, 8]]},
+        {"pieces": [[[0], [2], "__0_0.distcp", "0", 8]]},
+    ],
+)  # fmt: skip
+def test_an_impossible_list_of_shards_is_refused_in_one_line(changes, tmp_path):
+    assert Shards(tmp_path / "last.pt", listing()).tensors["a"].shape == (2,)
+    with pytest.raises(UserError, match="its list of shards is damaged"):
+        Shards(tmp_path / "last.pt", listing(**changes))
