@@ -1,6 +1,8 @@
 """The calculator: what limits, worked out by hand; its flags and sources; what it measures."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,40 @@ def test_every_input_is_printed_with_its_source_and_a_flag_takes_its_place(capsy
     assert all(figure.what in out for figure in scale.FIGURES.values())
     assert "321    as given" in out and scale.FIGURES["vit-rate"].source in out
     assert "ResNet-50     8      no  decode             642            8" in out
+
+
+def page_rows(title):
+    """The cells of the table below ``title`` on the page, without its two head lines."""
+    text = (Path(scale.__file__).parents[1] / "docs/scale.md").read_text(encoding="utf-8").partition(f"## {title}\n")[2]
+    lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def computed(flags):
+    """{(network, GPUs, packed): (limit, images/s a GPU, cores a GPU, epoch, dollars)}."""
+    own = scale.read_flags(flags)
+    given = {name: getattr(own, name.replace("-", "_")) for name in scale.FIGURES}
+    numbers = {name: scale.FIGURES[name].default if value is None else value for name, value in given.items()}
+    return {tuple(row[:3]): tuple(row[3:]) for row in scale.rows(numbers, own)}
+
+
+def test_the_pages_results_are_those_of_the_script():
+    found, network = computed([]), ""
+    for name, gpus, limit, rate, cores, packed_cores, epoch, dollars in page_rows("An epoch of ImageNet"):
+        network = name or network
+        assert found[network, gpus, "no"] == (limit, rate, cores, epoch, dollars), (network, gpus)
+        assert found[network, gpus, "yes"] == (limit, rate, packed_cores, epoch, dollars), (network, gpus)
+    lines, gpus, flags = page_rows("Where that changes"), "", ""
+    for title, given, limit, rate, epoch, dollars in lines:
+        gpus = re.search(r"([\d,]+) GPUs", title).group(1) if "GPUs" in title else gpus
+        flags = given.strip("`") or flags
+        row = computed(["--gpus", gpus.replace(",", ""), *flags.split()])[
+            "ResNet-50", gpus, "yes" if "packed" in title else "no"
+        ]
+        words, _, cores = limit.partition(", ")
+        assert row[:2] + row[3:] == (words, rate, epoch, dollars), title
+        assert not cores or cores == f"{row[2]} cores wanted", title
+    assert len(lines) == 8
 
 
 @pytest.mark.parametrize(
