@@ -155,8 +155,7 @@ def present(
     from utils.record.summary import figures as last_line
 
     predictions = figures.predictions
-    finite = ~predictions.logits.isnan().any(1)
-    bins = reliability(predictions.logits[finite], predictions.labels[finite])
+    bins = reliability(predictions.logits[predictions.finite], predictions.labels[predictions.finite])
     temperature = fit_temperature(predictions)
     names = []
     if own.output is not None:

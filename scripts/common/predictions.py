@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,11 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def finite(self) -> torch.Tensor:
+        """bool (n,): whether all logits of an image are numbers, neither NaN nor infinite."""
+        return self.logits.isfinite().all(1)
 
     def pictures(self, places: Sequence[int]) -> list[Image.Image]:
         """The whole images at these places among the n, upright, in mode 'L' or 'RGB'."""

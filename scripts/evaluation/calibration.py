@@ -58,7 +58,7 @@ class Temperature:
 def reliability(logits: torch.Tensor, labels: torch.Tensor) -> list[Bin]:
     """The 15 bins of equal width, each without its lower and with its upper end, as in validation; empty ones too.
 
-    ``logits`` float (n, classes), none NaN, ``labels`` int64 (n,).
+    ``logits`` float (n, classes), all finite, ``labels`` int64 (n,).
     """
     largest, predicted = logits.max(1)
     confidence = (largest - logits.logsumexp(1)).exp()
@@ -87,8 +87,7 @@ def fit_temperature(predictions: Predictions) -> Temperature | None:
 
     They are drawn at random, but always the same.
     """
-    keep = ~predictions.logits.isnan().any(1)
-    logits, labels = predictions.logits[keep], predictions.labels[keep]
+    logits, labels = predictions.logits[predictions.finite], predictions.labels[predictions.finite]
     if len(labels) < FEWEST:
         return None
     order = np.random.default_rng(SEED).permutation(len(labels))

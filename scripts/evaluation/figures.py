@@ -145,6 +145,7 @@ class Figures:
             "balanced_accuracy": 100 * _balanced_accuracy(self.labels, self.predicted),
             "calibration_error": report.by_class.ece,
             "not_a_number": int((self.predicted == NO_CLASS).sum()),
+            "infinite": int((~self.predictions.finite).sum() - (self.predicted == NO_CLASS).sum()),
         }
 
 

@@ -50,6 +50,11 @@ def overall(figures: Figures) -> str:
     lines = [f"{name:<18} {value:>9}  {note}".rstrip() for name, value, note in rows]
     if of["not_a_number"]:
         lines.append(f"warning: for {of['not_a_number']:,} images the network gives NaN, which counts as wrong")
+    if of["infinite"]:
+        lines.append(
+            f"warning: for {of['infinite']:,} images the network gives an infinite number, which --amp off may avoid; "
+            "calibration leaves them out"
+        )
     return "\n".join(lines)
 
 

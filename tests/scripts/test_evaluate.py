@@ -105,6 +105,18 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     assert "for 1 images the network gives NaN" in report.overall(figures)
 
 
+@pytest.mark.parametrize("infinite", [math.inf, -math.inf])
+def test_an_answer_that_is_infinite_is_counted_and_calibrates_nothing(infinite):
+    logits, labels = guesses(2)
+    rest = answers(logits[1:], labels[1:])
+    logits = torch.cat([logits[1:], logits[:1]])
+    logits[-1, 0] = infinite
+    figures = answers(logits, labels.roll(-1))
+    assert (figures.summary["infinite"], figures.summary["not_a_number"]) == (1, 0)
+    assert "for 1 images the network gives an infinite number" in report.overall(figures)
+    assert fit_temperature(figures.predictions) == fit_temperature(rest.predictions)
+
+
 def test_the_bootstrap_interval_is_that_of_resampling():
     right = np.arange(250) < 200
     drawn = np.random.default_rng(0).choice(right, (4000, 250)).mean(1)
