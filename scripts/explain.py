@@ -109,8 +109,8 @@ def explain_batch(
     from scripts.explaining.picture import Explained
 
     images, explained = batch.images[readable], []
-    shares = predictor.logits(images).softmax(1)
-    predicted = shares.argmax(1)
+    logits = predictor.logits(images)
+    shares, predicted = logits.softmax(1), logits.argmax(1)
     wanted = predicted.tolist() if target is None else [target] * len(images)
     maps = heat_map(loaded, images, wanted)
     pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()

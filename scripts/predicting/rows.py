@@ -31,8 +31,11 @@ class Row(NamedTuple):
 
 
 def rows_of(batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], count: int) -> Iterator[Row]:
-    """A row for each image of ``batch``, with its ``count`` likeliest classes; ``logits`` float32 (n, classes)."""
-    places = logits.topk(count).indices
+    """A row for each image of ``batch``, with its ``count`` likeliest classes; ``logits`` float32 (n, classes).
+
+    Among equal logits, which are common in bfloat16, the first class comes first, as in validation.
+    """
+    places = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
     probabilities = logits.softmax(1).gather(1, places).tolist()
     finite = logits.isfinite().all(1).tolist()
     columns = zip(batch.paths, batch.errors, finite, places.tolist(), probabilities, strict=True)

@@ -116,6 +116,15 @@ def test_an_output_that_is_not_finite_is_an_error_and_no_probability():
     assert [(row.top, row.error) for row in bad] == [([], NOT_FINITE)] * 2
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_of_equal_outputs_the_first_class_is_the_prediction_as_in_validation(count):
+    logits = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    names = [str(number) for number in range(1000)]
+    batch = ImageBatch(("a",) * 300, torch.zeros(300, 1, 1, 1), (None,) * 300)
+    largest = [row.index(max(row)) for row in logits.tolist()]
+    assert [row.top[0][0] for row in rows_of(batch, logits, names, count)] == [names[place] for place in largest]
+
+
 def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch):
     Image.new("L", (8, 8)).save(tmp_path / "good.png")
     (tmp_path / "old.csv").write_text("old")
