@@ -69,7 +69,8 @@ class Service:
         top = _number(request, "top", SHOWN, len(self.loaded.classes))
         async with self._image_of(request) as (image, tensor):
             logits, together = await self.batcher(tensor)
-        probabilities, places = logits.softmax(0).sort(descending=True, stable=True)
+        places = logits.sort(descending=True, stable=True).indices  # different logits may have equal probabilities
+        probabilities = logits.softmax(0)[places]
         if not logits.isfinite().all():
             raise Refused(500, "the network's output is not finite; start with --amp off")
         rows = [
