@@ -67,7 +67,7 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """The likeliest classes of the image that is the request's body."""
         top = _number(request, "top", SHOWN, len(self.loaded.classes))
-        async with self._image_of(request) as (image, tensor):
+        async with self._image_of(request) as ((width, height), tensor):
             logits, together = await self.batcher(tensor)
         places = logits.sort(descending=True, stable=True).indices  # different logits may have equal probabilities
         probabilities = logits.softmax(0)[places]
@@ -78,7 +78,7 @@ class Service:
             for place, share in zip(places[:top].tolist(), probabilities[:top].tolist(), strict=True)
         ]
         best = {name: rows[0][name] for name in ("class", "probability")}
-        return JSONResponse({**best, "top": rows, "width": image.width, "height": image.height, "batch": together})
+        return JSONResponse({**best, "top": rows, "width": width, "height": height, "batch": together})
 
     async def heat_map(self, request: Request) -> Response:
         """What the network sees of the body's image, and where it looks for class number ``class``: two PNG files."""
@@ -99,14 +99,18 @@ class Service:
     # ------------------------------------------------------------------------------------- their images
 
     @asynccontextmanager
-    async def _image_of(self, request: Request) -> AsyncIterator[tuple[Image.Image, torch.Tensor]]:
-        """The image that is the request's body, and what the network sees of it. Raises ``Refused``."""
+    async def _image_of(self, request: Request) -> AsyncIterator[tuple[tuple[int, int], torch.Tensor]]:
+        """Width and height of the image that is the request's body, and what the network sees of it.
+
+        The file and its pixels, at most 170 MB by default, are not kept while the network is busy. Raises ``Refused``.
+        """
         if self._in_hand >= MOST_AT_ONCE:
             raise Refused(503, "too many requests at once; try again")
         self._in_hand += 1
         try:
-            data = await asyncio.wait_for(self._body(request), BODY_SECONDS)
-            yield await asyncio.get_running_loop().run_in_executor(self._decoders, self._decoded, data)
+            yield await asyncio.get_running_loop().run_in_executor(
+                self._decoders, self._decoded, await asyncio.wait_for(self._body(request), BODY_SECONDS)
+            )
         except asyncio.TimeoutError as error:
             raise Refused(408, f"the request's body has not arrived within {BODY_SECONDS:g} seconds") from error
         finally:
@@ -121,10 +125,10 @@ class Service:
             self.limits.refuse_bytes(len(data))
         return bytes(data)
 
-    def _decoded(self, data: bytes) -> tuple[Image.Image, torch.Tensor]:
+    def _decoded(self, data: bytes) -> tuple[tuple[int, int], torch.Tensor]:
         preprocessing = self.loaded.preprocessing
         image = decode(data, preprocessing.colour, self.limits)
-        return image, preprocessing(image)
+        return image.size, preprocessing(image)
 
 
 def _number(request: Request, name: str, default: int, most: int, least: int = 1) -> int:

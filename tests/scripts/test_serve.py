@@ -1,5 +1,6 @@
 """The server: validation's probabilities, alone and together, and an answer to whatever else is sent to it."""
 
+import gc
 import http.client
 import io
 import json
@@ -128,6 +129,21 @@ def test_requests_that_come_together_run_together_and_each_gets_its_own_answer(s
     for body, (status, answer) in zip(bodies, answers, strict=True):
         assert status == 200
         assert_same(answer, expected(digits_run, body))
+
+
+def test_an_images_pixels_are_let_go_while_its_request_waits_for_the_network(server):
+    body, alive = encoded(size=(301, 203), mode="RGB"), []
+
+    def count(*_):
+        images = (one for one in gc.get_objects() if issubclass(type(one), Image.Image))
+        alive.append(sum(image.size == (301, 203) for image in images))
+
+    handle = server.service.loaded.network.register_forward_hook(count)
+    try:
+        assert server.predict(body)[1]["width"] == 301
+    finally:
+        handle.remove()
+    assert alive == [0]
 
 
 def test_a_failure_of_the_network_is_an_answer_and_the_next_request_works(server, capsys):
