@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -45,6 +46,13 @@ BODY_SECONDS = 30.0  # for a request's body to arrive
 SMALLEST_PICTURE = 224  # pixels a side of the pictures of the heat map
 
 
+class Json(JSONResponse):
+    """JSON in ASCII: the name of a class is that of a folder, which may be no text in any encoding."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 class Service:
     """Answers requests with ``predictor``'s network."""
 
@@ -62,7 +70,7 @@ class Service:
             "arch": self.loaded.arch, "checkpoint": str(self.loaded.path.name), "classes": self.loaded.classes,
             "image_size": self.loaded.preprocessing.val_image_size, "tta": self.predictor.tta, **asdict(self.limits),
         }  # fmt: skip
-        return JSONResponse(about)
+        return Json(about)
 
     async def predict(self, request: Request) -> Response:
         """The likeliest classes of the image that is the request's body."""
@@ -78,7 +86,7 @@ class Service:
             for place, share in zip(places[:top].tolist(), probabilities[:top].tolist(), strict=True)
         ]
         best = {name: rows[0][name] for name in ("class", "probability")}
-        return JSONResponse({**best, "top": rows, "width": width, "height": height, "batch": together})
+        return Json({**best, "top": rows, "width": width, "height": height, "batch": together})
 
     async def heat_map(self, request: Request) -> Response:
         """What the network sees of the body's image, and where it looks for class number ``class``: two PNG files."""
@@ -88,7 +96,7 @@ class Service:
                 seen, looked = await self.batcher.alone(self._pictures, tensor, index)
             except UserError as error:  # captum is missing, or nothing finite
                 raise Refused(501, str(error)) from error
-        return JSONResponse({"class": self.loaded.classes[index], "seen": _as_url(seen), "heat": _as_url(looked)})
+        return Json({"class": self.loaded.classes[index], "seen": _as_url(seen), "heat": _as_url(looked)})
 
     def _pictures(self, tensor: torch.Tensor, index: int) -> tuple[Image.Image, Image.Image]:
         images = tensor[None].to(self.predictor.device)
@@ -188,11 +196,11 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _refusal(_: Request, error: Any) -> Response:
-    return JSONResponse({"error": error.reason}, error.status)
+    return Json({"error": error.reason}, error.status)
 
 
 async def _http_error(_: Request, error: Any) -> Response:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return Json({"error": error.detail}, error.status_code, error.headers)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
@@ -202,4 +210,4 @@ async def _gone(_: Request, __: Exception) -> Response:
 async def _failure(request: Request, error: Exception) -> Response:
     line = " ".join(f"{type(error).__name__}: {error}".split())
     print(f"serve.py: {request.method} {request.url.path}: {line}", file=sys.stderr, flush=True)
-    return JSONResponse({"error": "the server has failed; its terminal says more"}, 500)
+    return Json({"error": "the server has failed; its terminal says more"}, 500)

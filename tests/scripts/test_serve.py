@@ -1,5 +1,6 @@
 """The server: validation's probabilities, alone and together, and an answer to whatever else is sent to it."""
 
+import dataclasses
 import gc
 import http.client
 import io
@@ -164,6 +165,16 @@ def test_the_heat_map_is_two_pictures_of_what_the_network_sees(server):
     assert status == 200 and answer["class"] == "3"
     assert all(answer[name].startswith("data:image/png;base64,") for name in ("seen", "heat"))
     assert answer["seen"] != answer["heat"]
+
+
+def test_names_that_are_no_text_in_any_encoding_are_answered_like_others(server, monkeypatch):
+    service = server.service
+    names = tuple(f"caf\udce9 {number}" for number in range(10))  # folders named in Latin-1
+    monkeypatch.setattr(service, "loaded", dataclasses.replace(service.loaded, classes=names))
+    status, answer = server.predict(encoded())
+    assert status == 200 and answer["class"] == names[answer["top"][0]["index"]]
+    status, _, content = server.ask("/model")
+    assert status == 200 and json.loads(content)["classes"] == list(names)
 
 
 def test_the_page_says_what_is_served(server):
