@@ -33,15 +33,16 @@ class Pair(NamedTuple):
 class Analysis:
     """Predictions of n samples: ``logits`` float32 (n, classes), ``labels`` int64 (n,).
 
-    Among equal logits the first class is the prediction, as in validation. Logits that are NaN raise ``ValueError``.
+    Among equal logits the first class is the prediction, as in validation. Logits without probabilities, as where one
+    is NaN or positive infinity, raise ``ValueError``.
     """
 
     logits: np.ndarray
     labels: np.ndarray
 
     def __post_init__(self) -> None:
-        if np.isnan(self.logits).any():
-            raise ValueError("some of the network's outputs are not numbers (NaN)")
+        if not np.isfinite(self.logits.max(1)).all():
+            raise ValueError("some of the network's outputs are not finite numbers (NaN or infinite)")
 
     @property
     def classes(self) -> int:

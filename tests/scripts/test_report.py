@@ -298,4 +298,4 @@ def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_r
             value.fill_(float("nan"))
     torch.save(state, path)
     page = made(tmp_path, str(path), "--raw")
-    assert "not numbers (NaN)" in page.text and not page.data["details"]
+    assert "not finite numbers (NaN or infinite)" in page.text and not page.data["details"]

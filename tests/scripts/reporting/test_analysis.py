@@ -88,9 +88,10 @@ def test_classes_that_are_mistaken_for_each_other_stand_together():
     assert all(abs(order.index(one) - order.index(other)) == 1 for one, other in ((0, 3), (1, 5), (2, 4)))
 
 
-def test_outputs_that_are_no_numbers_are_refused_and_infinite_ones_are_not():
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_outputs_without_probabilities_are_refused_and_an_impossible_class_is_not(number):
     with pytest.raises(ValueError, match="NaN"):
-        Analysis(np.array([[0.0, np.nan]], dtype=np.float32), np.array([0]))
+        Analysis(np.array([[0.0, number]], dtype=np.float32), np.array([0]))
     assert Analysis(np.array([[0.0, -np.inf]], dtype=np.float32), np.array([0])).confidence == [1.0]
 
 
