@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 
 import main as program
+from models import load_model
 from scripts import evaluate
 from scripts.common.predictions import Predictions
 from scripts.evaluation import files, report
 from scripts.evaluation.calibration import expected_error, fit_temperature, reliability
-from scripts.evaluation.comparison import Comparison, mcnemar
+from scripts.evaluation.comparison import Comparison, mcnemar, seeing_the_same
 from scripts.evaluation.figures import Figures, bootstrap_interval, wilson_interval
 from tests.end_to_end.forked import Forked
 from tests.scripts.common.test_predictions import tree_of_digits
@@ -301,6 +302,15 @@ def test_a_comparison_says_which_is_better_and_shows_where(digits_run, capsys, t
     lines = printed(capsys, digits_run, "--compare", digits_run, "--output", tmp_path)
     assert any("p = 1; chance alone" in line for line in lines)
     assert not (tmp_path / "comparison.png").exists(), "an earlier evaluation's, of other networks"
+
+
+def test_a_second_network_reads_the_first_ones_columns(digits_run):
+    ours = {"dataname": "hf", "datapath": "there", "val_split": None, "image_column": "img", "label_column": "fine"}
+    first, second = (
+        dataclasses.replace(load_model(digits_run), settings=settings)
+        for settings in (ours, {"dataname": "hf", "label_column": "coarse", "arch": "fc"})
+    )
+    assert seeing_the_same(second, first).settings == {**ours, "arch": "fc"}
 
 
 def test_networks_with_classes_in_another_order_are_compared_by_name(digits_run, capsys, tmp_path):
