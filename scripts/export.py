@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
                 quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, own.datapath)
             checked = steps.check(own.to, subject, model, images, bool(own.quantise))
             text = card(Exported(subject, own.to, place.model, checked, source, quantised))
-            (folder / place.card).write_text(text, encoding="utf-8")
+            # A class is named as its folder, which may be no text in any encoding.
+            (folder / place.card).write_text(text, encoding="utf-8", errors="replace")
             files = [f"{path.name} ({steps.in_words(path.stat().st_size)})" for path in sorted(folder.iterdir())]
     except ExportFailure as error:
         print(f"{NAME}: nothing was exported: {error}", file=sys.stderr)

@@ -61,7 +61,7 @@ def _clean(model: Any) -> None:
 def _save(model: Any, path: Path, metadata: dict[str, Any]) -> None:
     import onnx
 
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
+    texts = {name: json.dumps(value) for name, value in metadata.items()}
     onnx.helper.set_model_props(model, texts)
     onnx.save(model, path)
 

@@ -17,7 +17,7 @@ METADATA = "metadata.json"  # in a file of torch.export, and beside a state dict
 def write_torch_export(subject: Subject, path: Path, images: torch.Tensor) -> None:
     """A file of torch.export for batches of any size, with the metadata inside."""
     program = exported(subject, images, "torch-export")
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(subject.metadata, ensure_ascii=False)})
+    torch.export.save(program, path, extra_files={METADATA: json.dumps(subject.metadata)})
 
 
 def exported(subject: Subject, images: torch.Tensor, name: str) -> torch.export.ExportedProgram:
@@ -43,7 +43,7 @@ def write_safetensors(subject: Subject, path: Path) -> None:
     """The weights under their names, with the metadata: a text in JSON for each of its entries."""
     from safetensors.torch import save_file
 
-    metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in subject.metadata.items()}
+    metadata = {name: json.dumps(value) for name, value in subject.metadata.items()}
     save_file(_weights(subject), path, metadata=metadata)
 
 
@@ -52,7 +52,7 @@ def write_timm(subject: Subject, path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(_weights(subject), path, metadata={"format": "pt"})
-    text = json.dumps(timm_config(subject), indent=2, ensure_ascii=False)
+    text = json.dumps(timm_config(subject), indent=2)
     (path.parent / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -85,7 +85,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
 def write_torchvision(subject: Subject, path: Path) -> None:
     """A state dict, and beside it the metadata, for which it has no room."""
     torch.save(_weights(subject), path)
-    text = json.dumps({**subject.metadata, "arguments": subject.arguments}, indent=2, ensure_ascii=False)
+    text = json.dumps({**subject.metadata, "arguments": subject.arguments}, indent=2)
     metadata_beside(path).write_text(text + "\n", encoding="utf-8")
 
 

@@ -320,6 +320,16 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
     assert Subject.of(first, raw=False, inside=False).figures is None, "it was never validated"
 
 
+def test_names_that_are_no_text_in_any_encoding_are_exported(digits_run, tmp_path):
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    state["classes"][0] = "caf\udce9"  # a folder named in Latin-1
+    torch.save(state, tmp_path / "named.pt")
+    exported(tmp_path / "named.pt", "safetensors", tmp_path / "out")
+    with safetensors.safe_open(tmp_path / "out/model.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == state["classes"]
+    assert "0. caf?" in (tmp_path / "out/README.md").read_text(encoding="utf-8")
+
+
 # ------------------------------------------------------------------------------------------ images
 
 
