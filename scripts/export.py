@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     from scripts.exporting.images import refuse_missing, to_compare_on
     from scripts.exporting.subject import Subject
 
-    loaded = open_run(own.run, own.raw, "cpu")
+    loaded = open_run(own.run, own.raw, "cpu", for_autocast=False)  # an export computes in float32
     subject = Subject.of(loaded, own.raw, own.with_preprocessing)
     steps.refuse_other_networks(own.to, subject)
     print(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes; {subject.weights}", flush=True)

@@ -63,11 +63,13 @@ def _checkpoints_in(folder: Path) -> bool:
     return any(folder.glob("*.pt")) or any((folder / "checkpoints").glob("*.pt"))
 
 
-def open_run(text: str, raw: bool = False, device: str | torch.device = "auto") -> Loaded:
+def open_run(
+    text: str, raw: bool = False, device: str | torch.device = "auto", *, for_autocast: bool = True
+) -> Loaded:  # fmt: skip
     """The network of RUN ``text``, on ``device`` and in evaluation mode; warnings go to stderr.
 
-    ``raw``: the trained weights, even if the run kept an average. Layers of the run's --fp32-layers compute in float32
-    under autocast, as they did. Raises ``UserError``.
+    ``raw``: the trained weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers
+    compute in float32 under autocast, as they did. Raises ``UserError``.
     """
     from models import load_model
     from utils.precision.amp import keep_in_fp32
@@ -81,7 +83,7 @@ def open_run(text: str, raw: bool = False, device: str | torch.device = "auto") 
     place = chosen_device(device) if isinstance(device, str) else device
     loaded.network.to(place)
     layers = loaded.settings.get("fp32_layers")
-    if isinstance(layers, list):
+    if for_autocast and isinstance(layers, list):
         keep_in_fp32(loaded.network, [*map(str, layers)], place)
     return loaded
 

@@ -68,7 +68,8 @@ def quantise(how: str, subject: Subject, path: Path, count: int, datapath: str |
 
 def score(subject: Subject, path: Path, datapath: str | None) -> Report:
     """The validation of an ONNX file in onnxruntime, on all images that the run validates on."""
-    network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject))
+    settings = {**subject.loaded.settings, "fp32_layers": None}  # the file has no such layers
+    network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject), settings=settings)
     return predict_split(network, Chosen(datapath=datapath, device="cpu", amp="off", tta="none")).report
 
 

@@ -330,6 +330,23 @@ def test_names_that_are_no_text_in_any_encoding_are_exported(digits_run, tmp_pat
     assert "0. caf?" in (tmp_path / "out/README.md").read_text(encoding="utf-8")
 
 
+def test_layers_that_trained_in_float32_are_exported_and_scored_like_others(digits_run, tmp_path, monkeypatch):
+    class Written(torch.nn.Module):
+        """In place of an ONNX file: it has none of the network's layers."""
+
+        def __init__(self, path, subject):
+            super().__init__()
+            self.forward = subject.loaded.network.__call__
+
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    torch.save({**state, "settings": {**state["settings"], "fp32_layers": ["layers"]}}, tmp_path / "mixed.pt")
+    exported(tmp_path / "mixed.pt", "torch-export", tmp_path / "out")
+    assert "autocast" not in str(torch.export.load(tmp_path / "out/model.pt2").graph)
+    monkeypatch.setattr(steps.onnx_files, "OnnxNetwork", Written)
+    subject = Subject.of(load_model(tmp_path / "mixed.pt"), raw=False, inside=False)
+    assert steps.score(subject, Path("written.onnx"), None).top1 == pytest.approx(subject.figures["top1"])
+
+
 # ------------------------------------------------------------------------------------------ images
 
 
