@@ -107,7 +107,9 @@ def explain_batch(
     """The images at the places ``readable`` of a batch, with their maps."""
     from scripts.common.heat_map import heat_map
     from scripts.explaining.picture import Explained
+    from utils.data.sets.class_folders import printable
 
+    classes = [printable(name) for name in loaded.classes]
     images, explained = batch.images[readable], []
     logits = predictor.logits(images)
     shares, predicted = logits.softmax(1), logits.argmax(1)
@@ -115,9 +117,9 @@ def explain_batch(
     maps = heat_map(loaded, images, wanted)
     pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()
     for place, number in enumerate(readable):
-        said = f"{loaded.classes[predicted[place]]} ({100 * shares[place, predicted[place]]:.1f} %)"
-        asked = "" if target is None else f"map of {loaded.classes[target]} ({100 * shares[place, target]:.1f} %)"
-        print(f"{batch.paths[number]}  {said}{asked and f', {asked}'}", flush=True)
+        said = f"{classes[predicted[place]]} ({100 * shares[place, predicted[place]]:.1f} %)"
+        asked = "" if target is None else f"map of {classes[target]} ({100 * shares[place, target]:.1f} %)"
+        print(f"{printable(batch.paths[number])}  {said}{asked and f', {asked}'}", flush=True)
         explained.append(Explained(Path(batch.paths[number]).name, pixels[place], maps[place], said, asked))
     return explained
 

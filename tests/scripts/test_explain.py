@@ -1,6 +1,9 @@
 """The picture of heat maps: what it shows and says, which class it explains, and mistakes."""
 
 import dataclasses
+import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +61,15 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
     with Image.open(output) as file:
         assert file.format == "PNG" and min(file.size) > 300
     assert list(tmp_path.iterdir()) == [output], "no temporary file is left"
+
+
+def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(digits_run, images, tmp_path, capsys):
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    run, image = tmp_path / "named.pt", tmp_path / os.fsdecode(b"caf\xe9.png")
+    torch.save({**state, "classes": [f"caf\udce9 {number}" for number in range(10)]}, run)
+    shutil.copy(images / "0.png", image)
+    assert explain.main([str(run), str(image), "--output", str(tmp_path / "maps.png"), "--amp", "off"]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/caf?.png  caf? ")
 
 
 @pytest.mark.parametrize("target", ["3", "class 3"])
