@@ -25,7 +25,7 @@ def pytest_runtest_setup(item):
 @pytest.fixture(autouse=True)
 def signals_are_handled_as_before():
     """A handler that a test leaves behind reaches every process that a later test forks, which then may not end."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in numbers]
     yield
     after = [signal.getsignal(number) for number in numbers]
