@@ -48,9 +48,10 @@ def main(argv: list[str]) -> int:
         service = build_service(own)
         from scripts.serving.app import build_app
 
-        app = build_app(service, allowed_names(own.host))
-        print(announcement(service.predictor, own.host, listener.getsockname()[1]), flush=True)
-        if not is_loopback(own.host):
+        address, port, *_ = listener.getsockname()
+        app = build_app(service, allowed_names(own.host, address))
+        print(announcement(service.predictor, own.host, port), flush=True)
+        if not is_loopback(address):
             warn(f"--host {own.host}: whoever can reach this machine can use it; there is no password")
         try:
             build_server(app).run(sockets=[listener])
@@ -102,17 +103,17 @@ def listening(host: str, port: int) -> socket.socket:
         raise UserError(f"--host {host} --port {port}: cannot listen there ({reason}); choose another") from error
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach ``address``, a number as a socket names it."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def allowed_names(host: str) -> set[str] | None:
-    """The names by which the server may be asked; None, for any, if other machines can reach it."""
-    return {LOOPBACK, "localhost", "::1", host.lower()} if is_loopback(host) else None
+def allowed_names(host: str, address: str) -> set[str] | None:
+    """The names by which the server may be asked; None, for any, if other machines can reach it.
+
+    ``host``: what --host says. ``address``: where the socket listens, which shows whether they can.
+    """
+    return {LOOPBACK, "localhost", "::1", host.lower(), address} if is_loopback(address) else None
 
 
 def announcement(predictor: Predictor, host: str, port: int) -> str:

@@ -180,7 +180,10 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
     size, target = shown.val_image_size, resized_side(shown)
     lines = [
         "def prepare(path):",
-        f'    image = ImageOps.exif_transpose(Image.open(path)).convert("{shown.colour}")',
+        "    image = ImageOps.exif_transpose(Image.open(path))",
+        '    if image.mode.startswith("I"):  # 16 bits, of which Pillow would show almost all as white',
+        "        image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))",
+        f'    image = image.convert("{shown.colour}")',
     ]
     how = f"Image.Resampling.{shown.interpolation.upper()}"
     if shown.stored_size:

@@ -306,6 +306,17 @@ def test_the_cards_preparation_is_that_of_validation_within_pillows_rounding(sho
     assert difference.mean() < 0.6 and difference.max() < 12
 
 
+def test_the_cards_preparation_of_16_bits_is_that_of_validation(tmp_path):
+    path, shown = tmp_path / "deep.png", dataclasses.replace(shown_at(64), crop_pct=1.0)
+    Image.fromarray(np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)).save(path)
+    names = {"np": np, "Image": Image, "ImageOps": __import__("PIL.ImageOps").ImageOps}
+    exec(preparation(shown, False), names)
+    with Image.open(path) as image:
+        assert image.mode.startswith("I")
+        exact = shown(image)[None].numpy()
+    np.testing.assert_allclose(names["prepare"](path), exact, atol=1e-5)
+
+
 def test_the_card_states_figures_of_exactly_these_weights(digits_run):
     with open(Path(digits_run) / "metrics.csv", newline="") as file:
         row = list(csv.DictReader(file))[-1]

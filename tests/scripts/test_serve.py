@@ -47,7 +47,7 @@ class Running:
         self.service = serve.build_service(own)
         self.listener = serve.listening(own.host, 0)
         self.port = self.listener.getsockname()[1]
-        self.server = serve.build_server(application.build_app(self.service, serve.allowed_names(own.host)))
+        self.server = serve.build_server(application.build_app(self.service, serve.allowed_names(own.host, own.host)))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         while not self.server.started:
@@ -368,8 +368,10 @@ def test_mistakes_are_told_before_the_network_is_loaded(digits_run, tmp_path, mo
 
 
 def test_only_this_machine_may_ask_unless_the_host_says_otherwise():
-    assert serve.allowed_names("127.0.0.1") >= {"127.0.0.1", "localhost"} and serve.is_loopback("::1")
-    assert serve.allowed_names("0.0.0.0") is None and serve.allowed_names("my.machine") is None
+    assert serve.allowed_names("127.0.0.1", "127.0.0.1") >= {"127.0.0.1", "localhost"} and serve.is_loopback("::1")
+    assert serve.allowed_names("My.Machine", "127.0.1.1") >= {"my.machine", "127.0.1.1"}
+    assert serve.allowed_names("0.0.0.0", "0.0.0.0") is None and serve.allowed_names("my.machine", "10.0.0.2") is None
+    assert not serve.is_loopback("fe80::1%eth0")
 
 
 # ------------------------------------------------------------------------------------------ the load
