@@ -145,6 +145,14 @@ def test_tar_files_that_others_wrote_are_indexed_and_read_by_number(foreign):
     assert {frozenset(plan.step_indices(0, step)) for step in (0, 1)} == {frozenset(range(5)), frozenset(range(5, 10))}
 
 
+def test_tar_files_for_test_are_no_validation_images_where_there_are_some_for_validation(foreign):
+    for place in ("my-test-000.tar", "test/0.tar"):
+        write_tar(foreign / place, samples(20, 3))
+    assert reds(read(foreign).validation) == list(range(10, 14))
+    (foreign / "validation" / "0.tar").unlink()
+    assert reds(read(foreign).validation) == [*range(20, 23)] * 2
+
+
 def test_names_of_classes_come_from_the_labels_or_a_file(tmp_path):
     for split in ("train", "val"):
         members = [("a.jpg", png(1)), ("a.json", json.dumps({"label": "wolf"}).encode()), ("b.jpg", png(2))]

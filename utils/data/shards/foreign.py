@@ -32,15 +32,20 @@ _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
 
 
 def foreign_shards(root: Path) -> dict[str, list[Path]]:
-    """The tar files in ``root`` and its folders, by split ('train', 'val'), as their names or folders say."""
-    found: dict[str, list[Path]] = {"train": [], "val": []}
+    """The tar files in ``root`` and its folders, by split ('train', 'val'), as their names or folders say.
+
+    As of class folders, one name counts: with those of val, those of test are left out.
+    """
+    named: dict[str, list[Path]] = {name: [] for name in (*VALIDATION_FOLDERS, *TRAINING_FOLDERS)}
     for path in sorted([*root.glob("*.tar"), *root.glob("*/*.tar")]):
         words = {word for part in path.relative_to(root).parts for word in re.split("[^a-z]+", part.lower())}
-        if words & set(VALIDATION_FOLDERS):
-            found["val"].append(path)
-        elif words & set(TRAINING_FOLDERS):
-            found["train"].append(path)
-    return found
+        name = next((name for name in named if name in words), None)
+        if name is not None:
+            named[name].append(path)
+    return {
+        split: next((named[name] for name in names if named[name]), [])
+        for split, names in (("train", TRAINING_FOLDERS), ("val", VALIDATION_FOLDERS))
+    }
 
 
 def ensure_index(root: Path, log: Log) -> None:
