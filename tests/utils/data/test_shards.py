@@ -171,10 +171,16 @@ def test_a_stale_index_is_made_again_with_a_line_about_it(foreign):
     assert lines == []
     write_tar(foreign / "my-train-000.tar", samples(20, 5))  # of the same size
     prepare(settings, lines.append)
-    assert lines == [f"Indexing the tar files in {foreign}, which have changed"]
+    assert lines == [f"Indexing the tar files in {foreign} again: they or their classes have changed"]
     assert reds(read(foreign).train)[:5] == list(range(20, 25))
     write_tar(foreign / "my-train-002.tar", samples(30, 1))
     assert len(read(foreign).train) == 11
+
+
+def test_classes_that_a_file_lists_later_or_in_another_order_are_the_classes(foreign):
+    for write, classes in (("", ("0", "1")), ("cat dog", ("cat", "dog")), ("dog cat eel", ("dog", "cat", "eel"))):
+        (foreign / "classes.txt").write_text("\n".join(write.split()))
+        assert read(foreign).classes == classes
 
 
 PROBLEMS = {

@@ -2,7 +2,7 @@
 
 A sample is all members of one name up to its first point: an image and its label, KEY.cls with a number or a class's
 name, or KEY.json with "label" or "cls". The index is written beside them and is made again when a tar file was added,
-removed, or has another size or time than before.
+removed, or has another size or time than before, or when other classes are listed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import tarfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ def ensure_index(root: Path, log: Log) -> None:
         with file:
             try:
                 if not _fits(root, shards):
-                    log(f"Indexing the tar files in {root}" + (", which have changed" if stale else ""))
+                    why = " again: they or their classes have changed" if stale else ""
+                    log(f"Indexing the tar files in {root}{why}")
                     _index(root, shards, ProgressLog(log))
             finally:
                 Path(file.name).unlink(missing_ok=True)
@@ -92,11 +94,13 @@ def _is_ours_to_make(path: Path) -> bool:
 
 
 def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
-    """Whether the index lists these tar files as they are."""
+    """Whether the index lists these tar files as they are, with the classes that a file names now."""
     contents = _read_json(root / CONTENTS)
     if contents is None:
         return False
     try:
+        if contents["made"]["listed"] != _listed_classes(root):
+            return False
         for name, paths in shards.items():
             listed = {shard["file"]: (shard["bytes"], shard["changed"]) for shard in contents["splits"][name]["shards"]}
             if listed != {path.relative_to(root).as_posix(): _look_of(path) for path in paths}:
@@ -151,7 +155,8 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
             for path in paths:
                 _add(root, path, found[name])
                 advance(1)
-    classes, numbers = _classes(root, {label for split in found.values() for label in split.labels})
+    listed = _listed_classes(root)
+    classes, numbers = _classes(root, listed, {label for split in found.values() for label in split.labels})
     splits = {}
     for name, split in found.items():
         if not split.rows:
@@ -165,7 +170,7 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
         ]
         splits[name] = (split.shards, np.array(rows, dtype=record_type(longest)), False)
     problems = [line for split in found.values() for line in split.problems]
-    made = {FOREIGN: True, "problems": problems[:MOST_PROBLEMS], "left_out": len(problems)}
+    made = {FOREIGN: True, "listed": listed, "problems": problems[:MOST_PROBLEMS], "left_out": len(problems)}
     try:
         write_contents(root, classes, splits, made)
     except OSError as error:
@@ -233,9 +238,8 @@ def _label(ending: str, content: bytes) -> str | None:
         return None
 
 
-def _classes(root: Path, labels: set[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The classes, those of a file, otherwise the names in the labels or numbers from 0; and each label's number."""
-    listed = next((lines for name in CLASS_FILES if (lines := _lines_of(root / name))), None)
+def _classes(root: Path, listed: list[str] | None, labels: set[str]) -> tuple[Sequence[str], dict[str, int]]:
+    """The classes, those ``listed``, otherwise the names in the labels or numbers from 0; and each label's number."""
     if all(re.fullmatch("[0-9]{1,6}", label) for label in labels):
         numbers = {label: int(label) for label in labels}
         count = max(numbers.values(), default=-1) + 1
@@ -252,9 +256,13 @@ def _classes(root: Path, labels: set[str]) -> tuple[tuple[str, ...], dict[str, i
     return classes, {name: number for number, name in enumerate(classes)}
 
 
-def _lines_of(path: Path) -> tuple[str, ...] | None:
+def _listed_classes(root: Path) -> list[str] | None:
+    """The classes that a file in ``root`` names."""
+    return next((lines for name in CLASS_FILES if (lines := _lines_of(root / name))), None)
+
+
+def _lines_of(path: Path) -> list[str]:
     try:
-        lines = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError):
-        return None
-    return lines or None
+        return []
