@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import tarfile
 from dataclasses import replace
 
@@ -199,6 +200,24 @@ def test_members_that_lack_or_repeat_something_are_told_or_left_out(foreign, mem
     data = read(foreign, "--skip-bad-images")
     assert reds(data.train) == [*range(10), 7, 8]
     assert message in data.warnings[0] and "left out" in data.warnings[0]
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_a_sparse_file_is_refused(foreign, form):
+    """GNU tar stores only what lies beside a file's holes: read by position, it would be other bytes."""
+    with open(foreign / "x.npy", "wb") as file:  # black, and white at the end
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (512, 512)})
+        file.truncate(file.tell() + 512 * 512 - 1)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\xff")
+    (foreign / "x.cls").write_text("1")
+    line = ("tar", "-S", f"--format={form}", "-cf", "my-train-002.tar", "x.npy", "x.cls")
+    packed = subprocess.run(line, cwd=foreign, check=False).returncode == 0
+    if not packed or (foreign / "my-train-002.tar").stat().st_size > 512 * 512:
+        pytest.skip("this is not GNU's tar, or the file system keeps no holes")
+    with pytest.raises(UserError, match="/x: is stored as a sparse file"):
+        read(foreign)
+    assert len(read(foreign, "--skip-bad-images").train) == 10
 
 
 def test_a_damaged_image_of_another_tar_file_is_a_bad_image_with_its_name(foreign):

@@ -214,6 +214,8 @@ def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarF
     if ending in ENDINGS:
         if sample.row is not None:
             sample.fault = "has more than one image: a repeated key, or two formats of one image"
+        if info.issparse():  # its bytes do not lie as they are, and others follow where they would
+            sample.fault = "is stored as a sparse file (tar -S), which is not read; pack it without"
         head = zlib.crc32(os.pread(file, BLOCK, info.offset_data - BLOCK))
         name = info.name.encode("utf-8", "surrogateescape")
         sample.row = (info.offset_data, info.size, head, name)
