@@ -187,6 +187,7 @@ def test_classes_that_a_file_lists_later_or_in_another_order_are_the_classes(for
 PROBLEMS = {
     "no label": ([("x.png", png(1))], "/x: has no label"),
     "no image": ([("x.cls", b"1")], "/x: has no image"),
+    "unknown": ([("x.png", png(1)), ("x.cls", b"-1")], "/x: has the label -1, which is no class"),
     "repeated": ([*samples(0, 1), *samples(0, 1)], "/0000: has more than one image"),
     "two labels": ([*samples(0, 1), ("0000.json", b'{"label": 1}')], "/0000: has two labels, 0 and 1"),
 }

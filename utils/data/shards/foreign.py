@@ -197,6 +197,8 @@ def _add(root: Path, path: Path, found: _Found) -> None:
     for key, sample in samples.items():
         fault = sample.fault or ("has no image" if sample.row is None else None)
         fault = fault or ("has no label (.cls, or .json with label)" if sample.label is None else None)
+        if fault is None and re.fullmatch("-[0-9]+", sample.label):
+            fault = f"has the label {sample.label}, which is no class (-1 often stands for unknown)"
         if fault is None and sample.row[0] + sample.row[1] > size:
             fault = "is cut off"
         if fault:
