@@ -154,6 +154,12 @@ def test_tar_files_for_test_are_no_validation_images_where_there_are_some_for_va
     assert reds(read(foreign).validation) == [*range(20, 23)] * 2
 
 
+def test_hidden_tar_files_are_left_out(foreign):
+    (foreign / "._my-train-000.tar").write_bytes(b"\0\5\x16\7" * 64)  # as macOS leaves it
+    write_tar(foreign / ".trash" / "my-train-000.tar", samples(0, 5))
+    assert reds(read(foreign).train) == list(range(10))
+
+
 def test_names_of_classes_come_from_the_labels_or_a_file(tmp_path):
     for split in ("train", "val"):
         members = [("a.jpg", png(1)), ("a.json", json.dumps({"label": "wolf"}).encode()), ("b.jpg", png(2))]

@@ -39,7 +39,10 @@ def foreign_shards(root: Path) -> dict[str, list[Path]]:
     """
     named: dict[str, list[Path]] = {name: [] for name in (*VALIDATION_FOLDERS, *TRAINING_FOLDERS)}
     for path in sorted([*root.glob("*.tar"), *root.glob("*/*.tar")]):
-        words = {word for part in path.relative_to(root).parts for word in re.split("[^a-z]+", part.lower())}
+        parts = path.relative_to(root).parts
+        if any(part.startswith(".") for part in parts):  # such as ._train.tar, which macOS leaves behind
+            continue
+        words = {word for part in parts for word in re.split("[^a-z]+", part.lower())}
         name = next((name for name in named if name in words), None)
         if name is not None:
             named[name].append(path)
