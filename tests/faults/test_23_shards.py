@@ -1,6 +1,7 @@
 """A shard that was cut, replaced or spoilt never gives a wrong image; a slow place for shards only takes longer."""
 
 import errno
+import io
 import os
 import shutil
 import threading
@@ -20,6 +21,7 @@ from utils.data.images import unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
+from utils.data.sets.claims import try_lock
 from utils.data.sets.datasets import get_data
 from utils.data.shards import members, read_ahead
 from utils.runtime.distributed import Distributed, RankInfo
@@ -227,9 +229,7 @@ def test_a_copy_that_differs_is_not_used_and_a_full_folder_only_makes_it_slower(
     spoil(images.paths[7].shard, images.paths[7].offset + 100, b"\x01")
     ahead = read_ahead.ReadAhead(images.paths, tmp_path / "cache", 10**9, is_first=True, log=lines.append)
     with ahead.of([np.arange(36)]):
-        deadline = time.monotonic() + 20
-        while len(list((tmp_path / "cache").glob("*.shard"))) < 8 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        await_copies(tmp_path / "cache", 8)
         assert [value(images.paths[number]) for number in (0, 20, 35)] == [0, 20, 35]
     (line,) = lines
     assert images.paths[7].shard in line and "its bytes are not those" in line
@@ -237,3 +237,75 @@ def test_a_copy_that_differs_is_not_used_and_a_full_folder_only_makes_it_slower(
     with tiny.of([np.arange(36)]):
         assert value(images.paths[20]) == 20
     assert not list((tmp_path / "tiny").iterdir())
+
+
+def test_a_copy_that_was_spoilt_or_cut_is_passed_over_and_one_of_another_size_made_again(shards, tmp_path):
+    images = read(shards).train
+    ahead = read_ahead.ReadAhead(images.paths, tmp_path / "cache", 10**9, is_first=True, log=print)
+    with ahead.of([np.arange(36)]):
+        await_copies(tmp_path / "cache", 9)
+    spoilt, cut = images.paths[7], images.paths[20]
+    copy_of_cut = members.copy_of(cut.shard, str(tmp_path / "cache"))
+    for place in (-512, 100):  # in the tar header, and in the image
+        spoil(members.copy_of(spoilt.shard, str(tmp_path / "cache")), spoilt.offset + place, b"\x01")
+        assert value(spoilt) == 7
+    os.truncate(copy_of_cut, 100)  # as a power cut may
+    assert value(cut) == 20
+    with ahead.of([np.arange(36)]):
+        deadline = time.monotonic() + 20
+        while os.stat(copy_of_cut).st_size == 100 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert Path(copy_of_cut).read_bytes() == Path(cut.shard).read_bytes()
+
+
+def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in_nothing(shards, tmp_path, monkeypatch):
+    lines, cache = [], tmp_path / "cache"
+    images = read(shards).train
+    first, second = (
+        read_ahead.ReadAhead(images.paths, cache, 10**9, is_first=True, log=lines.append) for _ in range(2)
+    )
+    path = Path(members.copy_of(images.paths.files[0], str(cache)))
+    monkeypatch.setattr(read_ahead, "PIECE_BYTES", 512)
+    waiting = [lambda: second._make(0, path)]
+
+    class Source(io.FileIO):
+        def read(self, count):
+            if self.tell() == 1024 and waiting:
+                waiting.pop()()
+            return super().read(count)
+
+    def opened(name, mode, **more):
+        return Source(name, mode) if mode == "rb" else open(name, mode, **more)
+
+    monkeypatch.setattr(read_ahead, "open", opened, raising=False)
+    first._make(0, path)
+    assert lines == [] and not waiting
+    assert path.read_bytes() == Path(images.paths.files[0]).read_bytes() and len(list(cache.iterdir())) == 1
+
+
+def test_what_another_run_is_copying_stays_and_what_a_killed_one_left_goes(shards, tmp_path):
+    images, cache = read(shards).train, tmp_path / "cache"
+    ahead = read_ahead.ReadAhead(images.paths, cache, 10**9, is_first=True, log=print)
+    (cache / "left.partial").write_bytes(b"half")
+    locked, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with open(cache / "other.partial", "wb") as file:
+            try_lock(file)
+            os.write(told, b"!")
+            time.sleep(60)
+        os._exit(0)
+    try:
+        os.read(locked, 1)
+        with ahead.of([np.arange(36)]):
+            await_copies(cache, 9)
+        assert [path.name for path in cache.glob("*.partial")] == ["other.partial"]
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+
+def await_copies(cache, count):
+    deadline = time.monotonic() + 20
+    while len(list(cache.glob("*.shard"))) < count and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -12,6 +12,7 @@ import uuid
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from utils.config.settings import UserError
 from utils.data.progress_log import Log
@@ -31,7 +32,7 @@ def claim(path: Path, waiting: str, log: Log, raise_mistakes: bool) -> FileIO | 
     name = path.with_suffix(".partial")
     with ExitStack() as closed_on_return:
         file = closed_on_return.enter_context(open(name, "r+b", buffering=0, opener=_open_or_create))
-        locked = _try_lock(file)
+        locked = try_lock(file)
         if locked is None:
             return open(path.with_suffix(f".{uuid.uuid4().hex}.partial"), "x+b", buffering=0)
         if not locked:
@@ -52,7 +53,7 @@ def _open_or_create(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_CREAT, 0o666)
 
 
-def _try_lock(file: FileIO) -> bool | None:
+def try_lock(file: IO[bytes]) -> bool | None:
     """Lock ``file`` until it is closed or the process ends, even by kill -9. False: another process has the lock.
 
     None on a file system without locks. Worker processes do not inherit a record lock.
@@ -82,11 +83,11 @@ def leave(file: FileIO, error: UserError) -> None:
         file.write(MISTAKE + str(error).encode("utf-8", "surrogateescape"))
 
 
-def remove_abandoned(folder: Path, own: Path) -> None:
-    """Remove the temporary files of killed processes: those whose lock is free."""
+def remove_abandoned(folder: Path, own: Path | None = None) -> None:
+    """Remove the temporary files of killed processes: those whose lock is free. ``own``: that of this process."""
     for path in folder.glob("*.partial"):
         if path != own:  # closing a second handle would release the lock
             with suppress(OSError), open(path, "r+b") as file:
-                locked = _try_lock(file)
+                locked = try_lock(file)
                 if locked or (locked is None and time.time() - path.stat().st_mtime > ABANDONED_SECONDS):
                     os.unlink(path)

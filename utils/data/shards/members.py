@@ -40,7 +40,12 @@ class Member(Stored):
         Raises ``UserError`` if something else lies there: the index is stale, and any image would be a wrong one.
         Raises ``OSError`` if the bytes are damaged or cannot be read.
         """
-        data = _open_shards.read(self.shard, self.offset - BLOCK, BLOCK + self.size)
+        place = self.offset - BLOCK, BLOCK + self.size
+        with suppress(OSError, UserError):  # no copy, or one that is not right: it changes the speed and nothing else
+            return self._checked(_open_shards.read_copy(self.shard, *place))
+        return self._checked(_open_shards.read(self.shard, *place))
+
+    def _checked(self, data: bytes) -> bytes:
         if len(data) >= BLOCK and zlib.crc32(data[:BLOCK]) != self.head:
             raise UserError(f"{self}: does not lie where the index says, so the shard was replaced or damaged; {ANEW}")
         if len(data) != BLOCK + self.size:
@@ -98,12 +103,13 @@ class _OpenShards:
 
     def read(self, path: str, offset: int, count: int) -> bytes:
         """``count`` bytes from ``offset`` on, fewer at the file's end. Raises ``OSError``."""
-        file = self._file(path) if self.copies is None else self._copy_or_file(path, self.copies)
-        parts = []
-        while count and (part := os.pread(file, count, offset)):
-            parts.append(part)
-            count, offset = count - len(part), offset + len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return _read(self._file(path), offset, count)
+
+    def read_copy(self, path: str, offset: int, count: int) -> bytes:
+        """The same from the copy of ``path``. Raises ``FileNotFoundError`` if there is none."""
+        if self.copies is None:
+            raise FileNotFoundError
+        return _read(self._copy(path, self.copies), offset, count)
 
     def _file(self, path: str) -> int:
         file = self._files.get(path)
@@ -115,14 +121,11 @@ class _OpenShards:
             self._files.move_to_end(path)
         return file
 
-    def _copy_or_file(self, path: str, folder: str) -> int:
+    def _copy(self, path: str, folder: str) -> int:
         copy = copy_of(path, folder)
         if copy in self._files:
             return self._file(copy)
-        try:
-            file = self._file(copy)
-        except FileNotFoundError:
-            return self._file(path)
+        file = self._file(copy)
         for name, other in list(self._files.items()):  # an open file that was removed would keep its disk space
             if name.endswith(COPY) and other != file and not os.fstat(other).st_nlink:
                 self._close(name)
@@ -131,6 +134,14 @@ class _OpenShards:
     def _close(self, path: str) -> None:
         with suppress(OSError):
             os.close(self._files.pop(path))
+
+
+def _read(file: int, offset: int, count: int) -> bytes:
+    parts = []
+    while count and (part := os.pread(file, count, offset)):
+        parts.append(part)
+        count, offset = count - len(part), offset + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 _open_shards = _OpenShards()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ import numpy as np
 
 from utils.config.settings import UserError
 from utils.data.progress_log import Log
+from utils.data.sets.claims import remove_abandoned, try_lock
 from utils.data.shards.index import Shard
-from utils.data.shards.members import Members, copy_of, look_for_copies_in
+from utils.data.shards.members import COPY, Members, copy_of, look_for_copies_in
 
 PIECE_BYTES = 4 << 20
 PARTIAL = ".partial"
@@ -106,7 +108,7 @@ class ReadAhead:
         self._remove_others(set(paths.values()))
         for need in needs:
             size = self._shard(need.shard).bytes
-            if paths[need.shard].exists() or size > self.limit_bytes:
+            if _bytes_of(paths[need.shard]) == size or size > self.limit_bytes:
                 continue
             if not self._wait_for_room(size, needs, paths) or need.last <= self._passed:
                 if self._stop:
@@ -129,17 +131,20 @@ class ReadAhead:
 
     def _make(self, number: int, path: Path) -> None:
         """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
-        partial = path.with_suffix(PARTIAL)
+        partial = path.with_suffix(f".{uuid.uuid4().hex}{PARTIAL}")  # other runs may make the same copy
         shard = self._shard(number)
         digest, count = hashlib.sha256(), 0
         try:
-            with open(self.members.files[number], "rb", buffering=0) as source, open(partial, "wb") as target:
+            with open(self.members.files[number], "rb", buffering=0) as source, open(partial, "xb") as target:
+                try_lock(target)  # by which others see that it is being written
                 while not self._stop and (piece := source.read(PIECE_BYTES)):
                     digest.update(piece)
                     count += len(piece)
                     target.write(piece)
-            if self._stop:
-                return
+                if self._stop:
+                    return
+                target.flush()
+                os.fsync(target.fileno())  # otherwise a power cut could leave a copy with holes
             if count != shard.bytes or (shard.sha256 and digest.hexdigest() != shard.sha256):
                 raise OSError("its bytes are not those that the index was written for")
             os.replace(partial, path)
@@ -154,16 +159,25 @@ class ReadAhead:
             partial.unlink(missing_ok=True)
 
     def _held(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("*.shard"))
+        return sum(map(_bytes_of, self.folder.glob(f"*{COPY}")))
 
     def _remove_others(self, wanted: set[Path]) -> None:
         """Remove what a killed run or another data set left, so that the folder stays within its bound."""
-        for path in (*self.folder.glob("*.shard"), *self.folder.glob(f"*{PARTIAL}")):
+        for path in self.folder.glob(f"*{COPY}"):
             if path not in wanted:
                 path.unlink(missing_ok=True)
+        remove_abandoned(self.folder)
 
     def _shard(self, number: int) -> Shard:
         return self.members.split.shards[number]
 
     def _copy(self, number: int) -> Path:
         return Path(copy_of(self.members.files[number], str(self.folder)))
+
+
+def _bytes_of(path: Path) -> int:
+    """The size of a file, 0 if there is none: another run may have removed it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
