@@ -101,13 +101,13 @@ class Lister:
 
     def _make(self, file: FileIO, path: Path, tree: Path, scan: Scan) -> Listing:
         """List and write. ``file`` is the claimed temporary file."""
-        began, began_ns = time.monotonic(), time.time_ns()
+        began = time.monotonic()
         with file:  # closing it ends the claim
             try:
                 remove_abandoned(path.parent, Path(file.name))
                 listing = self._whole(scan, tree)
                 seconds, log = time.monotonic() - began, self.progress.log
-                unsettled = _unsettled(listing.folders, began_ns)
+                unsettled = _unsettled(listing.folders, scan.began_ns)
                 if unsettled is not None:
                     log(f"The list of files below {tree} is not kept: {unsettled}")
                     os.unlink(file.name)
