@@ -283,7 +283,8 @@ def loaders(
     val_batch_size = settings.val_batch_size or settings.batch_size
     validating = ValidationLoader(validation, val_batch_size, evaluating, distributed.rank, distributed.world_size)
     if settings.max_val_batches is not None:
-        validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * val_batch_size))
+        batch_size = settings.val_batch_size or settings.global_batch_size  # the same on any number of processes
+        validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * batch_size))
     return train, validating, f"{'resident' if resident else 'stream'} ({why}){reading}"
 
 

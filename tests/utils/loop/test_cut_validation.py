@@ -64,6 +64,10 @@ def test_the_images_are_drawn_from_all_classes_and_are_the_same_on_any_ranks_and
     assert (np.diff(together) > 0).all() and set(labels[together]) == set(range(10))
     of_ranks = [numbers(*CUT, "--seed", "7", rank=rank, world_size=2)[0] for rank in (0, 1)]
     assert sorted(np.concatenate([*of_ranks[0], *of_ranks[1]])) == together.tolist()
+    of_step = ("--global-batch-size", "20", "--max-val-batches", "3")
+    for flags in (of_step, (*of_step, "--accumulate", "2")):
+        of_ranks = [numbers(*flags, rank=rank, world_size=2)[0] for rank in (0, 1)]
+        assert sorted(np.concatenate([*of_ranks[0], *of_ranks[1]])) == together.tolist()
     assert tried_out(7, 100).tolist() == [*range(7)]
 
 

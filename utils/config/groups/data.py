@@ -154,8 +154,9 @@ class DataSettings:
         affects_result=False,
     )  # fmt: skip
     max_val_batches: int | None = setting(
-        None, "validate on the images of this many batches only, chosen at random and always the same, for a quick "
-        "trial; each line about a validation says so", type=int, check=positive_int, metavar="N",
+        None, "validate on the images of this many batches only, of --val-batch-size or else of the images of a step, "
+        "chosen at random and always the same, for a quick trial; each line about a validation says so",
+        type=int, check=positive_int, metavar="N",
         effect=needs("more validation images than these batches hold", lambda v: v.cuts_validation),
     )  # fmt: skip
     loader: str = setting(
