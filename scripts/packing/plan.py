@@ -79,12 +79,16 @@ class Plan:
     # ------------------------------------------------------------------------------------ what is done
 
     def begin(self) -> None:
-        """Refuse to go on with another packing than the one that was begun in the folder."""
+        """Refuse a folder in which another packing was begun, or with tar files that no packing has begun."""
         path = self.folder / PARTS / "plan.json"
         text = json.dumps(self.about, indent=1, sort_keys=True)
         try:
             begun = path.read_text()
         except FileNotFoundError:
+            if tar := next(self.folder.glob("*.tar"), None):  # shards have such names, and would replace it
+                raise UserError(
+                    f"--output {self.folder}: holds {tar.name}, which this packing did not make; choose another folder"
+                ) from None
             path.parent.mkdir(exist_ok=True)
             write_whole(path, text.encode())
             return

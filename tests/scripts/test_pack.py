@@ -232,3 +232,10 @@ def test_flags_that_cannot_be_are_one_line(tmp_path, flags, message):
 def test_the_folder_of_the_images_is_no_place_for_shards(tree):
     with pytest.raises(UserError, match="is the folder of the images"):
         packed(tree, tree)
+
+
+def test_tar_files_of_others_are_not_replaced(tree, tmp_path):
+    (tmp_path / "train-000000.tar").write_bytes(b"of others")
+    with pytest.raises(UserError, match="holds train-000000.tar, which this packing did not make"):
+        packed(tree, tmp_path)
+    assert bytes_in(tmp_path)["train-000000.tar"] == b"of others"
