@@ -77,4 +77,10 @@ def _ending_of(path: str, data: bytes) -> str:
     if data.startswith(RAW):
         return "npy"
     ending = os.path.splitext(path)[1][1:].lower()
-    return {"jpeg": "jpg", "tif": "tiff"}.get(ending, ending)
+    if not ending:  # of a row in a table
+        try:
+            with Image.open(NamedBytes(path, data)) as image:
+                ending = image.format.lower()
+        except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
+            raise UnreadableImage(path, " ".join(str(error).split())) from error
+    return {"jpeg": "jpg", "mpo": "jpg", "tif": "tiff"}.get(ending, ending)

@@ -14,16 +14,19 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
 from scripts import pack
+from scripts.packing.encoding import Encoding
 from scripts.packing.plan import Plan
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.images.decoding import open_image
+from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
 from utils.data.images.gpu_decoding import pack as batch_of
+from utils.data.images.stored import Stored
 from utils.data.images.view import View
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
 from utils.data.sets.datasets import get_data
+from utils.data.sets.readers import ImageFiles
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -239,3 +242,21 @@ def test_tar_files_of_others_are_not_replaced(tree, tmp_path):
     with pytest.raises(UserError, match="holds train-000000.tar, which this packing did not make"):
         packed(tree, tmp_path)
     assert bytes_in(tmp_path)["train-000000.tar"] == b"of others"
+
+
+class Row(Stored):
+    """An image that is no file, like one in a table."""
+
+    def content(self):
+        return self.bytes
+
+
+@pytest.mark.parametrize("name", ["plain.jpg", "palette.png"])
+def test_an_image_without_an_ending_of_its_own_gets_that_of_its_format(tree, name):
+    row = Row("my.data/train[3]")
+    row.bytes = (tree / "train/ape" / name).read_bytes()
+    encoding = Encoding("keep", None, 90, "RGB")
+    assert encoding.encode(ImageFiles([row], torch.zeros(1), "RGB"), 0) == (name[-3:], row.bytes)
+    row.bytes = b"no image"
+    with pytest.raises(UnreadableImage, match=r"my.data/train\[3\]"):
+        encoding.encode(ImageFiles([row], torch.zeros(1), "RGB"), 0)
