@@ -106,6 +106,12 @@ def test_images_labels_and_classes_are_those_that_were_written(tmp_path, kind):
     assert row.endswith("train[5]") and row.content() == encoded(5)
 
 
+@pytest.mark.parametrize("form, columns", [("pandas", None), ("numpy", ["kind"])])
+def test_a_format_that_was_saved_with_a_table_changes_nothing(tmp_path, form, columns):
+    save(tmp_path / "set", "saved", table(6).with_format(form, columns=columns), table(9, 100))
+    assert [path.content() for path in read(tmp_path / "set").train.paths] == [*map(encoded, range(6))]
+
+
 def test_the_layouts_of_one_data_set_have_one_fingerprint_and_other_images_another(tmp_path, saved):
     hub = save(tmp_path / "hub", "hub", table(24), table(9, 100))
     assert read(hub).fingerprint == read(saved).fingerprint

@@ -51,7 +51,7 @@ class Rows(Sequence[str]):
 
     def __init__(self, dataset: Any, column: str, where: str, root: str, places: np.ndarray | None = None) -> None:
         feature = dataset.features[column]
-        dataset = dataset.select_columns([column])
+        dataset = dataset.select_columns([column]).with_format(None)  # save_to_disk keeps another one
         if isinstance(feature, library().Image):
             dataset = dataset.cast_column(column, library().Image(decode=False))
         self._dataset, self._column, self._where, self._root = dataset, column, where, root
