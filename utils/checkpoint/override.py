@@ -14,6 +14,7 @@ from utils.config.settings import Settings, UserError, as_flag
 
 SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
 SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
+SHAPES_VALIDATION = "max_val_batches"  # which images are validated
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
@@ -61,14 +62,16 @@ def carry_over(
     changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
-    if data or "best_metric" in differences:
+    of_others = "data" if data else "validation images" if SHAPES_VALIDATION in differences else None
+    if of_others or "best_metric" in differences:
         progress.forget_best()
-        changes.append(f"the best result so far is of {'other data' if data else 'another metric'}, and is forgotten")
+        what = f"other {of_others}" if of_others else "another metric"
+        changes.append(f"the best result so far is of {what}, and is forgotten")
     if data or any(name in differences for name in SHAPES_PLAN):
         if progress.step_in_epoch:
             changes.append(_skip_rest(progress, args))
         progress.shifted_steps += progress.epoch * steps_per_epoch - progress.updates
-    if data or any(name in differences for name in SHAPES_STOPPING):
+    if of_others or any(name in differences for name in SHAPES_STOPPING):
         progress.wait_anew()
     state = resume_point.state | {
         "progress": progress.state(),

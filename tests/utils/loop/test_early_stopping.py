@@ -90,6 +90,19 @@ def test_another_metric_makes_a_resume_forget_the_best(stopped, capsys, monkeypa
     assert " best_top1=40.0000 best_epoch=4 run=" in output.out.splitlines()[-1]
 
 
+def test_other_validation_images_make_a_resume_forget_the_best(stopped, capsys, monkeypatch):
+    """The best of a cut validation would stay the best, and be told without a word about the cut."""
+    run, _ = stopped
+    given = [Report(4.0, 30.0, 90.0, 64)] * 2
+    monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
+    more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", "--max-val-batches", "1"]
+    assert main.main([*more, "--device", "cpu", "--max-steps", "92"]) == 0
+    output = capsys.readouterr()
+    assert "the best result so far is of other validation images, and is forgotten" in output.err
+    last = output.out.splitlines()[-1]
+    assert " max_val_batches=1 val_epoch=4 best_top1=30.0000 best_epoch=4 best_loss=4.0000 run=" in last
+
+
 def test_an_unknown_metric_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.main(["--device", "cpu", "--best-metric", "tpo1"]) == 2
