@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from scripts.packing.encoding import Encoding
     from scripts.packing.plan import Part, Plan
     from utils.data.progress_log import ProgressLog
+    from utils.data.shards.index import Contents
 
 NAME = "pack.py"
 QUALITY = 90
@@ -48,9 +49,8 @@ def main(argv: list[str]) -> int:
         raise UserError("--output DIR is missing: the folder that the shards are written into")
     encoding = encoding_of(own, args)
     from scripts.packing.plan import Plan
-    from utils.data.sets.claims import claim
     from utils.data.sets.datasets import get_data, prepare
-    from utils.data.shards.index import PARTS, read_contents
+    from utils.data.shards.index import PARTS
 
     refuse_same_folder(own.output, args.data.datapath)
     prepare(args.data, log)
@@ -61,15 +61,7 @@ def main(argv: list[str]) -> int:
         log(f"warning: {line}")
     folder = make_folder(own.output)
     plan = Plan.of(folder, data, encoding, own.shard_samples, args.data.skip_bad_images)
-    done = lambda: read_contents(folder)  # noqa: E731
-    while (contents := done()) is None:
-        file = claim(folder / "packing", f"Waiting for another process that packs into {folder}", log, False)
-        if file is None:
-            continue
-        with file:
-            if done() is None:
-                pack(plan, workers, progress)
-            Path(file.name).unlink(missing_ok=True)
+    contents = completed(plan, workers, progress)
     if contents.made != plan.about:
         raise UserError(f"--output {folder}: already holds shards of other images or flags; choose another folder")
     shutil.rmtree(folder / PARTS, ignore_errors=True)
@@ -118,6 +110,26 @@ def refuse_same_folder(output: str, datapath: str | None) -> None:
     """Shards in the folder of the data would be taken for the data."""
     if datapath is not None and Path(output).resolve() == Path(datapath).resolve():
         raise UserError(f"--output {output}: is the folder of the images; choose another")
+
+
+def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
+    """The index of the shards, made by this process or by another one that packs them now. Raises ``UserError``."""
+    from utils.data.sets.claims import claim
+    from utils.data.shards.index import read_contents
+
+    folder = plan.folder
+    while (contents := read_contents(folder)) is None:
+        try:
+            file = claim(folder / "packing", f"Waiting for another process that packs into {folder}", log, False)
+            if file is None:
+                continue
+            with file:
+                if read_contents(folder) is None:
+                    pack(plan, workers, progress)
+                Path(file.name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
+    return contents
 
 
 def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:

@@ -1,5 +1,6 @@
 """Shards hold the images that were packed: the same bytes each time, and what Pillow makes of odd ones."""
 
+import errno
 import json
 import os
 import pickle
@@ -260,3 +261,13 @@ def test_an_image_without_an_ending_of_its_own_gets_that_of_its_format(tree, nam
     row.bytes = b"no image"
     with pytest.raises(UnreadableImage, match=r"my.data/train\[3\]"):
         encoding.encode(ImageFiles([row], torch.zeros(1), "RGB"), 0)
+
+
+@pytest.mark.parametrize("place", ["utils.data.sets.claims.claim", "scripts.packing.plan.write_whole"])
+def test_an_output_that_cannot_be_written_is_one_clear_line(tree, tmp_path, monkeypatch, place):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(place, full)
+    with pytest.raises(UserError, match=f"--output {tmp_path}: cannot be written .No space left on device"):
+        packed(tree, tmp_path)
