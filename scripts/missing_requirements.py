@@ -9,7 +9,10 @@ from importlib import metadata, util
 from pathlib import Path
 
 # Packages that are imported by another name.
-MODULES = {"scikit-learn": "sklearn", "PyYAML": "yaml", "pillow": "PIL", "pytest-xdist": "xdist"}
+MODULES = {
+    "scikit-learn": "sklearn", "PyYAML": "yaml", "pillow": "PIL", "pytest-xdist": "xdist",
+    "pytest-timeout": "pytest_timeout",
+}  # fmt: skip
 
 
 def missing(path):

@@ -30,9 +30,9 @@ CLASSES, SIDE, OF_A_CLASS, FOR_TEST, SEED = 10, 28, 7000, 1000, 0
 
 def main(argv: list[str]) -> int:
     """Run the tool. Returns its exit code."""
+    own = build_parser().parse_args(argv)
     import numpy as np
 
-    own = build_parser().parse_args(argv)
     images = [read_class(Path(own.package), number) for number in range(CLASSES)]
     folder = make_folder(own.output)
     random = np.random.default_rng(SEED)
