@@ -33,8 +33,11 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     import numpy as np
 
+    folder = Path(own.output)
+    if existing := next(folder.glob("*-ubyte"), None):  # perhaps the data set's own
+        raise UserError(f"{existing}: exists; give another folder")
     images = [read_class(Path(own.package), number) for number in range(CLASSES)]
-    folder = make_folder(own.output)
+    make_folder(own.output)
     random = np.random.default_rng(SEED)
     orders = [random.permutation(OF_A_CLASS) for _ in images]
     parts = {"train": slice(None, OF_A_CLASS - FOR_TEST), "t10k": slice(OF_A_CLASS - FOR_TEST, None)}

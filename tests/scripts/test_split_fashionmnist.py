@@ -55,6 +55,15 @@ def test_each_image_is_in_one_part_once_with_its_label_and_torchvision_reads_the
     assert len(read_label_file(tmp_path / "data" / "train-labels-idx1-ubyte")) == 50
 
 
+def test_files_that_are_there_stay_as_they_are(package, tmp_path, capsys, monkeypatch):
+    (tmp_path / "data").mkdir()
+    own = tmp_path / "data" / "t10k-labels-idx1-ubyte"
+    own.write_bytes(b"the data set's own")
+    code, said = split(package, tmp_path / "data", capsys, monkeypatch)
+    assert (code, said.err) == (2, f"split_fashionmnist.py: {own}: exists; give another folder\n")
+    assert own.read_bytes() == b"the data set's own" and len(list(own.parent.iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [("{", "is not the package's list"), ('{"data": [[1, 2]]}', "holds 0 images, not 7"), (None, "no such file")],

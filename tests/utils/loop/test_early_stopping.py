@@ -91,7 +91,7 @@ def test_another_metric_makes_a_resume_forget_the_best(stopped, capsys, monkeypa
 
 
 def test_other_validation_images_make_a_resume_forget_the_best(stopped, capsys, monkeypatch):
-    """The best of a cut validation would stay the best, and be told without a word about the cut."""
+    """Otherwise a figure of all images would be the one that figures of a few have to beat."""
     run, _ = stopped
     given = [Report(4.0, 30.0, 90.0, 64)] * 2
     monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
