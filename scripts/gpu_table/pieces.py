@@ -15,6 +15,7 @@ from pathlib import Path
 from scripts.gpu_table import trainings
 from scripts.gpu_table.job import ROOT, Job, PieceFailure
 from scripts.gpu_table.lines import RATIO, Line, benchmark_lines
+from utils.record.provenance import cores
 
 TESTS = ROOT / "tests"
 PUBLISHED_SPEED_UP = 2.44  # of the AMP recipe's workload on an RTX 2060: 8.063 s in float32, 3.298 s with autocast
@@ -44,8 +45,8 @@ def gpu_tests(job: Job) -> list[Line]:
     """The tests that need a GPU. Only their files are imported: others may need packages that are not here."""
     files = [path for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     report = job.folder / "logs" / "tests.xml"
-    # Most of them start processes: four at a time take a third of the time.
-    at_once = ("-n", 4) if util.find_spec("xdist") and not job.own.tiny else ()
+    # Most of them start processes, which use a core each and little of the GPU.
+    at_once = ("-n", min(8, max(1, cores() // 2))) if util.find_spec("xdist") and not job.own.tiny else ()
     flags = ("-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", *at_once)
     job.run("-m", "pytest", *flags, *files, codes=(0, 1))
     return test_lines(report)

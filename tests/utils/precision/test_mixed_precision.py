@@ -105,9 +105,11 @@ def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
     batches = [batch for passes in steps(traval, 3) for batch in passes]
     recipe_loop(plain, batches, penalty=0.1, autocast=amp == "fp16", scale=scale or 1.0)
     recipe_loop(without, batches, autocast=amp == "fp16", scale=scale or 1.0)
-    assert_same(traval.model, plain, rtol=1e-4, atol=1e-6)
+    # Differentiated twice, products in fp16 round more than once, on a GPU in an order of its own.
+    tolerance = {"rtol": 1e-3, "atol": 1e-5} if amp == "fp16" else {"rtol": 1e-4, "atol": 1e-6}
+    assert_same(traval.model, plain, **tolerance)
     with pytest.raises(AssertionError):
-        assert_same(traval.model, without, rtol=1e-3, atol=1e-5)
+        assert_same(traval.model, without, **tolerance)
 
 
 def test_gradient_penalty_gives_the_same_gradients_with_and_without_scaling():
