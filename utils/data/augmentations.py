@@ -96,23 +96,23 @@ class Shift:
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Which row and column of the padded image each pixel comes from: int64 (n, height), (n, width)."""
-        uniforms = torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2))
-        offsets = (uniforms * (2 * self.reach + 1)).long()  # of the image in the padded one
-        places = torch.arange(width)
-        rows = offsets[:, :1] + torch.arange(height)
-        if self.flip is not None:
-            (flips,) = self.flip.draw(samples, height, width)
-            places = torch.where(flips[:, None], places.flip(0), places)
-        columns = offsets[:, 1:] + places
-        if self.padding == "reflect":  # then the image is not padded
-            rows, columns = mirrored(rows - self.reach, height), mirrored(columns - self.reach, width)
-        return rows, columns
+        """How far down and to the right the image lies in the padded one, int64 (n, 2), and what the flip draws."""
+        offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * (2 * self.reach + 1)).long()
+        return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
-        rows, columns = numbers
+        offsets, *flips = numbers
+        height, width = images.shape[-2:]
+        # Which row and column of the padded image each pixel comes from, worked out on the device: beside a GPU the
+        # host, which has one core for it, would take longer than the GPU for the images.
+        places = torch.arange(width, device=images.device)
+        if flips:
+            places = torch.where(flips[0][:, None], places.flip(0), places)
+        rows, columns = offsets[:, :1] + torch.arange(height, device=images.device), offsets[:, 1:] + places
         if self.padding == "zero":
             images = functional.pad(images, (self.reach,) * 4)
+        else:
+            rows, columns = mirrored(rows - self.reach, height), mirrored(columns - self.reach, width)
         images = select_rows(images, rows)
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 
