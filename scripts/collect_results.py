@@ -163,6 +163,10 @@ def keep(recipe: str, run: RunResult) -> None:
     places = {str(run.folder.absolute()): "RUN", str(run.folder): "RUN"}
     if run.args.data.datapath:
         places[run.args.data.datapath] = "DATA"
+    words = shlex.split(run.command)
+    if "--output" in words[:-1]:  # of the machine where the run was made; its folder may lie elsewhere now
+        output = words[words.index("--output") + 1]
+        places |= {output: "RUNS"} if Path(output).is_absolute() else {}
     for name in KEPT_FILES:
         text = (run.folder / name).read_text(encoding="utf-8")
         for place in sorted(places, key=len, reverse=True):

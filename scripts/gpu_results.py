@@ -77,7 +77,7 @@ def build_parser() -> ToolParser:
     parser.add_argument("--imagenette", metavar="DIR", help="JPEG files in class folders below train/ and val/")
     parser.add_argument("--timm-train", metavar="FILE", help="timm's train.py")
     parser.add_argument("--airbench", metavar="FILE", help="a script of cifar10-airbench, such as airbench94_muon.py")
-    parser.add_argument("--rounds", type=whole(1, 100), default=3, metavar="N", help="measurements of each side [3]")
+    parser.add_argument("--rounds", type=whole(1, 100), default=2, metavar="N", help="measurements of each side [2]")
     parser.add_argument("--seconds", type=seconds, default=6.0, metavar="X", help="about how long one takes [6]")
     parser.add_argument(
         "--tiny", action="store_true", help="on the CPU with so little work that the figures mean nothing"
