@@ -15,6 +15,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -163,10 +164,9 @@ def keep(recipe: str, run: RunResult) -> None:
     places = {str(run.folder.absolute()): "RUN", str(run.folder): "RUN"}
     if run.args.data.datapath:
         places[run.args.data.datapath] = "DATA"
-    words = shlex.split(run.command)
-    if "--output" in words[:-1]:  # of the machine where the run was made; its folder may lie elsewhere now
-        output = words[words.index("--output") + 1]
-        places |= {output: "RUNS"} if Path(output).is_absolute() else {}
+    # The folder where the run was made; it may lie elsewhere now.
+    outputs = [value for flag, value in pairwise(shlex.split(run.command)) if flag == "--output"]
+    places |= {output: "RUNS" for output in outputs if Path(output).is_absolute()}
     for name in KEPT_FILES:
         text = (run.folder / name).read_text(encoding="utf-8")
         for place in sorted(places, key=len, reverse=True):

@@ -68,12 +68,16 @@ def test_every_recipe_of_a_data_set_has_a_row_and_one_without_a_run_says_so(runs
 def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
     first, second = tmp_path / "first.md", tmp_path / "second.md"
+    moved = keep_run(runs / "moved", [*RUN, "--seed", "1", "--output", "/elsewhere/all"], [98.0] * 20)
+    (moved / "log.txt").write_text((moved / "log.txt").read_text().replace("run=x", "run=/elsewhere/all/moved"))
     collect([runs, "--keep", "--output", first], capsys, monkeypatch)
     collect([tmp_path / "kept", "--output", second], capsys, monkeypatch)
     assert first.read_text() == second.read_text()
     kept = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
     assert len(kept) == 3 * 3
-    assert all(str(tmp_path) not in path.read_text() for path in kept)
+    texts = [path.read_text() for path in kept]
+    assert not [text for text in texts if str(tmp_path) in text or "/elsewhere" in text]
+    assert any("run=RUNS/moved" in text for text in texts)
 
 
 def test_the_page_is_what_the_kept_runs_give(tmp_path, capsys, monkeypatch):
