@@ -144,11 +144,13 @@ def build_service(own: argparse.Namespace) -> Service:
 
 
 def build_server(app: ASGIApp) -> uvicorn.Server:
-    """The server of an application, with limits on connections and headers."""
+    """The server of an application, with limits on connections and headers and on the time these may take."""
     import uvicorn
 
+    from scripts.serving.deadline import DeadlineProtocol
+
     config = uvicorn.Config(
-        app, loop="asyncio", http="h11", ws="none", lifespan="on", log_level="critical", access_log=False,
+        app, loop="asyncio", http=DeadlineProtocol, ws="none", lifespan="on", log_level="critical", access_log=False,
         server_header=False, limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_graceful_shutdown=5,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from PIL import Image
 from models import load_model
 from scripts import benchmark_serve, serve
 from scripts.serving import app as application
+from scripts.serving import deadline
 from scripts.serving.guard import HEADERS
 from tests.test_structure import ROOT
 from utils.config.settings import UserError
@@ -238,6 +240,31 @@ def test_a_body_that_does_not_come_and_too_many_at_once_are_refused(server, monk
         assert b" 408 " in connection.recv(4096)
     monkeypatch.setattr(application, "MOST_AT_ONCE", 0)
     assert server.predict(encoded())[0] == 503
+
+
+def test_headers_that_do_not_come_end_their_connection_and_no_other(server, monkeypatch):
+    monkeypatch.setattr(deadline, "HEADER_SECONDS", 1.0)
+    body, begun = encoded(), b"GET /model HTTP/1.1\r\nHost: localhost\r\n"
+    address = ("127.0.0.1", server.port)
+    silent, slow, second, patient = (socket.create_connection(address, timeout=SECONDS) for _ in range(4))
+    with silent, slow, second, patient:
+        slow.sendall(begun)
+        second.sendall(begun + b"\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += second.recv(65_536)
+        assert b" 200 " in answer
+        second.sendall(begun)
+        patient.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() < began + SECONDS / 2:
+                slow.sendall(b"X-A: 1\r\n")
+                time.sleep(0.1)
+        assert time.monotonic() - began < SECONDS / 2, "a header from time to time keeps no connection"
+        assert not silent.recv(10) and not second.recv(10)
+        patient.sendall(body)  # a request in hand has its own limits
+        assert b" 200 " in patient.recv(4096)
 
 
 @pytest.mark.parametrize("query", ["?top=0", "?top=11", "?top=x", "?top=-1", "?top=%F0%9F%98%80", "?top=" + "9" * 5000])
