@@ -4,8 +4,8 @@
     python scripts/explain.py RUN photos/ --target cat --output cat.png    # what speaks for cat, whatever is predicted
 
 Grad-CAM for convolutional networks, its elementwise form for transformers, the gradient of the pixels for fully
-connected ones. Exit code 0: all images read; 1: some could not be, stderr says why; 2: nothing written. Heavy imports
-are inside the functions.
+connected ones. Exit code 0: all images explained; 1: some could not be, stderr says why; 2: nothing written. Heavy
+imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
-from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run, warn
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         warn(f"the picture shows the first {MOST_IMAGES} images; name fewer to choose others")
     explained, title = explain(own, shown)
     if not explained:
-        raise UserError("IMAGES: none of them can be read")
+        raise UserError("IMAGES: none of them can be read and explained")
     save(own.output, title, explained)
     print(f"{title}\nPicture: {own.output}")
     return 1 if len(explained) < len(shown) else 0
@@ -81,7 +81,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 
 def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:
-    """All images that can be read, with their maps, and a line on how these are made. Prints a line for each."""
+    """All images that can be explained, with their maps, and a line on how these are made. Prints a line for each."""
     from scripts.common.heat_map import method
     from scripts.common.image_stream import stream
     from scripts.common.predictor import Predictor
@@ -104,19 +104,26 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
 def explain_batch(
     loaded: Loaded, predictor: Predictor, batch: ImageBatch, readable: Sequence[int], target: int | None
 ) -> list[Explained]:
-    """The images at the places ``readable`` of a batch, with their maps."""
+    """The images at the places ``readable`` of a batch, with their maps; warns of those whose output is not finite."""
     from scripts.common.heat_map import heat_map
     from scripts.explaining.picture import Explained
     from utils.data.sets.class_folders import printable
 
     classes = [printable(name) for name in loaded.classes]
-    images, explained = batch.images[readable], []
-    logits = predictor.logits(images)
+    logits = predictor.logits(batch.images[readable])
+    finite = logits.isfinite().all(1)
+    for number, is_finite in zip(readable, finite.tolist(), strict=True):
+        if not is_finite:
+            warn(f"{printable(batch.paths[number])}: {NOT_FINITE}")
+    shown = [number for number, is_finite in zip(readable, finite.tolist(), strict=True) if is_finite]
+    if not shown:
+        return []
+    images, logits, explained = batch.images[shown], logits[finite], []
     shares, predicted = logits.softmax(1), logits.argmax(1)
     wanted = predicted.tolist() if target is None else [target] * len(images)
     maps = heat_map(loaded, images, wanted)
     pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()
-    for place, number in enumerate(readable):
+    for place, number in enumerate(shown):
         said = f"{classes[predicted[place]]} ({100 * shares[place, predicted[place]]:.1f} %)"
         asked = "" if target is None else f"map of {classes[target]} ({100 * shares[place, target]:.1f} %)"
         print(f"{printable(batch.paths[number])}  {said}{asked and f', {asked}'}", flush=True)

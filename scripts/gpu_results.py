@@ -172,8 +172,6 @@ def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
     except OutOfTime:
         print(f"{piece.name}: cut by --seconds-limit", flush=True)
         return result(piece, WAITING, "cut by --seconds-limit; the same command takes it up again")
-    except Terminated:
-        raise
     except Exception as error:  # whatever it is: the other pieces are measured all the same
         if not isinstance(error, PieceFailure | UserError):
             with open(job.log, "a", encoding="utf-8") as log:

@@ -8,9 +8,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from scripts.common.termination import TERMINATED, Terminated, termination_raises
 from utils.config import arguments
 from utils.config.field import between
 from utils.config.settings import Settings, UserError
@@ -79,11 +81,15 @@ def as_training(args: Settings) -> Settings:
 
 
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
-    """Run ``tool`` on the command line; returns its exit code: 2, with a line each, for mistakes the user can fix."""
+    """Run ``tool`` on the command line; returns its exit code: 2, with a line each, for mistakes the user can fix.
+
+    SIGTERM ends it as Ctrl-C does, so that it removes what is half-written; one of several processes it ends at once.
+    """
     outlive_readers()
     let_threads_wait_briefly()  # as in main.py: what is measured is what training gets
     try:
-        return tool(sys.argv[1:])
+        with nullcontext() if "RANK" in os.environ else termination_raises():
+            return tool(sys.argv[1:])
     except UserError as error:
         if os.environ.get("RANK", "0") == "0" or not error.on_all_ranks:
             print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
@@ -91,6 +97,9 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Terminated:
+        print(f"{name}: ended by SIGTERM", file=sys.stderr)
+        return TERMINATED
 
 
 def make_folder(output: str) -> Path:

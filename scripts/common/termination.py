@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+TERMINATED = 128 + signal.SIGTERM  # the exit code that shells show for a process that SIGTERM has ended
 
-class Terminated(Exception):
-    """SIGTERM came."""
+
+class Terminated(BaseException):
+    """SIGTERM came. No ``Exception``: what is made of a damaged image, say, must not be made of it."""
 
 
 @contextmanager
 def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None]:
-    """Within the block SIGTERM raises ``error``; after it, what held before holds again.
+    """Within the block the first SIGTERM raises ``error`` and a second one ends the process; then all is as before.
 
-    A handler that stayed would be inherited by every process forked later, which then could not be ended by SIGTERM.
+    A process that is forked within the block is ended by the first.
     """
+    process = os.getpid()
 
     def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != process:
+            signal.raise_signal(signal.SIGTERM)
         raise error
 
     before = signal.signal(signal.SIGTERM, end)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 AUTO, RUNS = "auto", Path("runs")  # the newest run below that folder
 FORMATS = ("off", "fp16", "bf16")
+NOT_FINITE = "the network's output is not finite; try --amp off"  # about an image whose numbers overflow, say
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+from scripts.common.trained import NOT_FINITE
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from scripts.common.image_stream import ImageBatch
 
-NOT_FINITE = "the network's output is not finite; try --amp off"
 FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson", ".json")}  # endings of --output
 
 

@@ -14,6 +14,8 @@ from sklearn.datasets import load_digits
 from models import load_model
 from scripts import explain
 from scripts.common.heat_map import heat_map
+from scripts.common.predictor import Predictor
+from scripts.common.trained import NOT_FINITE
 from scripts.explaining import picture
 from utils.config.settings import UserError
 
@@ -72,6 +74,32 @@ def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(dig
     assert capsys.readouterr().out.startswith(f"{tmp_path}/caf?.png  caf? ")
 
 
+def test_an_output_that_overflows_is_said_and_has_no_map(digits_run, images, tmp_path, drawn, capsys, monkeypatch):
+    plain = Predictor.logits
+
+    def overflowing(predictor, pixels):
+        logits = plain(predictor, pixels).clone()  # outside of inference mode
+        logits[0, 3] = float("inf")
+        return logits
+
+    monkeypatch.setattr(Predictor, "logits", overflowing)
+    line = [digits_run, "--output", str(tmp_path / "x.png"), "--amp", "off"]
+    assert explain.main([*line, *(str(images / f"{number}.png") for number in range(3))]) == 1
+    said, warned = capsys.readouterr()
+    assert f"warning: {images}/0.png: {NOT_FINITE}" in warned and "nan" not in said and "0.png" not in said
+    ((one, two),) = drawn
+    load = load_model(digits_run)
+    pixels = load.preprocessing(Image.open(images / "1.png"))[None]
+    shares = load.network(pixels).softmax(1)[0]
+    assert one.prediction == f"{load.classes[shares.argmax()]} ({100 * shares.max():.1f} %)"
+    np.testing.assert_allclose(one.heat, heat_map(load, pixels, [shares.argmax()])[0], atol=1e-5)
+    assert [one.name, two.name] == ["1.png", "2.png"]
+    (tmp_path / "x.png").unlink()
+    with pytest.raises(UserError, match="none of them can be read and explained"):
+        explain.main([*line, str(images / "0.png")])
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("target", ["3", "class 3"])
 def test_a_target_is_explained_whatever_is_predicted(target, digits_run, images, tmp_path, drawn, capsys, monkeypatch):
     if target == "class 3":  # a name, which goes before a number
@@ -114,7 +142,10 @@ def test_mistakes_leave_no_picture(flags, message, digits_run, images, tmp_path,
 
 def test_images_that_cannot_be_read_make_no_picture(digits_run, images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path, message in ((images / "bad.png", "none of them can be read"), (images / "none.png", "no such file")):
+    for path, message in (
+        (images / "bad.png", "none of them can be read and explained"),
+        (images / "none.png", "no such file"),
+    ):
         with pytest.raises(UserError, match=message):
             explain.main([digits_run, str(path)])
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import sys
 
 import numpy as np
@@ -12,11 +13,13 @@ from PIL import Image
 
 import main
 from scripts import predict
+from scripts.common.command_line import run_tool
 from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
-from scripts.common.trained import open_run
-from scripts.predicting.rows import NOT_FINITE, rows_of
+from scripts.common.trained import NOT_FINITE, open_run
+from scripts.predicting.rows import rows_of
 from utils.config.settings import UserError
+from utils.data.images import decoding
 
 CLASSES = ("ape, great", "bee")
 
@@ -149,3 +152,18 @@ def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch):
         predicted(digits_run, good, "--output", old)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "good.png", "old.csv"]
     assert old.read_text() == "old"
+
+
+def test_sigterm_leaves_what_was_there_and_is_no_damaged_image(digits_run, tmp_path, monkeypatch, capsys):
+    Image.new("L", (8, 8)).save(tmp_path / "good.png")
+    (tmp_path / "old.csv").write_text("old")
+    line = [digits_run, f"{tmp_path}/good.png", "--output", f"{tmp_path}/old.csv", "--device", "cpu", "--workers", "0"]
+    monkeypatch.setattr(sys, "argv", [predict.NAME, *line])
+    # It comes while an image is decoded, where any Exception stands for damage.
+    monkeypatch.setattr(decoding, "in_colour", lambda *_: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_tool(predict.NAME, predict.main) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr().err.splitlines()[-1] == "predict.py: ended by SIGTERM"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good.png", "old.csv"]
+    assert (tmp_path / "old.csv").read_text() == "old"
