@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scripts.evaluation.figures import Figures
 
 NAME = "evaluate.py"
+BEST = "best.pt"  # of the run's own validation images
 
 
 def main(argv: list[str]) -> int:
@@ -141,8 +142,17 @@ def describe(
         "amp": resolve_amp(args.precision, distributed.device),
         "device": distributed.device.type,
         "compared_with": other and str(other.path),
+        "chosen_by_these_images": chosen_by_these_images(own, loaded, other),
         "torch": torch.__version__,
     }
+
+
+def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
+    """The checkpoints that are the best epoch of their run by its result on the images that are evaluated."""
+    if own.datapath is not None or own.split != "val":
+        return []
+    of_these = [one for one in (loaded, other) if one is not None and one.fingerprint == loaded.fingerprint]
+    return [str(one.path) for one in of_these if one.path.name == BEST]
 
 
 def present(

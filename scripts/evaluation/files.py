@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -27,22 +28,32 @@ def save(
 ) -> list[str]:  # fmt: skip
     """Write all files into ``folder``, in place of those of an earlier evaluation; gives their names.
 
-    Raises ``UserError``.
+    Where ``JSON_FILE`` is, all files are of the evaluation that it tells of: the earlier one goes first and the new one
+    comes last. Raises ``UserError``.
     """
     try:
         work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
         try:
             _write_all(work, description, figures, bins, temperature, comparison)
             names = sorted(path.name for path in work.iterdir())
-            for name in names:
-                os.replace(work / name, folder / name)
+            _refuse_folders(folder, names)
+            (folder / JSON_FILE).unlink(missing_ok=True)
             for name in set(NOT_ALWAYS) - set(names):
                 (folder / name).unlink(missing_ok=True)
+            for name in sorted(names, key=JSON_FILE.__eq__):
+                os.replace(work / name, folder / name)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
     return names
+
+
+def _refuse_folders(folder: Path, names: Sequence[str]) -> None:
+    """Raise ``OSError`` if a folder stands where a file must go, before any earlier file has been touched."""
+    for name in names:
+        if (folder / name).is_dir():
+            raise OSError(errno.EISDIR, f"{name} is a folder there")
 
 
 def _write_all(

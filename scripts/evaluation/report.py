@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from scripts.common.command_line import table
@@ -28,7 +27,11 @@ def heading(description: dict[str, Any], images: int) -> str:
     amp = "" if of["amp"] == "off" else f", in {of['amp']}"
     split = "" if of["dataname"] is None and of["split"] == "val" else f", {of['split']}"  # then perhaps it has no val/
     lines.append(f"{images:,} images: {of['dataname'] or of['datapath']}{split}{views}{amp}")
-    if of["dataname"] is not None and of["split"] == "val" and Path(checkpoint).name == "best.pt":
+    favoured = of["chosen_by_these_images"]
+    if favoured and of["compared_with"]:
+        which = "them" if len(favoured) > 1 else "it"
+        lines.append(f"chosen by the result on these images, which favours {which}: {' and '.join(favoured)}")
+    elif favoured:
         lines.append("best.pt was chosen by its result on these images, which favours it")
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +305,26 @@ def test_a_comparison_says_which_is_better_and_shows_where(digits_run, capsys, t
     assert not (tmp_path / "comparison.png").exists(), "an earlier evaluation's, of other networks"
 
 
+def test_of_a_comparison_each_network_that_its_images_chose_is_named(digits_run):
+    last, best = (dataclasses.replace(load_model(digits_run), path=Path(f"{name}.pt")) for name in ("last", "best"))
+    other_images = dataclasses.replace(best, fingerprint="of others")
+    for line, other, named in (
+        ([], None, []),
+        ([], best, ["best.pt"]),
+        ([], other_images, []),
+        (["--split", "train"], best, []),
+        (["--datapath", "there"], best, []),
+    ):
+        own = evaluate.build_parser().parse_args([digits_run, *line])
+        assert evaluate.chosen_by_these_images(own, last, other) == named
+    said = {"checkpoint": "best.pt", "arch": "fc", "raw_weights": False, "tta": "none", "amp": "off"}
+    said |= {"dataname": "digits", "split": "val", "compared_with": "b/best.pt"}
+    heading = report.heading({**said, "chosen_by_these_images": ["best.pt", "b/best.pt"]}, 360)
+    assert heading.splitlines()[2:] == [
+        "chosen by the result on these images, which favours them: best.pt and b/best.pt"
+    ]
+
+
 def test_a_second_network_reads_the_first_ones_columns(digits_run):
     ours = {"dataname": "hf", "datapath": "there", "val_split": None, "image_column": "img", "label_column": "fine"}
     first, second = (
@@ -392,3 +413,24 @@ def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, 
     with pytest.raises(UserError, match="--output .*: cannot be written \\(No space left on device\\)"):
         evaluate.main([digits_run, "--output", str(tmp_path / "new"), *CPU])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_json_file_is_there_only_with_the_files_that_it_tells_of(digits_run, tmp_path, monkeypatch):
+    line = [digits_run, "--output", str(tmp_path), *CPU]
+    evaluate.main(line)
+    earlier = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "comparison.csv").mkdir()
+    with pytest.raises(UserError, match="comparison.csv is a folder there"):
+        evaluate.main([*line, "--compare", str(Path(digits_run, "checkpoints/initial.pt"))])
+    (tmp_path / "comparison.csv").rmdir()
+    assert earlier == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    moved, replace = [], os.replace
+
+    def watched(source, target):
+        moved.append((Path(target).name, Path(tmp_path, "evaluation.json").exists()))
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", watched)
+    evaluate.main(line)
+    assert sorted(name for name, _ in moved) == sorted(earlier) and not any(there for _, there in moved)
+    assert moved[-1][0] == "evaluation.json" and (tmp_path / "evaluation.json").exists()
