@@ -85,10 +85,12 @@ def _validation(subject: Subject) -> str:
     if figures is None:
         return "none in the checkpoint for exactly these weights"
     loss = "not finite" if figures["loss"] is None else f"{figures['loss']:.4f}"
+    amp = subject.loaded.settings.get("amp")
+    in_half = f", in {amp}, while exports compute in float32" if amp in ("fp16", "bf16") else ""
     with_views = f", with test-time augmentation {tta}, which is not exported" if tta != "none" else ""
     return (
         f"top-1 {figures['top1']:.2f} %, top-5 {figures['top5']:.2f} %, loss {loss} over {figures['count']:,} images, "
-        f"after epoch {figures['epoch']}{with_views}"
+        f"after epoch {figures['epoch']}{in_half}{with_views}"
     )
 
 
@@ -158,7 +160,8 @@ def _packages(one: Exported) -> str:
 def code(one: Exported) -> str:
     """A program that classifies ``image.jpg``."""
     if one.name == "timm":
-        return _TIMM.format(colour=one.subject.loaded.preprocessing.colour)
+        deep = "\n".join(line.removeprefix("    ") for line in _SIXTEEN_BITS)
+        return _TIMM.format(deep=deep, colour=one.subject.loaded.preprocessing.colour)
     imports, load, run = {
         "onnx": (_ONNX_IMPORTS, _ONNX, 'outputs = session.run(None, {"images": prepare("image.jpg")})[0][0]'),
         "torch-export": (_TORCH_IMPORTS, _TORCH_EXPORT, _RUN_TORCH),
@@ -181,8 +184,7 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
     lines = [
         "def prepare(path):",
         "    image = ImageOps.exif_transpose(Image.open(path))",
-        '    if image.mode.startswith("I"):  # 16 bits, of which Pillow would show almost all as white',
-        "        image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))",
+        *_SIXTEEN_BITS,
         f'    image = image.convert("{shown.colour}")',
     ]
     how = f"Image.Resampling.{shown.interpolation.upper()}"
@@ -224,6 +226,10 @@ def _middle(shown: Preprocessing, size: int, target: int) -> Iterator[str]:
         yield f"    image = image.crop((left, top, left + {size}, top + {size}))"
 
 
+_SIXTEEN_BITS = (
+    '    if image.mode.startswith("I"):  # 16 bits, of which Pillow would show almost all as white',
+    "        image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))",
+)
 _ONNX_IMPORTS = """import json
 
 import numpy as np
@@ -287,7 +293,8 @@ probabilities /= probabilities.sum()
 best = int(probabilities.argmax())
 print(classes[best], float(probabilities[best]))
 """
-_TIMM = """import timm
+_TIMM = """import numpy as np
+import timm
 import torch
 from PIL import Image, ImageOps
 
@@ -295,7 +302,9 @@ network = timm.create_model("local-dir:.", pretrained=True).eval()
 classes = network.pretrained_cfg["label_names"]
 transform = timm.data.create_transform(**timm.data.resolve_data_config(model=network))
 
-image = ImageOps.exif_transpose(Image.open("image.jpg")).convert("{colour}")
+image = ImageOps.exif_transpose(Image.open("image.jpg"))
+{deep}
+image = image.convert("{colour}")
 with torch.inference_mode():
     probabilities = network(transform(image)[None]).softmax(1)[0]
 best = int(probabilities.argmax())

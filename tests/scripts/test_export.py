@@ -26,7 +26,7 @@ from models import load_model
 from scripts import export
 from scripts.common.predictions import Chosen, predict_split
 from scripts.exporting import checking, formats, images, reload, steps
-from scripts.exporting.card import preparation
+from scripts.exporting.card import Exported, card, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from scripts.exporting.zoo import save_checkpoint, shown_at
@@ -215,6 +215,12 @@ def test_timm_loads_its_folder_strictly_and_shows_images_as_validation_does(tree
     answer, probability = answer_of_card(tmp_path / "vit", monkeypatch)
     name, exact = answer_of_network(loaded, photograph())
     assert answer == name and probability == pytest.approx(exact, abs=0.02)
+    grey = photograph(seed=1).convert("L")
+    deep = Image.fromarray(257 * np.asarray(grey).astype(np.uint16))
+    deep.save(tmp_path / "vit" / "image.jpg", format="png")
+    answer, probability = answer_of_card(tmp_path / "vit", monkeypatch)
+    name, exact = answer_of_network(loaded, grey)
+    assert answer == name and probability == pytest.approx(exact, abs=0.02), "16 bits"
 
 
 def test_torchvision_loads_its_state_dict_strictly(trees, tmp_path, monkeypatch):
@@ -327,6 +333,11 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
     )
     assert average.figures["loss"] == pytest.approx(float(row["val_loss"]), rel=1e-5)
     assert raw.figures is None and raw.weights == "the raw weights, not the run's average of them"
+    settings = {**loaded.settings, "amp": "bf16", "tta": "flip"}
+    half = dataclasses.replace(average, loaded=dataclasses.replace(loaded, settings=settings))
+    text = card(Exported(half, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1), ""))
+    assert f"top-1 {float(row['val_top1']):.2f} %" in text
+    assert f"after epoch {average.figures['epoch']}, in bf16, while exports compute in float32, with test-time" in text
     first = dataclasses.replace(loaded, path=Path(digits_run) / "checkpoints/initial.pt")
     assert Subject.of(first, raw=False, inside=False).figures is None, "it was never validated"
 
