@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from scripts.reporting.figures import UNKNOWN, scrolling_table, swatch
 from scripts.reporting.markup import Html, element, join, named
 from scripts.reporting.run_record import RunRecord, Setting
-from scripts.reporting.thumbnails import picture_uri
+from scripts.reporting.thumbnails import picture_uri, width_of
 
 UNCHOSEN = ("default", "checkpoint", "")  # origins of settings that nobody chose for the run
 DERIVED = re.compile(r"batch-size x \d+$")
 OF_NO_INTEREST = {"output", "name", "progress", "print-freq"}  # differ between runs without meaning
 BATCH_BYTES = 900_000  # of all first batches together
 MOST_BATCHES = 4
+LARGEST_SQUARE_PIXELS = (
+    310  # a picture's width, up to which the page at least doubles it and shows its pixels as squares
+)
 
 
 def heading(name: str, words: str = "") -> Html:
@@ -89,11 +92,12 @@ def first_batches(runs: Sequence[RunRecord]) -> Html | None:
     for content, numbers in kept:
         try:
             uri = picture_uri(content, BATCH_BYTES // len(kept))
+            fine = "fine" if width_of(content) > LARGEST_SQUARE_PIXELS else None
         except (OSError, ValueError, SyntaxError) as error:  # Pillow raises the last one for some damaged files
             runs[numbers[0]].missing.append(f"First batch: cannot be read ({' '.join(str(error).split())[:100]})")
             continue
         names = [element("h3", swatch(number), named(runs[number].name)) for number in numbers if len(runs) > 1]
-        picture = element("img", alt="the images of the first training batch", src=uri)
+        picture = element("img", alt="the images of the first training batch", src=uri, class_=fine)
         cards.append(element("div", *names, picture, class_="card batch"))
     if not cards:
         return None

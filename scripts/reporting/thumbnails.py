@@ -59,6 +59,14 @@ def data_uri(image: Image.Image, side: int = SIDE) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
+def width_of(content: bytes) -> int:
+    """The width in pixels of an encoded picture that ``picture_uri`` takes."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+        return image.width
+
+
 def picture_uri(content: bytes, largest_bytes: int) -> str:
     """An encoded picture from a file, decoded and encoded anew; raises ``ValueError`` or ``OSError`` if it is none."""
     from PIL import Image

@@ -17,11 +17,12 @@ from PIL import Image
 from scripts import report
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting import details, thumbnails
+from scripts.reporting import details, run_parts, thumbnails
 from scripts.reporting.analysis import Analysis
 from scripts.reporting.markup import element
 from scripts.reporting.page import Report, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord
+from tests.test_structure import ROOT
 from utils.config.settings import UserError
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
@@ -162,6 +163,17 @@ def test_the_file_loads_nothing_and_runs_one_script_alone(page):
     digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
     assert policy == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert "http://" not in source.replace("http://www.w3.org/2000/svg", "") and "innerHTML" not in source
+
+
+@pytest.mark.parametrize(("width", "shown"), [(272, None), (784, "fine")])
+def test_a_first_batch_of_photographs_is_scaled_smoothly_and_small_images_keep_their_pixels(width, shown):
+    file = io.BytesIO()
+    Image.new("RGB", (width, width)).save(file, "png")
+    part = str(run_parts.first_batches([RunRecord("run", None, first_batch=file.getvalue())]))
+    (picture,) = re.findall(r"<img [^>]*>", part)
+    assert re.findall(r' class="(\w+)"', picture) == ([shown] if shown else [])
+    style = (ROOT / "scripts/reporting/template/style.css").read_text()
+    assert ".batch img.fine { image-rendering: auto; }" in style
 
 
 def test_names_of_classes_runs_and_files_stay_text():

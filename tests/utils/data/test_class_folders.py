@@ -1,6 +1,7 @@
 """Class folders under the names that people give them: what is left out is told, and a wrong tree gets a hint."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.sets import class_folders
-from utils.data.sets.datasets import get_data
+from utils.data.sets.datasets import Trained, get_data, get_test_data
 
 CPU = torch.device("cpu")
 
@@ -195,3 +196,21 @@ def test_of_a_test_folder_only_its_own_folders_are_read_whatever_the_checkpoint_
     images = class_folders.read_test_folder(root / "val", classes, "RGB", "x.pt").validation
     assert [path.split("/")[-2] for path in images.paths] == ["bees"] * 2 + ["ants"] * 2 + ["cats"] * 2
     assert images.labels.tolist() == [1, 1, 3, 3, 4, 4]
+
+
+def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it(tmp_path):
+    trained = Trained(tmp_path / "last.pt", ("ants", "test", "train"), None, None)
+
+    def evaluated(root):
+        settings = parse(["--dataname", "folder", "--datapath", str(root)]).data
+        data = get_test_data(settings, CPU, trained, leave_out_unknown=True)
+        assert data.classes == trained.classes
+        return [str(Path(path).relative_to(root).parent) for path in data.validation.paths]
+
+    for name in ("train", "ants"):
+        plant(tmp_path / "tree" / name, 1)
+    assert evaluated(tmp_path / "tree") == ["ants", "train"]
+    for split in ("train", "test"):
+        for name in ("train", "ants"):
+            plant(tmp_path / "splits" / split / name, 1)
+    assert evaluated(tmp_path / "splits") == ["test/ants", "test/train"]

@@ -52,6 +52,13 @@ def find_splits(root: Path) -> tuple[Path, Path] | None:
     return (training, validation) if training and validation else None
 
 
+def is_tree_of(root: Path, classes: Sequence[str]) -> bool:
+    """Whether the folders below ``root`` that are named like splits are ``classes``: CIFAR-100 has one called train."""
+    there = {path.name for path in visible(root) if path.is_dir()}
+    like_splits = {name for name in there if name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS)}
+    return bool(like_splits) and like_splits <= set(classes) and bool((there - like_splits) & set(classes))
+
+
 def visible(root: Path) -> Iterator[Path]:
     """The entries of ``root`` that are not hidden; none if it cannot be read."""
     with suppress(OSError), os.scandir(root) as entries:

@@ -139,11 +139,13 @@ def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None
     root = Path(settings.datapath)
     if holds_shards(root):
         return None
+    classes = trained.classes if trained is not None and trained.classes is not None else ()
+    if class_folders.is_tree_of(root, classes):
+        return root
     if folder := validation_folder(root):
         return folder
     if training_folder(root) or _reader(settings):
         return None
-    classes = trained.classes if trained is not None and trained.classes is not None else ()
     folders = (path for path in class_folders.visible(root) if path.is_dir())
     return root if any(path.name in classes or class_folders.holds_images(path) for path in folders) else None
 
