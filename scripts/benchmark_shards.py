@@ -5,7 +5,8 @@
     python scripts/benchmark_shards.py --shards my_shards --windows 1 4 16 --batch-size 256
 
 Speed: random-resized-crops of --size pixels into uint8 batches, in this process with one thread; the sides take turns,
-a round at a time, and the median of the rounds counts. The files are read once before, so the disk does not matter.
+a round at a time, and the median of the rounds counts. It is per second of processor time, which neither the disk nor
+other programs on the machine take part in.
 Bytes read are those of the images of an epoch. Heavy imports are inside the functions.
 """
 
@@ -118,10 +119,10 @@ def speed_rows(own: Namespace, shards: ImageFiles) -> list[list[str]]:
     for number in range(own.rounds + 1):
         chosen = numbers_of_round(number, own.images, min(len(files), len(shards)))
         for name, (images, crops) in sides.items():
-            began = time.perf_counter()
+            began = time.process_time()
             crops(images, chosen)
             if number:  # the first one loads libraries
-                speeds[name].append(len(chosen) / (time.perf_counter() - began))
+                speeds[name].append(len(chosen) / (time.process_time() - began))
             else:
                 crops(images, numbers_of_round(number + 1, own.images, min(len(files), len(shards))))
     medians = {name: statistics.median(values) for name, values in speeds.items()}

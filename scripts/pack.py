@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,12 +137,15 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
     """Make the shards that are missing, compare all with what was packed, and write the index."""
     from scripts.packing.checking import faults_of, refuse_faults
     from scripts.packing.plan import merged
+    from utils.data.sets.listing import THREADS
     from utils.data.shards.index import Split, write_contents
 
     plan.begin()
     for path in plan.folder.glob(".*.partial"):
         path.unlink(missing_ok=True)
-    parts = {key: plan.done(*key) for key in plan.shards()}
+    keys = plan.shards()
+    with ThreadPoolExecutor(THREADS) as pool:  # on a network drive looking at files is mostly a wait
+        parts = dict(zip(keys, pool.map(lambda key: plan.done(*key), keys), strict=True))
     finished = sum(part.shard.bytes for part in parts.values() if part is not None)
     if finished:
         log(f"{sum(part is not None for part in parts.values()):,} of {len(parts):,} shards are finished already")

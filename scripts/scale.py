@@ -104,7 +104,11 @@ def build_parser() -> ToolParser:
 
 def zero_or_more(text: str) -> float:
     """What argparse takes for ``type``: text into a number between 0 and 1e6."""
-    return 0.0 if text.strip() in ("0", "0.0") else positive_number(text)
+    try:
+        is_zero = float(text) == 0
+    except ValueError:
+        is_zero = False
+    return 0.0 if is_zero else positive_number(text)
 
 
 def read_flags(argv: Sequence[str]) -> argparse.Namespace:

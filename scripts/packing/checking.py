@@ -6,6 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -16,6 +17,7 @@ from utils.data.shards.index import BLOCK, Split
 from utils.data.worker_pool.pool import WorkerPool
 
 SHOWN = 10  # faults
+PIECE = 1 << 20  # bytes that are hashed at a time: shards of others may be larger than the memory
 
 
 def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress: ProgressLog) -> list[str]:
@@ -37,27 +39,38 @@ class _Checker(Dataset):
         self.folder, self.splits = folder, splits
 
     def __getitem__(self, key: tuple[str, int]) -> list[str]:
-        split, shard = self.splits[key[0]], self.splits[key[0]].shards[key[1]]
-        path = self.folder / shard.file
+        split = self.splits[key[0]]
+        path = self.folder / split.shards[key[1]].file
         try:
-            data = path.read_bytes()
+            with open(path, "rb") as file:
+                return _faults_of_shard(path, file, split, key[1])
         except OSError as error:
             return [f"{path}: cannot be read ({error.strerror or error})"]
-        records = split.records[split.records["shard"] == key[1]]
-        faults = []
-        if shard.sha256 and hashlib.sha256(data).hexdigest() != shard.sha256:
-            faults.append(f"{path}: its bytes are not those that the index was written for (SHA-256)")
-        if len(records) != shard.samples:
-            faults.append(f"{path}: the index lists {len(records):,} of its {shard.samples:,} images")
-        bad = [record for record in records if not _is_whole(data, record, split.checked)]
-        faults += [f"{path}/{record['name'].decode()}: is damaged or lies elsewhere" for record in bad]
-        return faults
 
 
-def _is_whole(data: bytes, record: np.void, checked: bool) -> bool:
+def _faults_of_shard(path: Path, file: BinaryIO, split: Split, number: int) -> list[str]:
+    shard, records = split.shards[number], split.records[split.records["shard"] == number]
+    faults = []
+    if shard.sha256 and _sha256(file) != shard.sha256:
+        faults.append(f"{path}: its bytes are not those that the index was written for (SHA-256)")
+    if len(records) != shard.samples:
+        faults.append(f"{path}: the index lists {len(records):,} of its {shard.samples:,} images")
+    bad = [record for record in np.sort(records, order="offset") if not _is_whole(file, record, split.checked)]
+    return faults + [f"{path}/{record['name'].decode()}: is damaged or lies elsewhere" for record in bad]
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while piece := file.read(PIECE):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _is_whole(file: BinaryIO, record: np.void, checked: bool) -> bool:
     offset, size = int(record["offset"]), int(record["size"])
-    content = data[offset : offset + size]
-    right = zlib.crc32(data[offset - BLOCK : offset]) == record["head"] and len(content) == size
+    file.seek(offset - BLOCK)
+    head, content = file.read(BLOCK), file.read(size)
+    right = zlib.crc32(head) == record["head"] and len(content) == size
     return right and (not checked or zlib.crc32(content) == record["crc"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from scripts.packing.encoding import Encoding
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage
+from utils.data.images.stored import Stored
 from utils.data.sample_plan import permutation
 from utils.data.sets.datasets import Data
-from utils.data.sets.readers import Images
+from utils.data.sets.readers import ImageFiles, Images
 from utils.data.shards.index import BLOCK, PARTS, Shard, record_type, write_whole
 
 LONGEST_NAME = 16  # of a member: nine digits, a point and an ending
@@ -26,12 +28,16 @@ ESTIMATED_FROM = 48  # images
 
 
 class Part(NamedTuple):
-    """A finished shard: its images' ``numbers`` int64 (n,) and their ``records``, and those ``left_out``, with why."""
+    """A finished shard: its images' ``numbers`` int64 (n,) and their ``records``, and those ``left_out``, with why.
+
+    ``sources``: the ``Plan.sources`` that it was made of.
+    """
 
     shard: Shard
     numbers: np.ndarray
     records: np.ndarray
     left_out: list[str]
+    sources: str
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,23 @@ class Plan:
         order = permutation(count, 0, 0) if split == "train" else np.arange(count)
         return np.array_split(order, self._count(split))[shard]
 
+    def sources(self, split: str, shard: int) -> str:
+        """A digest of size and time of each file of a shard: a file that was repaired under its name has another."""
+        images, facts = self.splits[split], []
+        if not isinstance(images, ImageFiles):
+            return ""  # ``about`` has a fingerprint of the pixels
+        for number in self.numbers(split, shard).tolist():
+            path = images.paths[number]
+            if isinstance(path, Stored):
+                facts.append(path.version)
+                continue
+            try:
+                status = os.stat(path)
+                facts.append(f"{status.st_size} {status.st_mtime_ns}")
+            except OSError:  # reading it reports the error
+                facts.append("missing")
+        return hashlib.sha256("\0".join(facts).encode()).hexdigest()
+
     # ------------------------------------------------------------------------------------ what is done
 
     def begin(self) -> None:
@@ -99,7 +122,7 @@ class Plan:
             )
 
     def done(self, split: str, number: int) -> Part | None:
-        """A shard that is finished; None if it must be made. What is damaged is made again."""
+        """A shard that is finished; None if it must be made. What is damaged or made of other files is made again."""
         path = self._part(split, number)
         try:
             described = json.loads(path.with_suffix(".json").read_bytes())
@@ -109,7 +132,10 @@ class Plan:
                 return None
             if hashlib.sha256(records.tobytes()).hexdigest() != described["records"]:
                 return None
-            return Part(shard, np.array(described["numbers"], dtype=np.int64), records, described["left_out"])
+            if self.sources(split, number) != described["sources"]:
+                return None
+            numbers = np.array(described["numbers"], dtype=np.int64)
+            return Part(shard, numbers, records, described["left_out"], described["sources"])
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
 
@@ -119,7 +145,7 @@ class Plan:
         np.save(path, part.records, allow_pickle=False)
         described = {
             "shard": dataclasses.asdict(part.shard), "numbers": part.numbers.tolist(), "left_out": part.left_out,
-            "records": hashlib.sha256(part.records.tobytes()).hexdigest(),
+            "sources": part.sources, "records": hashlib.sha256(part.records.tobytes()).hexdigest(),
         }  # fmt: skip
         write_whole(path.with_suffix(".json"), json.dumps(described).encode())
 

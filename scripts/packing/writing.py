@@ -31,6 +31,7 @@ class ShardMaker(Dataset):
         name = f"{split}-{number:06}.tar"
         path = self.plan.folder / name
         partial = self.plan.folder / f".{name}.partial"
+        sources = self.plan.sources(split, number)  # before they are read: a change from here on will show
         try:
             with open(partial, "wb") as file:
                 tar = _Tar(file)
@@ -43,7 +44,7 @@ class ShardMaker(Dataset):
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
         records = np.array(rows, dtype=record_type(LONGEST_NAME))
         shard = Shard(name, tar.bytes, len(rows), tar.digest.hexdigest())
-        return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out)
+        return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out, sources)
 
     def _write(self, tar: _Tar, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
         images, labels = self.plan.splits[split], labels_of(self.plan.splits[split])

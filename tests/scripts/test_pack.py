@@ -1,11 +1,15 @@
 """Shards hold the images that were packed: the same bytes each time, and what Pillow makes of odd ones."""
 
 import errno
+import hashlib
 import json
 import os
 import pickle
 import re
+import shutil
 import tarfile
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
 from scripts import pack
+from scripts.packing.checking import faults_of
 from scripts.packing.encoding import Encoding
 from scripts.packing.plan import Plan
 from utils.config.arguments import parse
@@ -28,6 +33,7 @@ from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import ImageFiles
+from utils.data.shards.index import BLOCK, Shard, Split, record_type
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -137,6 +143,43 @@ def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(t
     assert packed(tree, tmp_path / "cut")  # finished: nothing to do
 
 
+def test_an_image_that_is_repaired_under_its_name_is_packed_again_by_a_packing_that_goes_on(tree, tmp_path):
+    root, output = tmp_path / "tree", tmp_path / "out"
+    shutil.copytree(tree, root)
+    files = read("folder", root)
+    bad = Path(files.validation.paths[-1])  # in the last shard, so that all others are finished
+    good = bad.read_bytes()
+    bad.write_bytes(good[:60])
+    with pytest.raises(UserError, match=re.escape(str(bad))):
+        packed(root, output, "--format", "png")
+    finished = {path: path.stat().st_ino for path in output.glob("*.tar")}
+    bad.write_bytes(good)
+    changed = Path(files.train.paths[0])
+    Image.new("RGB", (48, 36)).save(changed)
+    packed(root, output, "--format", "png")
+    assert bytes_in(output) == bytes_in(packed(root, tmp_path / "anew", "--format", "png"))
+    assert sum(path.stat().st_ino != inode for path, inode in finished.items()) == 1  # the one that held the old image
+
+
+def test_verifying_takes_no_memory_that_grows_with_a_shard(tmp_path):
+    with open(tmp_path / "train.tar", "wb") as file:
+        file.truncate(64 * 2**20)
+    digest = hashlib.sha256(bytes(64 * 2**20)).hexdigest()
+    records = np.zeros(2, dtype=record_type(9))
+    records["offset"], records["size"], records["head"] = (2**25, BLOCK), 1000, zlib.crc32(bytes(BLOCK))
+    records["crc"], records["name"] = zlib.crc32(bytes(1000)), b"a.jpg"
+    shard = Shard("train.tar", 64 * 2**20, 2, digest)
+    tracemalloc.start()
+    try:
+        found = faults_of(tmp_path, {"train": Split((shard,), records, "", True)}, 0, ProgressLog())
+        assert found == [] and tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    records["size"][0] = 2**25 + 1  # beyond the end
+    (fault,) = faults_of(tmp_path, {"train": Split((shard,), records, "", True)}, 0, ProgressLog())
+    assert fault.endswith("train.tar/a.jpg: is damaged or lies elsewhere")
+
+
 def expected(path):
     """What Pillow shows of an image file, the shorter side 24 pixels."""
     image = ImageOps.exif_transpose(Image.open(path))
@@ -200,8 +243,6 @@ def test_the_tar_files_are_what_webdataset_reads(tree, shards):
 
 
 def test_a_damaged_image_is_told_or_left_out(tree, tmp_path):
-    import shutil
-
     shutil.copytree(tree, tmp_path / "tree")
     bad = tmp_path / "tree/train/ape/plain.jpg"
     os.truncate(bad, 300)

@@ -115,6 +115,11 @@ def test_a_mistake_is_one_line_and_exit_code_2(flags, words, monkeypatch, capsys
     assert out == "" and err.startswith(f"scale.py: {words}") and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("zero", ["0", "0.00", " 0e0 ", "-0"])
+def test_zero_is_zero_however_it_is_written(zero):
+    assert scale.read_flags(["--overlap", zero]).overlap == 0
+
+
 def test_packed_photographs_are_smaller_and_decode_faster():
     found = measure.measure(measure.photographs(), turns=5)
     assert found.kb == pytest.approx(169.82)

@@ -14,7 +14,7 @@ from utils.config.settings import Settings, UserError, as_flag
 
 SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
 SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
-SHAPES_VALIDATION = "max_val_batches"  # which images are validated
+SHAPES_VALIDATION = ("max_val_batches", "val_batch_size")  # which images are validated
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
@@ -62,7 +62,7 @@ def carry_over(
     changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
-    of_others = "data" if data else "validation images" if SHAPES_VALIDATION in differences else None
+    of_others = "data" if data else "validation images" if differences.keys() & set(SHAPES_VALIDATION) else None
     if of_others or "best_metric" in differences:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"

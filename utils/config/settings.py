@@ -91,7 +91,10 @@ class Settings:
     def result_values(self) -> dict[str, Any]:
         """The settings that must agree for one run to continue another."""
         values = self.values()
-        return {option.name: values[option.name] for _, option in all_settings() if option.metadata["affects_result"]}
+        names = [option.name for _, option in all_settings() if option.metadata["affects_result"]]
+        if self.data.max_val_batches is not None:
+            names.append("val_batch_size")  # counts the images of a cut validation
+        return {name: values[name] for name in names}
 
 
 def groups() -> list[str]:

@@ -24,6 +24,7 @@ class Epoch(NamedTuple):
     images_per_second: float
     seconds: float
     skips_bad_images: bool
+    max_val_batches: int | None
 
 
 class EpochScalar(NamedTuple):
@@ -57,6 +58,7 @@ EPOCH_SCALARS = (
     EpochScalar("val_top1", lambda epoch: epoch.validation and epoch.validation.top1, "Top1/Test"),
     EpochScalar("val_top5", lambda epoch: epoch.validation and epoch.validation.top5, "Top5/Test"),
     EpochScalar("val_count", lambda epoch: epoch.validation and epoch.validation.count),
+    EpochScalar("max_val_batches", lambda epoch: epoch.validation and epoch.max_val_batches),
     EpochScalar("images_per_second", lambda epoch: round(epoch.images_per_second, 1)),
     EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
     EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
@@ -73,6 +75,7 @@ RAW_SCALARS = (
     EpochScalar("raw_val_top1", lambda epoch: epoch.raw and epoch.raw.top1, "Top1/Test_raw"),
     EpochScalar("raw_val_top5", lambda epoch: epoch.raw and epoch.raw.top5, "Top5/Test_raw"),
 )
+VALIDATION_TAGS = tuple(scalar.tag for scalar in (*EPOCH_SCALARS, *RAW_SCALARS) if scalar.tag)
 
 
 def row_of(epoch: Epoch) -> dict[str, float]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from utils.checkpoint.progress import NOTHING, Progress
 from utils.config.settings import Settings
 from utils.record.curves import StepRecord
-from utils.record.epoch_scalars import Epoch, points_of, row_of
+from utils.record.epoch_scalars import VALIDATION_TAGS, Epoch, points_of, row_of
 from utils.record.metrics import COUNT, Report, cut_words
 from utils.record.selection import PREFIX, best_metric, stopping_metric
 from utils.record.writer import NullWriter
@@ -43,7 +43,10 @@ class Reporter:
         self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
-        self.cut = cut_words(args.data.max_val_batches)
+        self.max_val_batches = args.data.max_val_batches
+        self.cut = cut_words(self.max_val_batches)
+        if self.cut:
+            writer.describe(dict.fromkeys(VALIDATION_TAGS, f"of some of the images{self.cut}"))
         self.best_metric = best_metric(args.run)
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
@@ -132,7 +135,12 @@ class Reporter:
         training, seconds = Report.from_sums(progress.epoch_sums), time.perf_counter() - self._began
         images_per_second = (training.count - self._count_before) / self._train_seconds
         last = StepRecord(*progress.last_step)
-        return row_of(Epoch(progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images))
+        return row_of(
+            Epoch(
+                progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images,
+                self.max_val_batches,
+            )
+        )  # fmt: skip
 
     def epoch(self, row: dict[str, float], result: Report | None, raw: Report | None, best: bool) -> None:
         """Points and log line of the epoch whose ``row`` and results are given.

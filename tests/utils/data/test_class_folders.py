@@ -94,6 +94,20 @@ def test_images_of_formats_that_are_not_read_are_counted(root):
     )
 
 
+def test_links_to_folders_inside_the_classes_are_counted_and_not_followed(root, tmp_path):
+    plant(tmp_path / "elsewhere")
+    (root / "linked").symlink_to(tmp_path / "elsewhere")
+    assert read(root).warnings == ()
+    (root / "train" / "dogs").symlink_to(tmp_path / "elsewhere")  # a class folder may be one
+    (root / "train" / "ants" / "more").symlink_to(tmp_path / "elsewhere")
+    (root / "val" / "bees" / "loop.png").symlink_to(root)
+    (root / "val" / "bees" / "link.png").symlink_to(tmp_path / "elsewhere" / "0.png")
+    data = read(root)
+    assert len(data.train) == 16 and len(data.validation) == 7
+    (told,) = (line for line in data.warnings if "link" in line)
+    assert told.startswith("--datapath: 2 link(s) to folders inside the classes below ") and "not followed" in told
+
+
 def test_images_beside_the_class_folders_are_counted(root):
     plant(root / "train", 2)
     assert read(root).warnings == (

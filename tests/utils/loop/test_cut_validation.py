@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import main
 from tests.end_to_end.processes import rows
+from utils.checkpoint.override import carry_over
+from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.data.loaders import loaders, tried_out
 from utils.data.sets.datasets import get_data
@@ -40,11 +43,30 @@ def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
     about = [line for line in lines if re.search(r"validation|val_top1=|Best top1", line)]
     assert len(about) == 5, "the images, both epochs, the best and the last line"
     assert [line for line in about if not SAYS_SO.search(f"{line} ")] == []
-    assert [row["val_count"] for row in rows(run)] == ["60", "60"]
+    assert [(row["val_count"], row["max_val_batches"]) for row in rows(run)] == [("60", "3")] * 2
+    (events,) = run.glob("events.*")
+    points = [value for event in EventFileLoader(str(events)).Load() for value in event.summary.value]
+    said = {point.tag: point.metadata.summary_description for point in points if point.metadata.summary_description}
+    assert {"Loss/Test", "Top1/Test", "Top5/Test"} <= said.keys()
+    assert {*said.values()} == {"of some of the images (cut: --max-val-batches 3)"}
     assert main.main([*FLAGS, *CUT, "--output", str(run.parents[2]), "--resume", "auto"]) == 0  # it is finished
     assert " max_val_batches=3 val_epoch=2 " in capsys.readouterr().out.splitlines()[-1]
     assert main.main([*FLAGS, *CUT, "--dry-run"]) == 0
     assert "360 validation images, cut to 60 (--max-val-batches)" in capsys.readouterr().out
+
+
+def test_a_resume_with_other_validation_batches_of_a_cut_validation_is_refused_or_forgets_the_best_result(run, capsys):
+    line = [*FLAGS, "--max-val-batches", "3", "--val-batch-size", "10", "--resume", str(run)]
+    assert main.main(line) == 2
+    assert re.search("--val-batch-size 10: .* was made with --val-batch-size 20", capsys.readouterr().err)
+    state = torch.load(run / "checkpoints" / "final.pt", weights_only=True)
+    point = ResumePoint.of(run / "checkpoints" / "final.pt", state)
+    args = parse(line)
+    point.state["optimizer"] = []
+    _, changes = carry_over(point, args, point.classes, state["fingerprint"], 1, [])
+    assert changes[-1] == "the best result so far is of other validation images, and is forgotten"
+    whole = parse([*FLAGS, "--val-batch-size", "10"])
+    assert "val_batch_size" not in whole.result_values()  # without a cut it changes nothing
 
 
 def test_an_evaluation_of_the_run_is_cut_only_when_it_is_asked_for(run, capsys):

@@ -18,7 +18,7 @@ from pathlib import Path
 from utils.config.settings import UserError
 from utils.data.progress_log import Log, ProgressLog
 from utils.data.sets import readers
-from utils.data.sets.claims import claim, leave
+from utils.data.sets.claims import claim, held
 
 UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
 
@@ -30,15 +30,10 @@ def _alone(root: Path, doing: str, needed: Callable[[], bool], log: Log) -> Iter
         file = claim(root / UNPACKING, doing, log, raise_mistakes=True)
         if file is None:
             continue
-        with file:
-            try:
-                yield needed()
-            except UserError as error:
-                leave(file, error)
-                raise
-            finally:
-                with suppress(OSError):
-                    os.unlink(file.name)
+        with held(file):
+            yield needed()
+            with suppress(OSError):
+                os.unlink(file.name)
         return
     yield False
 

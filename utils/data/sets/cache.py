@@ -16,7 +16,6 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -25,13 +24,12 @@ import torch
 from torch.utils.data import Dataset
 
 from utils.config.groups.data import DataSettings
-from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.stored import Stored
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
 from utils.data.progress_log import Log, ProgressLog
-from utils.data.sets.claims import claim, leave, remove_abandoned
+from utils.data.sets.claims import claim, held, remove_abandoned
 from utils.data.sets.readers import ImageFiles, MemoryImages
 from utils.data.worker_pool.pool import WorkerPool
 
@@ -210,8 +208,8 @@ def _kept(
 def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, log_once: Log) -> Decoded:
     """Make the pixels and write them. ``file`` is the claimed temporary file; ``log_once`` logs on one rank only."""
     made = None
-    with file:  # closing it ends the claim
-        try:
+    try:
+        with held(file):
             if (mapped := _mapped(path, shape)) is not None:  # another process has finished it since the last look
                 os.unlink(file.name)
                 return mapped
@@ -226,14 +224,8 @@ def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], 
             log(f"Decoded images: {path} (made in {seconds:.1f} s; {_contents(path.parent)})")
             mapped = _mapped(path, shape)
             return made if mapped is None else mapped
-        except BaseException as error:
-            if isinstance(error, UserError):
-                leave(file, error)
-            with suppress(OSError):
-                os.unlink(file.name)
-            if not isinstance(error, OSError):
-                raise
-            log_once(_cannot_keep(path, error))
+    except OSError as error:
+        log_once(_cannot_keep(path, error))
     return make() if made is None else made
 
 

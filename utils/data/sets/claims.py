@@ -9,7 +9,8 @@ import errno
 import os
 import time
 import uuid
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO
@@ -49,6 +50,26 @@ def claim(path: Path, waiting: str, log: Log, raise_mistakes: bool) -> FileIO | 
     return None
 
 
+@contextmanager
+def held(file: FileIO) -> Iterator[None]:
+    """The claim on ``file``, which ends with the block. If the block fails the file is removed.
+
+    A ``UserError`` is left in it, to spare each waiting process the same failure in turn.
+    """
+    with file:
+        try:
+            yield
+        except BaseException as error:
+            with suppress(OSError):
+                if isinstance(error, UserError):
+                    file.truncate(0)
+                    file.seek(0)
+                    file.write(MISTAKE + str(error).encode("utf-8", "surrogateescape"))
+            with suppress(OSError):
+                os.unlink(file.name)
+            raise
+
+
 def _open_or_create(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_CREAT, 0o666)
 
@@ -73,14 +94,6 @@ def _is_at(file: FileIO, name: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
     except FileNotFoundError:
         return False
-
-
-def leave(file: FileIO, error: UserError) -> None:
-    """Write the error into the temporary file, to spare each waiting process the same failure in turn."""
-    with suppress(OSError):
-        file.truncate(0)
-        file.seek(0)
-        file.write(MISTAKE + str(error).encode("utf-8", "surrogateescape"))
 
 
 def remove_abandoned(folder: Path, own: Path | None = None) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from utils.config.settings import UserError
 from utils.data.sets.kept_listing import Lister
-from utils.data.sets.listing import IMAGE_ENDINGS, is_image
+from utils.data.sets.listing import IMAGE_ENDINGS, LINKED, is_image
 from utils.data.sets.readers import ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")
@@ -182,9 +182,14 @@ def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]
 def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
     """A warning for each kind of images in ``trees`` that are not read."""
     warnings = []
-    if endings:
-        counts = ", ".join(f"{count:,} {ending}" for ending, count in sorted(endings.items()))
-        where = " and ".join(map(str, trees))
+    where, linked = " and ".join(map(str, trees)), endings[LINKED]
+    if linked:
+        warnings.append(
+            f"--datapath: {linked:,} link(s) to folders inside the classes below {where} are not followed, as they may "
+            "loop, so the images there are left out; put folders in their place, or links to files"
+        )
+    if others := sorted((ending, count) for ending, count in endings.items() if ending != LINKED):
+        counts = ", ".join(f"{count:,} {ending}" for ending, count in others)
         warnings.append(f"--datapath: images below {where} are left out: {counts}; convert them to JPEG or PNG")
     for tree in trees:
         loose = sum(is_image(path.name) and path.is_file() for path in visible(tree))

@@ -15,20 +15,18 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
-from utils.config.settings import UserError
 from utils.data.progress_log import Log, ProgressLog
-from utils.data.sets.claims import claim, leave, remove_abandoned
+from utils.data.sets.claims import claim, held, remove_abandoned
 from utils.data.sets.file_paths import FilePaths
 from utils.data.sets.listing import IMAGE_ENDINGS, THREADS, UNREAD_ENDINGS, FolderTimes, Listing, Scan
 
-VERSION = 1  # raise it whenever the same folders give another list than before
+VERSION = 2  # raise it whenever the same folders give another list than before
 MAGIC = b"LIST OF IMAGE FILES\n"
 DIGEST_BYTES = 32
 ALIGNMENT = 8  # bytes, of the numbers in the file
@@ -101,12 +99,12 @@ class Lister:
 
     def _make(self, file: FileIO, path: Path, tree: Path, scan: Scan) -> Listing:
         """List and write. ``file`` is the claimed temporary file."""
-        began = time.monotonic()
-        with file:  # closing it ends the claim
-            try:
+        began, log = time.monotonic(), self.progress.log
+        try:
+            with held(file):
                 remove_abandoned(path.parent, Path(file.name))
                 listing = self._whole(scan, tree)
-                seconds, log = time.monotonic() - began, self.progress.log
+                seconds = time.monotonic() - began
                 unsettled = _unsettled(listing.folders, scan.began_ns)
                 if unsettled is not None:
                     log(f"The list of files below {tree} is not kept: {unsettled}")
@@ -115,14 +113,8 @@ class Lister:
                     megabytes = _save(file, path, listing) / 1e6
                     log(f"List of files: {path} ({len(listing.paths):,} files in {seconds:.1f} s, {megabytes:,.0f} MB)")
                 return listing
-            except BaseException as error:
-                if isinstance(error, UserError):
-                    leave(file, error)
-                with suppress(OSError):
-                    os.unlink(file.name)
-                if not isinstance(error, OSError):
-                    raise
-                self.progress.log(_cannot_keep(path, error))
+        except OSError as error:
+            log(_cannot_keep(path, error))
         return self._whole(scan, tree)
 
     def _whole(self, scan: Scan, tree: Path) -> Listing:

@@ -20,6 +20,7 @@ UNREAD_ENDINGS = (
     ".gif", ".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".svg", ".psd", ".tga", ".ico", ".dng", ".raw",
     ".cr2", ".nef", ".arw", ".dcm", ".nii", ".exr",
 )  # fmt: skip  # image formats that are left out
+LINKED = "links to folders"  # counted beside these endings
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
 TELL = 1000  # files, after which a thread says how far it is
@@ -42,7 +43,8 @@ class Listing:
     """The image files below the class folders of a tree.
 
     ``classes``: the folders, in order; ``counts``: int64 (classes,), the files of each; ``paths``: those of the first
-    class, sorted, then of the second and so on. ``unread``: for each class how many images of each ending are not read.
+    class, sorted, then of the second and so on. ``unread``: for each class how many images of each ending are not read,
+    and how many ``LINKED``.
     ``folders``: all folders that were listed, with their times just before.
     """
 
@@ -130,7 +132,7 @@ class Scan:
 def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _ClassFolder:
     """All images in a class folder and below. Hidden files are left out.
 
-    Links to folders are not followed, as they may loop; only the class folder may be one.
+    Links to folders are counted and not followed, as they may loop; only the class folder may be one.
     """
     images: list[str] = []
     unread: Counter[str] = Counter()
@@ -147,6 +149,8 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
                         waiting.append(f"{folder}/{entry.name}")
                     elif entry.name.startswith("."):
                         continue
+                    elif entry.is_symlink() and entry.is_dir():
+                        unread[LINKED] += 1
                     elif not is_image(entry.name):
                         unread.update(unread_ending(entry.name))
                     elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
