@@ -16,9 +16,7 @@ DERIVED = re.compile(r"batch-size x \d+$")
 OF_NO_INTEREST = {"output", "name", "progress", "print-freq"}  # differ between runs without meaning
 BATCH_BYTES = 900_000  # of all first batches together
 MOST_BATCHES = 4
-LARGEST_SQUARE_PIXELS = (
-    310  # a picture's width, up to which the page at least doubles it and shows its pixels as squares
-)
+LARGEST_SQUARE_PIXELS = 310  # of a picture's width: up to here the page at least doubles it, and pixels are squares
 
 
 def heading(name: str, words: str = "") -> Html:
