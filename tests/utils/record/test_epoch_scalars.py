@@ -16,6 +16,7 @@ PROGRESS = Progress(
 EPOCH = Epoch(
     PROGRESS, StepRecord(46, 2, 1.9, 50.0, 100.0, 0.05, 0.7, 1024.0), Report(2.0, 50.0, 100.0, 4),
     Report(0.5, 80.0, 99.0, 360), None, images_per_second=123.456, seconds=7.65432, skips_bad_images=False,
+    max_val_batches=None,
 )  # fmt: skip
 ALWAYS = {
     "epoch": 2, "step": 46, "lr": 0.05, "train_loss": 2.0, "train_top1": 50.0, "train_top5": 100.0, "val_loss": 0.5,
@@ -37,6 +38,12 @@ def test_raw_weights_and_unreadable_images_have_columns_where_there_can_be_some(
     raw = {"raw_val_loss": 0.0, "raw_val_top1": 70.0, "raw_val_top5": 98.0}
     assert list(row.items()) == list((ALWAYS | {"unreadable_images": 3} | NAMED | raw).items())
     assert points_of(row) == TEST | {"Loss/Test_raw": 0.0, "Top1/Test_raw": 70.0, "Top5/Test_raw": 98.0}
+
+
+def test_a_validation_that_is_cut_says_so_in_its_row():
+    row = row_of(EPOCH._replace(max_val_batches=2))
+    assert row.pop("max_val_batches") == 2
+    assert row == row_of(EPOCH)
 
 
 def test_a_validation_by_class_has_five_further_columns_and_points_in_percent():
