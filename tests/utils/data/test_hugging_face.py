@@ -1,6 +1,7 @@
 """Data sets of Hugging Face's library: the images and labels that the library itself reads, by number, no network."""
 
 import io
+import os
 import pickle
 import re
 import socket
@@ -130,6 +131,65 @@ def test_a_parquet_file_that_was_replaced_is_converted_again(tmp_path):
     assert np.array_equal(np.asarray(open_image(after.train.paths[0], "RGB")), expected(200, 1)[0])
 
 
+def test_a_parquet_file_that_was_replaced_by_one_of_the_same_time_is_converted_again(tmp_path):
+    """Unpacking an archive, for example, sets times to those in it."""
+    root = save(tmp_path / "set", "hub", table(24), table(9, 100))
+    long_ago = 10**18
+
+    def set_back():
+        for path in root.rglob("*.parquet"):
+            os.utime(path, ns=(long_ago, long_ago))
+
+    set_back()
+    assert read(root).train.paths[0].content() == encoded(0)
+    save(root, "hub", table(24, 200), table(9, 100))
+    set_back()
+    assert read(root).train.paths[0].content() == encoded(200)
+
+
+def test_parts_of_other_splits_are_no_training_images_though_their_names_begin_alike(tmp_path):
+    root = save(tmp_path / "set", "hub", table(24), table(9, 100))
+    for name in ("train_noisy", "validation.hard"):
+        table(5, 300).to_parquet(str(root / "data" / f"{name}-00000-of-00001.parquet"))
+    table(3, 400).to_parquet(str(root / "data" / "train-00002-of-00003-a09b74b3ef9c3b56.parquet"))
+    data = read(root)
+    assert (len(data.train), len(data.validation)) == (27, 9)
+
+
+def test_resident_images_are_those_of_the_column_and_of_files_as_they_are_now(tmp_path):
+    def cells(first):
+        return [{"bytes": encoded(first + number), "path": None} for number in range(12)]
+
+    rows = {"photo": cells(0), "mask": cells(50), "kind": [number % 3 for number in range(12)]}
+    features = {"photo": datasets.Image(), "mask": datasets.Image(), "kind": datasets.ClassLabel(names=NAMES)}
+    rows["photo"][4] = {"bytes": None, "path": "a.png"}
+    both = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    (tmp_path / "a.png").write_bytes(encoded(4))
+    for name in ("train", "test"):
+        write_as_it_is(both, tmp_path / f"{name}.parquet")
+
+    def shown(column):
+        args = parse([*FLAGS, "--datapath", str(tmp_path), "--loader", "resident", "--image-column", column])
+        data = get_data(args.data, CPU)
+        _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
+        return torch.cat([batch.images for batch in validation.batches()]), data.fingerprint
+
+    (photos, before), (masks, _) = shown("photo"), shown("mask")
+    assert not any(map(torch.equal, photos, masks))
+    assert torch.equal(shown("photo")[0], photos)
+    (tmp_path / "a.png").write_bytes(encoded(77))
+    after, fingerprint = shown("photo")
+    assert [number for number in range(12) if not torch.equal(after[number], photos[number])] == [4]
+    assert fingerprint != before
+
+
+def write_as_it_is(rows, path):
+    """As parquet files that other programs made: images that lie elsewhere stay there."""
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(rows.with_format("arrow")[:], str(path))
+
+
 def test_loaders_and_ranks_see_the_same_samples_as_of_class_folders(tmp_path, saved):
     """The pixels of a batch of augmented images, from rows and from files with the same content in the same order."""
     for split, first, count in (("train", 0, 24), ("val", 100, 9)):
@@ -206,6 +266,15 @@ def test_labels_may_be_text_numbers_or_truth_values_and_columns_are_guessed_by_t
     assert np.asarray(open_image(data.train.paths[3], "RGB")).shape == (10, 12, 3)
 
 
+def test_labels_that_are_text_in_one_split_and_bare_numbers_in_the_other_are_refused(tmp_path):
+    texts = change("kind", [NAMES[number % 3] for number in range(24)])(table(24))
+    numbers = change("kind", [number % 3 for number in range(24)])(table(24))
+    with pytest.raises(UserError, match="--label-column kind: holds text in train and numbers in validation"):
+        read(save(tmp_path / "bad", "saved", texts, numbers), "--label-column", "kind")
+    named = read(save(tmp_path / "good", "saved", texts, table(24)), "--label-column", "kind")
+    assert named.validation.labels.tolist() == named.train.labels.tolist()
+
+
 def change(column, values):
     return lambda rows: rows.remove_columns(column).add_column(column, values)
 
@@ -218,6 +287,7 @@ BAD = {
         (), r"--label-column COLUMN is needed: .* has the columns id, photo, kind, coarse",
     ),
     "an unknown label": (change("kind", [-1, *[0, 1] * 12][:24]), ("--label-column", "kind"), r"1 rows of train have a label that is no class, the first -1 in row 0"),
+    "numbers of something else": (change("kind", [10**12] * 24), ("--label-column", "kind"), r"--label-column kind: holds numbers up to 1,000,000,000,000; classes are numbers from 0 on"),
     "no label": (change("kind", [None, *[0, 1] * 12][:24]), ("--label-column", "kind"), r"--label-column kind: 1 rows of train have no label"),
     "several labels": (change("kind", [[0, 1]] * 24), ("--label-column", "kind"), r"holds list.* one class of each image is needed"),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from utils.config.settings import UserError
 from utils.data.hugging_face.files import library
 
 IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
+MOST_CLASSES = 1_000_000  # that are bare numbers
 LABEL_NAMES = ("label", "labels", "class", "cls", "target", "fine_label", "category", "y")
 
 
@@ -64,9 +65,9 @@ def labels_of(dataset: Any, column: str, where: str) -> np.ndarray:
     raise UserError(f"--label-column {column}: holds {kind} in {where}; one class of each image is needed")
 
 
-def classes_of(feature: Any, values: np.ndarray) -> tuple[str, ...]:
+def classes_of(feature: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
     """The classes, in the order of their labels: names of a ClassLabel, all texts sorted, or the numbers up to the
-    largest.
+    largest. Raises ``UserError`` for numbers that are those of something else.
     """
     names = getattr(feature, "names", None)
     if names:
@@ -75,7 +76,10 @@ def classes_of(feature: Any, values: np.ndarray) -> tuple[str, ...]:
         return tuple(sorted(set(values)))
     if getattr(feature, "dtype", "") == "bool":
         return "false", "true"
-    return tuple(str(number) for number in range(int(values.max(initial=-1)) + 1))
+    count = int(values.max(initial=-1)) + 1
+    if count > MOST_CLASSES:
+        raise UserError(f"--label-column {column}: holds numbers up to {count - 1:,}; classes are numbers from 0 on")
+    return tuple(map(str, range(count)))
 
 
 def numbered(values: np.ndarray, classes: tuple[str, ...], column: str, where: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ SAVED = "state.json"  # by which a folder that ``save_to_disk`` wrote is recogni
 ENDING = ".parquet"
 CONVERTED = "arrow"  # in the folder for what is kept of a data set
 NAMES = (*TRAINING_FOLDERS, *VALIDATION_FOLDERS)
+_PART = re.compile(r"(.+)-\d+-of-\d+")  # how the Hub names the parts of a split
 
 
 class Found(NamedTuple):
@@ -48,7 +50,8 @@ def find(root: Path) -> dict[str, Found]:
     """
     if (root / SAVED).is_file():
         return {"train": Found("train", root)}
-    saved = {path.name.lower(): Found(path.name, path) for path in _folders(root) if (path / SAVED).is_file()}
+    # Unlike Path.is_file, os.path.isfile passes over folders that cannot be read, such as a disk's lost+found.
+    saved = {path.name.lower(): Found(path.name, path) for path in _folders(root) if os.path.isfile(path / SAVED)}
     return saved or _parquet(root)
 
 
@@ -78,11 +81,15 @@ def _parquet(root: Path) -> dict[str, Found]:
 
 
 def _split_of(path: Path) -> str:
-    """The split that a file, or the nearest folder above it, is named after; '' for none."""
+    """The split that a file, or the nearest folder above it, is named after; '' for none.
+
+    The Hub's names say the split in full: train_extra-00000-of-00001.parquet is a part of train_extra, not of train.
+    """
     for part in (path.stem, *(parent.name for parent in path.parents)):
         first = re.split(r"[^a-z]", part.lower())[0]
         if first in NAMES:
-            return first
+            whole = _PART.match(part.lower())
+            return whole[1] if whole else first
     return ""
 
 
@@ -107,8 +114,11 @@ def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
     with _told(found):
         if found.saved is not None:
             return datasets.load_from_disk(str(found.saved)).select_columns(columns)
-        place = folder / CONVERTED
-        size = sum(path.stat().st_size for path in found.parquet)
+        looks = [path.stat() for path in found.parquet]
+        size = sum(look.st_size for look in looks)
+        # The library takes files for those that it has converted if their times alone are the same.
+        seen = hashlib.sha256(" ".join(f"{look.st_size} {look.st_mtime_ns}" for look in looks).encode()).hexdigest()
+        place = folder / CONVERTED / seen[:16]
         log(f"{found.name}: {len(found.parquet)} parquet file(s) ({size / 1e6:,.0f} MB) as Arrow files in {place}")
         return datasets.Dataset.from_parquet([*map(str, found.parquet)], cache_dir=str(place), columns=columns)
 

@@ -30,13 +30,18 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     reader = _Reader(root, settings, lister, train or validation)
     values = {found.name: reader.values(found) for found in filter(None, (train, validation))}
     first = train or validation
-    classes = classes_of(reader.feature(first), values[first.name])
+    classes = classes_of(reader.feature(first), values[first.name], reader.label)
     for found in filter(None, (train, validation)):  # a ClassLabel's numbers mean nothing without its names
         names = getattr(reader.feature(found), "names", None)
         if names and tuple(names) != classes:
             raise UserError(
                 f"--datapath {root}: {found.name} has other classes than {first.name}: {some([*names])} instead of "
                 f"{some(classes)}"
+            )
+        if not names and values[first.name].dtype == object and values[found.name].dtype != object:
+            raise UserError(
+                f"--label-column {reader.label}: holds text in {first.name} and numbers in {found.name}, which do not "
+                "say which classes they mean"
             )
     images = {name: reader.images(name, numbers, classes) for name, numbers in values.items()}
     if validation is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +23,8 @@ class Row(Stored):
 
     @property
     def version(self) -> str:
-        """Names the table's files with their sizes and times."""
-        return f"{self.rows.version}\0{self.number}"
+        """Names the table's files and the column, and an image's own file if it lies outside of the table."""
+        return f"{self.rows.version}\0{self.number}{self.rows.version_elsewhere(self.number)}"
 
     def content(self) -> bytes:
         return self.rows.read(self.number)
@@ -85,29 +86,64 @@ class Rows(Sequence[str]):
             if value is None and path:
                 if "://" in path:
                     raise OSError(f"it lies at {path}, and nothing is fetched")
-                with open(os.path.join(self._root, path), "rb") as file:
+                with open(self._beside(path), "rb") as file:
                     return file.read()
         if not isinstance(value, bytes):
             raise OSError("the row holds no image")
         return value
 
+    def _beside(self, path: str) -> str:
+        return os.path.join(self._root, path)
+
     @cached_property
     def version(self) -> str:
-        """Text that changes when the table's files do."""
+        """Text that changes when the table's files do, and another one for each column."""
         status = [os.stat(file["filename"]) for file in self._dataset.cache_files]
-        return " ".join(f"{one.st_size} {one.st_mtime_ns}" for one in status)
+        return " ".join([self._column, *(f"{one.st_size} {one.st_mtime_ns}" for one in status)])
+
+    def version_elsewhere(self, number: int) -> str:
+        """Text that changes when the file does in which the image of a row lies; empty for one in the table."""
+        path = self._elsewhere.get(number)
+        if path is None:
+            return ""
+        try:
+            status = os.stat(self._beside(path))
+            return f"\0{path}\0{status.st_size}\0{status.st_mtime_ns}"
+        except OSError:  # reading it reports the error
+            return f"\0{path}\0missing"
+
+    @cached_property
+    def _elsewhere(self) -> dict[int, str]:
+        """The paths of images that do not lie in the table, by the numbers of their rows."""
+        import pyarrow
+        import pyarrow.compute
+
+        cells = self._cells()
+        if not pyarrow.types.is_struct(cells.type) or cells.type.get_field_index("path") < 0:
+            return {}
+        content, paths = (pyarrow.compute.struct_field(cells, name) for name in ("bytes", "path"))
+        outside = pyarrow.compute.and_(pyarrow.compute.is_null(content), pyarrow.compute.is_valid(paths))
+        numbers = np.flatnonzero(outside.to_numpy()).tolist()
+        return dict(zip(numbers, paths.filter(outside).to_pylist(), strict=True))
+
+    def _cells(self) -> Any:
+        """The column, a ``pyarrow.ChunkedArray`` that maps the table's files."""
+        return self._dataset.with_format("arrow")[:].column(self._column)
 
     @cached_property
     def identity(self) -> str:
         """Text that is equal for images of equal sizes in bytes in equal order, wherever they lie.
 
-        It needs no more than where each image begins and ends.
+        It needs no more than where each image begins and ends, and of those outside of the table their files' sizes.
         """
         import pyarrow
         import pyarrow.compute
 
-        cells = self._dataset.with_format("arrow")[:].column(self._column)
+        cells = self._cells()
         if pyarrow.types.is_struct(cells.type):
             cells = pyarrow.compute.struct_field(cells, "bytes")
-        lengths = pyarrow.compute.fill_null(pyarrow.compute.binary_length(cells), 0).to_numpy()
-        return hashlib.sha256(lengths[self._places].astype("<i8").tobytes()).hexdigest()
+        lengths = pyarrow.compute.fill_null(pyarrow.compute.binary_length(cells), 0).to_numpy().astype("<i8")
+        for number, path in self._elsewhere.items():
+            with suppress(OSError):  # reading it reports the error
+                lengths[number] = os.path.getsize(self._beside(path))
+        return hashlib.sha256(lengths[self._places].tobytes()).hexdigest()
