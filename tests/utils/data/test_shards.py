@@ -16,10 +16,12 @@ from scripts.packing.shuffling import shuffling_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, open_image
-from utils.data.loaders import sample_plan
+from utils.data.loaders import loaders, sample_plan
+from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import SamplePlan
 from utils.data.sets.datasets import get_data, prepare
 from utils.data.shards.window import WindowedOrder
+from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 COUNT, SHARDS = 1000, 20
@@ -160,6 +162,24 @@ def test_hidden_tar_files_are_left_out(foreign):
     assert reds(read(foreign).train) == list(range(10))
 
 
+@pytest.mark.parametrize("name, refused", [("train-more", True), ("lost+found", False)])
+def test_a_folder_of_training_images_that_cannot_be_read_is_not_passed_over(foreign, monkeypatch, name, refused):
+    write_tar(foreign / name / "0.tar", samples(20, 3))
+    scandir = os.scandir
+
+    def forbidden(path="."):
+        if os.path.basename(path) == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    if refused:
+        with pytest.raises(UserError, match="train-more cannot be read .Permission denied"):
+            read(foreign)
+    else:
+        assert len(read(foreign).train) == 10
+
+
 def test_names_of_classes_come_from_the_labels_or_a_file(tmp_path):
     for split in ("train", "val"):
         members = [("a.jpg", png(1)), ("a.json", json.dumps({"label": "wolf"}).encode()), ("b.jpg", png(2))]
@@ -182,6 +202,40 @@ def test_a_stale_index_is_made_again_with_a_line_about_it(foreign):
     assert reds(read(foreign).train)[:5] == list(range(20, 25))
     write_tar(foreign / "my-train-002.tar", samples(30, 1))
     assert len(read(foreign).train) == 11
+
+
+def test_an_index_that_went_stale_is_made_again_by_whatever_name_the_shards_are_read(foreign):
+    read(foreign)
+    write_tar(foreign / "my-train-002.tar", samples(30, 1))
+    settings = parse(["--dataname", "folder", "--datapath", str(foreign)]).data
+    assert len(get_data(settings, CPU).train) == 11
+    write_tar(foreign / "my-train-002.tar", samples(30, 2))
+    lines = []
+    prepare(settings, lines.append)
+    assert len(lines) == 1 and "again" in lines[0] and len(get_data(settings, CPU).train) == 12
+
+
+def test_resident_images_are_those_of_the_tar_files_as_they_are_now(foreign, tmp_path):
+    """Written again with images of the same names and sizes: nothing but the tar file's time differs."""
+    flags = ("--loader", "resident", "--image-size", "8", "--arch", "fc", "--workers", "0", "--device", "cpu")
+
+    def shown():
+        args = parse(["--dataname", "shards", "--datapath", str(foreign), "--cache-dir", str(tmp_path / "c"), *flags])
+        with Distributed(RankInfo(), args.run) as distributed:
+            _, validation, _ = loaders(
+                read(foreign), args, distributed, channels_last=False, progress=ProgressLog(lambda line: None)
+            )
+        return validation.source.pixels[:, 0, 0, 0].tolist()
+
+    assert shown() == shown() == list(range(10, 14))
+    write_tar(foreign / "validation" / "0.tar", samples_of_reds((20, 21, 22, 23), 10), format=tarfile.GNU_FORMAT)
+    assert shown() == list(range(20, 24))
+
+
+def samples_of_reds(reds_of_samples, first):
+    for number, red in enumerate(reds_of_samples, first):
+        yield f"{number:04}.cls", str(number % 2).encode()
+        yield f"{number:04}.png", png(red)
 
 
 def test_classes_that_a_file_lists_later_or_in_another_order_are_the_classes(foreign):

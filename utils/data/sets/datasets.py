@@ -242,7 +242,7 @@ def prepare(settings: DataSettings, log: Log, evaluate: bool = False) -> None:
     if settings.datapath is None or settings.dataname == "hf":
         return
     root = Path(settings.datapath)
-    if settings.dataname == "shards":
+    if settings.dataname == "shards" or holds_shards(root):
         ensure_index(root, log)
     if holds_shards(root):
         return
@@ -293,7 +293,7 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
 def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
     """A function that reads the files at ``--datapath``; None if they are missing."""
     root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
-    if name == "shards":
+    if name == "shards" or holds_shards(root):
         ensure_index(root, _quietly)  # of a tool; main.py has called ``prepare``
     if holds_shards(root):
         if settings.val_split is not None:

@@ -22,7 +22,7 @@ import numpy as np
 from utils.config.settings import UserError
 from utils.data.progress_log import Log, ProgressLog
 from utils.data.sets.claims import claim
-from utils.data.sets.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS
+from utils.data.sets.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
 from utils.data.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, record_type, write_contents
 
 FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that others made
@@ -35,21 +35,37 @@ _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
 def foreign_shards(root: Path) -> dict[str, list[Path]]:
     """The tar files in ``root`` and its folders, by split ('train', 'val'), as their names or folders say.
 
-    As of class folders, one name counts: with those of val, those of test are left out.
+    As of class folders, one name counts: with those of val, those of test are left out. Raises ``UserError`` for a
+    folder of a split that cannot be read.
     """
     named: dict[str, list[Path]] = {name: [] for name in (*VALIDATION_FOLDERS, *TRAINING_FOLDERS)}
-    for path in sorted([*root.glob("*.tar"), *root.glob("*/*.tar")]):
-        parts = path.relative_to(root).parts
-        if any(part.startswith(".") for part in parts):  # such as ._train.tar, which macOS leaves behind
-            continue
-        words = {word for part in parts for word in re.split("[^a-z]+", part.lower())}
-        name = next((name for name in named if name in words), None)
+    for path in _tar_files(root):
+        name = _split_named_by(path.relative_to(root))
         if name is not None:
             named[name].append(path)
     return {
         split: next((named[name] for name in names if named[name]), [])
         for split, names in (("train", TRAINING_FOLDERS), ("val", VALIDATION_FOLDERS))
     }
+
+
+def _tar_files(root: Path) -> list[Path]:
+    """Those in ``root`` and its folders, sorted; no hidden ones, such as ._train.tar, which macOS leaves behind."""
+    found = []
+    for folder in (root, *(path for path in visible(root) if path.is_dir())) if root.is_dir() else ():
+        try:
+            with os.scandir(folder) as entries:
+                found += [Path(entry) for entry in entries if entry.name.endswith(".tar") and entry.name[0] != "."]
+        except OSError as error:
+            if folder == root or _split_named_by(folder.relative_to(root)) is not None:  # not lost+found, say
+                raise UserError(f"--datapath: {folder} cannot be read ({error.strerror})") from error
+    return sorted(found)
+
+
+def _split_named_by(path: Path) -> str | None:
+    """The split that a word of a path below the root names."""
+    words = {word for part in path.parts for word in re.split("[^a-z]+", part.lower())}
+    return next((name for name in (*VALIDATION_FOLDERS, *TRAINING_FOLDERS) if name in words), None)
 
 
 def ensure_index(root: Path, log: Log) -> None:

@@ -29,9 +29,12 @@ class Member(Stored):
     size: int
     head: int
     crc: int | None
+    changed: int
 
     @property
     def version(self) -> str:
+        if self.crc is None:  # then only the shard's time shows that its bytes are others
+            return f"{self.size}\0{self.head}\0{self.offset}\0{self.changed}"
         return f"{self.size}\0{self.head}\0{self.crc}"
 
     def content(self) -> bytes:
@@ -75,6 +78,7 @@ class Members(Sequence[str]):
         member = Member(f"{shard}/{record['name'].decode('utf-8', 'surrogateescape')}")
         member.shard, member.offset, member.size = shard, int(record["offset"]), int(record["size"])
         member.head, member.crc = int(record["head"]), int(record["crc"]) if self.split.checked else None
+        member.changed = self.split.shards[record["shard"]].changed
         return member
 
     def __iter__(self) -> Iterator[Member]:
