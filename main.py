@@ -196,6 +196,8 @@ def build(run: Run) -> Components:
         data = read_data(run)
         data = data.shown_to(known_preprocessing(args, run.resume_point, weights), args.data)
         refuse_other_data(run, data)
+    data.refuse_differences(distributed)
+    with distributed.raise_on_all_ranks(), distributed.patiently("Reading the images"):
         distributed.seed(args.run.seed)
         network = prepare_network(args, data, distributed.device, run.resume_point, weights)
         begins = run.resume_point is None and weights is None and not (evaluating or args.run.dry_run)
@@ -208,6 +210,9 @@ def build(run: Run) -> Components:
         )  # fmt: skip
         if begins:
             start_from_images(network.model, train_loader)
+    differ = args.exchange.local_sgd_steps is not None and distributed.world_size > 1
+    # Apart from what reads: a process that has failed there would not take part in spreading.
+    with distributed.raise_on_all_ranks(), distributed.patiently("Preparing the training"):
         twin, epochs = spread(args, network.model, distributed), args.optimisation.epochs
         optimizer = network.freezing.separate(build_optimizer(args.optimisation, network.model))
         return Components(
@@ -224,11 +229,7 @@ def build(run: Run) -> Components:
             if evaluating
             else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
             criterion=build_loss(run, data),
-            scaler=build_scaler(
-                args.precision,
-                distributed.device,
-                gradients_differ=args.exchange.local_sgd_steps is not None and distributed.world_size > 1,
-            ),
+            scaler=build_scaler(args.precision, distributed.device, gradients_differ=differ),
         )
 
 

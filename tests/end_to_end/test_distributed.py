@@ -1,10 +1,14 @@
 """Several processes: the same answers, exact validation, and a mistake told once."""
 
+import os
 from pathlib import Path
 
+import pytest
 import torch
+from PIL import Image
 
 from main import main
+from tests.end_to_end.forked import _ranks, server
 from tests.end_to_end.processes import FINAL_LINE, load, rows, start, train
 
 
@@ -53,3 +57,60 @@ def test_the_process_group_is_gone_after_a_run_and_after_a_mistake(tmp_path, cap
     assert FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
     assert main(["--device", "cpu", "--arch", "none-such", "--output", str(tmp_path)]) == 2
     assert not torch.distributed.is_initialized()
+
+
+def rank_in(folder, environment, flags):
+    """A process of a run, on a machine whose own disk is ``folder``."""
+    os.environ.update(environment)
+    os.chdir(folder)
+    with open("err.txt", "w") as file:
+        os.dup2(file.fileno(), 2)
+    os._exit(main(flags))
+
+
+def on_own_disks(tmp_path, change, *flags):
+    """Exit codes and stderr of two processes whose disks hold the same images, but for a ``change`` of the second's."""
+    for disk in ("0", "1"):
+        for place in ("train/a", "train/b", "val/a", "val/b"):
+            folder = tmp_path / disk / "data" / place
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+    change(tmp_path / "1/data")
+    line = [
+        "--dataname", "folder", "--datapath", "data", "--device", "cpu", "--arch", "timm/test_vit", "--image-size", "32",
+        "-w", "0", "--max-steps", "1", "--no-progress", "--timeout", "15", "--output", str(tmp_path / "runs"), *flags,
+    ]  # fmt: skip
+    ranks = [
+        server().Process(target=rank_in, args=(tmp_path / str(number), rank, line))
+        for number, rank in enumerate(_ranks(2))
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    return [rank.exitcode for rank in ranks], [(tmp_path / disk / "err.txt").read_text() for disk in ("0", "1")]
+
+
+@pytest.mark.parametrize("split", ["train", "val", None])
+def test_machines_whose_own_disks_hold_other_data_are_told_so_before_training(tmp_path, split):
+    def rename(data):
+        if split:
+            (data / split / "b/2.png").rename(data / split / "b/3.png")
+
+    codes, (first, second) = on_own_disks(tmp_path, rename)
+    assert (codes, second) == ([2, 2] if split else [0, 0], ""), first
+    assert (tmp_path / "runs").exists() == (split is None)
+    if split:
+        (line,) = first.splitlines()
+        assert line.startswith("main.py: --datapath: process 1 reads other images or labels (")
+
+
+def test_a_mistake_of_one_process_ends_the_others_that_would_go_on_to_exchange_something(tmp_path):
+    def remove(data):
+        data.rename(data.parent / "elsewhere")
+
+    codes, (first, second) = on_own_disks(tmp_path, remove, "--shard-model", "--amp", "auto", "--optimizer", "adamw")
+    assert (codes, second) == ([2, 2], ""), first
+    (line,) = first.splitlines()
+    assert line.startswith("main.py: --datapath data: no such folder")

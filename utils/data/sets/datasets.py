@@ -30,6 +30,7 @@ from utils.data.sets.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Sp
 from utils.data.shards.foreign import ensure_index
 from utils.data.shards.members import Members
 from utils.data.shards.reading import holds_shards, read_shards
+from utils.runtime.distributed import Distributed
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,28 @@ class Data:
     def fingerprint(self) -> str:
         """SHA-256 over what was read: pixels in memory, the files' names, or shards' content; labels and classes."""
         assert self.train is not None
+        return self._digest
+
+    def refuse_differences(self, distributed: Distributed) -> None:
+        """Raise ``UserError`` if the processes have read different images, as from disks of several machines.
+
+        The plan of the samples, of which each process takes its part, is one of equal data. All processes call it.
+        """
+        if distributed.world_size == 1 or self.spec == SPECS["synthetic"]:
+            return
+        read = distributed.gather(self._digest)
+        for rank, digest in enumerate(read):
+            if digest != read[0]:
+                raise UserError(
+                    f"--datapath: process {rank} reads other images or labels ({digest[:12]}) than process 0 "
+                    f"({read[0][:12]}); give every machine the same data",
+                    on_all_ranks=True,
+                )
+
+    @cached_property
+    def _digest(self) -> str:
         digest = hashlib.sha256("\0".join(self.classes).encode())
-        for images in (self.train, self.validation):
+        for images in filter(None, (self.train, self.validation)):
             digest.update(images.labels.cpu().numpy().tobytes())
             if isinstance(images, ImageFiles):
                 digest.update(_names(images))
