@@ -26,7 +26,7 @@ from utils.checkpoint.background import BackgroundTask, Snapshot
 from utils.checkpoint.digest import sha256
 from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out, sync_folder
+from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out, sync
 from utils.config.settings import UserError
 from utils.runtime.state_dicts import load_state_dict
 
@@ -113,7 +113,7 @@ class Checkpointer:
         _write_manifest(self.folder, both)
         for name in names:
             self._place(written, name)
-        sync_folder(self.folder)
+        sync(self.folder)
         _write_manifest(self.folder, after)
 
     def _place(self, written: Path, name: str) -> None:
@@ -156,7 +156,7 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
             torch.save({**state, CONTENTS: inventory(state)}, file)
             _flush(file)
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except (OSError, RuntimeError) as error:
         raise UserError(f"cannot write {path} ({_reason(error)})") from error
     finally:

@@ -85,7 +85,7 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
         with _quiet():
             metadata = dcp.save(
                 {name: tensor for name, (_, tensor) in named.items()},
-                storage_writer=dcp.FileSystemWriter(folder),
+                storage_writer=_writer(folder),
                 planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=distributed.beside,
             )
@@ -98,15 +98,29 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
             on_all_ranks=True,
         ) from error
     with distributed.raise_on_all_ranks():
-        prefix = f"__{distributed.rank}_"
-        mine = {path.name: sha256(path) for path in folder.iterdir() if path.name.startswith(prefix)}
+        written = [path for path in folder.iterdir() if path.name.startswith(f"__{distributed.rank}_")]
+        for path in written:
+            sync(path)  # torch 2.11 does so before it has written the last bytes
+        mine = {path.name: sha256(path) for path in written}
     digests = {name: digest for each in distributed.gather(mine) for name, digest in each.items()}
     if distributed.is_main:
         for path in (folder, folder.parent, checkpoints):
-            sync_folder(path)
+            sync(path)
     tensors = json.dumps(_description(metadata, {name: keys for name, (keys, _) in named.items()}))
     index = {"folder": folder.name, "sha256": digests, "tensors": tensors}
     return {**without_tensors(state), CONTENTS: inventory(_of_dicts(state)), SHARDS: index}
+
+
+def _writer(folder: Path) -> Any:
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    class Writer(FileSystemWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            super().finish(metadata, results)
+            # torch 2.11 notes in a copy alone where the pieces lie.
+            metadata.storage_data = {one.index: one.storage_data for written in results for one in written}
+
+    return Writer(folder)
 
 
 def _new_folder(shards: Path, step: int) -> Path:
@@ -130,9 +144,9 @@ def _description(metadata: Any, keys: dict[str, Keys]) -> dict[str, Any]:
     return described
 
 
-def sync_folder(folder: Path) -> None:
-    """Make what was made or renamed in ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or what was made or renamed in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

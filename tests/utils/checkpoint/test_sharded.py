@@ -1,9 +1,12 @@
 """A checkpoint's list of its shards, as a hostile or damaged file may say it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.checkpoint import FileSystemWriter
 
+from utils.checkpoint import sharded
 from utils.checkpoint.sharded import Shards
 from utils.config.settings import UserError
 
@@ -26,3 +29,12 @@ def test_an_impossible_list_of_shards_is_refused_in_one_line(changes, tmp_path):
     assert Shards(tmp_path / "last.pt", listing()).tensors["a"].shape == (2,)
     with pytest.raises(UserError, match="its list of shards is damaged"):
         Shards(tmp_path / "last.pt", listing(**changes))
+
+
+def test_where_the_pieces_lie_is_known_after_a_save_also_where_torch_notes_it_in_a_copy(tmp_path, monkeypatch):
+    """As in torch 2.11, with which no checkpoint could be written otherwise."""
+    monkeypatch.setattr(FileSystemWriter, "finish", lambda *_, **__: None)
+    results = [[SimpleNamespace(index=(rank, part), storage_data=part) for part in range(2)] for rank in range(2)]
+    metadata = SimpleNamespace(storage_data=None)
+    sharded._writer(tmp_path).finish(metadata=metadata, results=results)
+    assert metadata.storage_data == {(rank, part): part for rank in range(2) for part in range(2)}
