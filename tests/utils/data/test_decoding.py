@@ -207,6 +207,19 @@ def test_exif_orientation_is_honoured(tmp_path, way, orientation, order):
     assert difference(decode_crop(path, View(48), "RGB", UNIFORMS[0]), expected)[0] <= 1
 
 
+@pytest.mark.parametrize(
+    ("orientation", "turned"),
+    [(5, np.transpose), (6, lambda image: np.rot90(image, -1)), (7, lambda image: image[::-1, ::-1].T), (8, np.rot90)],
+)
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_tiff_file_that_is_not_compressed_is_turned_and_nothing_else(tmp_path, orientation, turned, kind):
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 70)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels.astype(kind) * (1 if kind is np.uint8 else 256)).save(tmp_path / "a.tif", exif=exif)
+    np.testing.assert_array_equal(open_image(str(tmp_path / "a.tif"), "L"), turned(pixels))
+
+
 @pytest.mark.parametrize(("orientation", "upright"), [(1, (120, 90)), (6, (90, 120))])
 def test_xmp_orientation_is_honoured(tmp_path, orientation, upright):
     xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()

@@ -67,6 +67,8 @@ def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None
     with Image.open(path, formats=formats) as image:
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
+        if image.format == "TIFF":
+            image.filename = ""  # or Pillow maps the file into memory, with width and height exchanged if it is turned
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour)
