@@ -270,6 +270,16 @@ def test_links_in_the_data_that_loop_or_dangle_end_in_a_line_or_a_run(data, caps
     assert code in (0, 2) and (code == 0 or (lines and all("warning" in line for line in lines[:-1]))), lines
 
 
+def test_classes_whose_names_are_no_text_are_trained_and_told_apart(data, capsys):
+    for split in ("train", "val"):
+        for old, new in ((b"a", b"caf\xe8"), (b"b", b"caf\xe9")):
+            os.rename(os.fsencode(data / split / os.fsdecode(old)), os.fsencode(data / split / os.fsdecode(new)))
+    assert told(capsys, ON_DATA)[0] == 0
+    (events,) = Path("runs/folder").rglob("events.out.tfevents.*")
+    content = events.read_bytes()
+    assert all(b"Precision_Recall/caf\\udce%d" % number in content for number in (8, 9))
+
+
 def test_a_pipe_named_like_an_image_is_passed_over(data, capsys):
     """Reading one waits until somebody writes to it."""
     os.mkfifo(next((data / "train").iterdir()) / "pipe.jpg")

@@ -21,6 +21,7 @@ from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.settings import Settings, as_text
 from utils.data.images.decoding import decoder
+from utils.data.sets.class_folders import printable
 from utils.data.sets.datasets import Data
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
@@ -140,8 +141,8 @@ def doubts(report: Report, data: Data, steps: int) -> list[str]:
     if share < 100 and report.top1 <= share + ROUNDING:
         lines.append(
             f"val_top1 {report.top1:.2f} after {steps:,} step(s) is no better than always answering "
-            f"{data.classes[counts.argmax()]}, the class of {share:.2f} % of the validation images; what usually "
-            "helps: more --epochs, a lower --lr, and labels that fit their images (scripts/check_data.py)"
+            f"{printable(data.classes[counts.argmax()])}, the class of {share:.2f} % of the validation images; what "
+            "usually helps: more --epochs, a lower --lr, and labels that fit their images (scripts/check_data.py)"
         )
     return lines
 

@@ -213,7 +213,7 @@ class RunWriter(NullWriter):
             made[MISTAKES] = drawing.worst_mistakes(gathered.mistakes, classes)
         for tag in self._new(made, step):
             self._events.add(summary.image(tag, made[tag], dataformats="HWC"), step)
-        names = [ALL_CLASSES, *classes]
+        names = [ALL_CLASSES, *(name.encode(errors="backslashreplace").decode() for name in classes)]
         curves_of = {f"{CURVE}/{name}": counts for name, counts in zip(names, gathered.curves, strict=False)}
         for tag in self._new(curves_of, step):
             self._events.add(board.precision_recall(tag, curves_of[tag]), step)

@@ -83,7 +83,7 @@ class Data:
 
     @cached_property
     def _digest(self) -> str:
-        digest = hashlib.sha256("\0".join(self.classes).encode())
+        digest = hashlib.sha256("\0".join(self.classes).encode(errors="surrogatepass"))  # folders' names
         for images in filter(None, (self.train, self.validation)):
             digest.update(images.labels.cpu().numpy().tobytes())
             if isinstance(images, ImageFiles):
