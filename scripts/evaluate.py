@@ -129,8 +129,10 @@ def describe(
     """What was evaluated, and how."""
     import torch
 
+    from scripts.common.predictions import Chosen, settings_of
     from utils.precision.amp import resolve_amp
 
+    others = other and settings_of(other, Chosen.of(own))  # each runs as in its training, where no flag says otherwise
     return {
         "checkpoint": str(loaded.path),
         "arch": loaded.arch,
@@ -142,6 +144,8 @@ def describe(
         "amp": resolve_amp(args.precision, distributed.device),
         "device": distributed.device.type,
         "compared_with": other and str(other.path),
+        "compared_tta": other and others.data.tta,
+        "compared_amp": other and resolve_amp(others.precision, distributed.device),
         "chosen_by_these_images": chosen_by_these_images(own, loaded, other),
         "torch": torch.__version__,
     }
@@ -149,10 +153,24 @@ def describe(
 
 def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loaded | None) -> list[str]:
     """The checkpoints that are the best epoch of their run by its result on the images that are evaluated."""
-    if own.datapath is not None or own.split != "val":
+    if not validated_on(own, loaded.settings.get("datapath")):
         return []
     of_these = [one for one in (loaded, other) if one is not None and one.fingerprint == loaded.fingerprint]
     return [str(one.path) for one in of_these if one.path.name == BEST]
+
+
+def validated_on(own: argparse.Namespace, place: object) -> bool:
+    """Whether the images are those that the run validated on, whose data lie at ``place``; also by another flag."""
+    from utils.data.sets.class_folders import test_folder, validation_folder
+
+    if own.datapath is None and own.split == "val":
+        return True
+    if own.split == "train" or not isinstance(place, str):
+        return False
+    root, its_root = Path(own.datapath or place), Path(place)
+    read = test_folder(root) if own.split == "test" else validation_folder(root) or root
+    theirs = validation_folder(its_root) or its_root  # test/ where there is no val/
+    return read is not None and os.path.realpath(read) == os.path.realpath(theirs)
 
 
 def present(
@@ -179,7 +197,7 @@ def present(
         report.calibration(bins, temperature),
     ]
     if comparison is not None:
-        parts.append(report.compared(comparison, (description["checkpoint"], description["compared_with"])))
+        parts.append(report.compared(comparison, report.checkpoints(description)))
     if names:
         parts.append(f"Files in {own.output}: {', '.join(names)}")
     print("\n\n".join(parts))

@@ -121,6 +121,15 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     return "\n".join(lines)
 
 
+def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
+    """The two that are compared; with how each was run, where that differs."""
+    ways = [(description[f"{of}tta"], description[f"{of}amp"]) for of in ("", "compared_")]
+    names = description["checkpoint"], description["compared_with"]
+    if ways[0] == ways[1]:
+        return names
+    return tuple(f"{name} (--tta {tta}, --amp {amp})" for name, (tta, amp) in zip(names, ways, strict=True))
+
+
 def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
     """Whether two networks differ, and where. ``checkpoints``: theirs."""
     counts, n = comparison.counts, len(comparison.first_right)

@@ -325,6 +325,34 @@ def test_of_a_comparison_each_network_that_its_images_chose_is_named(digits_run)
     ]
 
 
+@pytest.mark.parametrize(
+    ("splits", "line", "favoured"),
+    [
+        (["train", "test"], ["--split", "test"], True),  # without a val/, training validates on test/
+        (["train", "val", "test"], ["--split", "test"], False),
+        (["train", "val"], ["--datapath", "DATA"], True),
+        (["train", "val"], ["--datapath", "DATA/val"], True),
+        (["train", "val"], ["--datapath", "DATA/train"], False),
+        ([], ["--datapath", "DATA"], True),  # a share of one tree, or files of the set's own
+    ],
+)
+def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_path, splits, line, favoured):
+    for split in splits:
+        (tmp_path / split / "0").mkdir(parents=True)
+    best = load_model(Path(digits_run, "checkpoints/best.pt"))
+    best.settings["datapath"] = str(tmp_path)
+    own = evaluate.build_parser().parse_args([digits_run, *(word.replace("DATA", str(tmp_path)) for word in line)])
+    assert bool(evaluate.chosen_by_these_images(own, best, None)) == favoured
+
+
+def test_of_a_comparison_it_is_said_how_each_was_run_where_that_differs(digits_run, capsys, tmp_path):
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    torch.save({**state, "settings": {**state["settings"], "tta": "flip"}}, tmp_path / "flip.pt")
+    lines = printed(capsys, digits_run, "--compare", tmp_path / "flip.pt")
+    assert f"A  {digits_run}/checkpoints/last.pt (--tta none, --amp off)" in lines
+    assert f"B  {tmp_path}/flip.pt (--tta flip, --amp off)" in lines
+
+
 def test_a_second_network_reads_the_first_ones_columns(digits_run):
     ours = {"dataname": "hf", "datapath": "there", "val_split": None, "image_column": "img", "label_column": "fine"}
     first, second = (
