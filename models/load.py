@@ -30,7 +30,9 @@ class Loaded:
 
     ``arch``: the network's name as ``--arch`` takes it. ``path``: the checkpoint file that was read. ``settings``: the
     run's by their names, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
-    (``Data.fingerprint``), None if the checkpoint does not say.
+    (``Data.fingerprint``), None if the checkpoint does not say. ``has_average``: whether it holds an average beside the
+    weights as trained. ``loss_scaled``: whether the run scaled its loss, as it does in fp16 alone. ``progress``: how
+    far it had got, as the checkpoint stores it; None if it does not say.
     """
 
     network: nn.Module
@@ -40,6 +42,9 @@ class Loaded:
     path: Path
     settings: dict[str, Any]
     fingerprint: str | None
+    has_average: bool
+    loss_scaled: bool
+    progress: dict[str, Any] | None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
@@ -61,8 +66,8 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False) -> Loaded:
             f"{path}: has checkpoint format {str(state.get('format'))[:20]}, this version loads {checkpoint.FORMAT}"
         )
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
-    settings, fingerprint = state.get("settings"), state.get("fingerprint")
-    settings = settings if isinstance(settings, dict) else {}
+    settings, fingerprint, progress = (state.get(name) for name in ("settings", "fingerprint", "progress"))
+    settings, has_average = settings if isinstance(settings, dict) else {}, isinstance(state.get("ema"), dict)
     if raw:
         state = {**state, "ema": None}
     with torch.random.fork_rng(devices=[]):  # the checkpoint's weights replace the random ones
@@ -79,7 +84,8 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False) -> Loaded:
         )
     return Loaded(
         network.eval(), tuple(classes), preprocessing, arch, path, settings,
-        fingerprint if isinstance(fingerprint, str) else None,
+        fingerprint if isinstance(fingerprint, str) else None, has_average, bool(state.get("scaler")),
+        progress if isinstance(progress, dict) else None,
     )  # fmt: skip
 
 

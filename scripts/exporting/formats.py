@@ -21,13 +21,15 @@ class Format:
     """``loader``: the package that loads it again. ``needs``: optional packages that write and check it.
 
     ``ending``: that of its one file beside the card; '' for a folder of files. ``holds_code``: the network's
-    computation is in the file, so that preprocessing can be, too.
+    computation is in the file, so that preprocessing can be, too. ``beside``: the ending of a second file, with the
+    metadata; '' if there is none.
     """
 
     loader: str
     ending: str
     needs: tuple[str, ...] = ()
     holds_code: bool = False
+    beside: str = ""
 
     @property
     def file(self) -> str:
@@ -40,7 +42,7 @@ FORMATS = {
     "torch-export": Format("torch", ".pt2", holds_code=True),
     "safetensors": Format("safetensors", ".safetensors"),
     "timm": Format("timm", ""),
-    "torchvision": Format("torchvision", ".pth"),
+    "torchvision": Format("torchvision", ".pth", beside=".json"),
 }
 
 
@@ -75,8 +77,9 @@ class Place:
             wanted = f"a name that ends in {kind.ending}, or " if kind.ending else ""
             raise UserError(f"--output {output}: is not the name of what --to {name} writes; give {wanted}a folder")
         if kind.ending and path.suffix.lower() == kind.ending:
-            if os.path.lexists(path):
-                raise UserError(f"--output {output}: exists already; remove it or choose another name")
+            for file in (path, path.with_suffix(kind.beside)) if kind.beside else (path,):
+                if os.path.lexists(file):
+                    raise UserError(f"--output {file}: exists already; remove it or choose another name")
             card = CARD if not os.path.lexists(path.parent / CARD) else f"{path.name}.{CARD}"
             return cls(path.parent, path.name, card, whole=False)
         if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):

@@ -93,7 +93,16 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
     target.unlink()
     if not _in_8_bits(model):
         raise UserError(f"--quantise {how}: {subject.loaded.arch} has no layer that it quantises; leave it out")
-    _save(model, path, {**subject.metadata, "quantised": how})
+    _save(model, path, {**subject.metadata, "validation": None, "quantised": how})  # its own figures are not known yet
+
+
+def replace_metadata(path: Path, entries: dict[str, Any]) -> None:
+    """Replace these of the metadata's entries in the ONNX file ``path``."""
+    import onnx
+
+    model = onnx.load(path)
+    metadata = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
+    _save(model, path, {**metadata, **entries})
 
 
 def _in_8_bits(model: Any) -> bool:

@@ -13,7 +13,7 @@ from scripts.common.predictions import Chosen, predict_split
 from scripts.exporting import checking, onnx_files, writers
 from scripts.exporting.images import to_calibrate_on
 from scripts.exporting.reload import in_batches
-from scripts.exporting.subject import Subject
+from scripts.exporting.subject import Subject, figures_of
 from utils.config.settings import UserError
 from utils.record.metrics import Report
 
@@ -59,6 +59,7 @@ def quantise(how: str, subject: Subject, path: Path, count: int, datapath: str |
     before, bytes_before = score(subject, path, datapath), path.stat().st_size
     onnx_files.quantise(path, how, subject, calibration)
     after = score(subject, path, datapath)
+    onnx_files.replace_metadata(path, {"validation": figures_of(after)})
     return (
         f"{how} quantisation: top-1 {before.top1:.2f} % before and {after.top1:.2f} % after, "
         f"loss {before.loss:.4f} and {after.loss:.4f}, on {after.count:,} validation images{origin}",

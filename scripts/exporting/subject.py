@@ -13,10 +13,10 @@ from torch import nn
 
 from models.build import constructor_arguments, locate
 from models.load import Loaded
-from utils.checkpoint import checkpoint
 from utils.checkpoint.progress import Progress
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
+from utils.record.metrics import Report
 
 
 class WithPreprocessing(nn.Module):
@@ -40,22 +40,20 @@ class Subject:
     """A trained network and how it is exported.
 
     ``inside``: preprocessing and softmax are part of it. ``weights``: which of the checkpoint's, in words. ``figures``:
-    of the run's validation with exactly these weights; None if there are none.
+    see ``validated``.
     """
 
     loaded: Loaded
     inside: bool
     weights: str
-    figures: dict[str, float | None] | None
+    figures: dict[str, Any] | None
 
     @classmethod
     def of(cls, loaded: Loaded, raw: bool, inside: bool) -> Subject:
         """From what ``open_run`` gives with ``raw``."""
-        state = checkpoint.load(loaded.path)
-        average = isinstance(state.get("ema"), dict)
         weights = "the raw weights, not the run's average of them" if raw else "the run's average of the weights"
-        figures = None if raw and average else validated(state.get("progress"))
-        return cls(loaded, inside, weights if average else "the weights as trained", figures)
+        figures = None if raw and loaded.has_average else validated(loaded)
+        return cls(loaded, inside, weights if loaded.has_average else "the weights as trained", figures)
 
     @property
     def library(self) -> str:
@@ -131,12 +129,26 @@ class Subject:
         }
 
 
-def validated(progress: Any) -> dict[str, float | None] | None:
-    """The figures of a checkpoint's last validation; None if its weights have moved since, or if there was none."""
-    if not isinstance(progress, dict) or Progress.problems(progress):
+def validated(loaded: Loaded) -> dict[str, Any] | None:
+    """The figures of a checkpoint's last validation; None if its weights have moved since, or if there was none.
+
+    What sets them apart from those of the exported network on all images is named as the run's settings name it.
+    """
+    progress, settings = loaded.progress, loaded.settings
+    if progress is None or Progress.problems(progress):
         return None
     loss, top1, top5, count = progress["last_validation"]
     if not count or progress["validated_step"] != progress["step"]:
         return None
-    loss = loss if math.isfinite(loss) else None  # JSON has no NaN
-    return {"top1": top1, "top5": top5, "loss": loss, "count": int(count), "epoch": progress["epoch"]}
+    apart = {name: settings.get(name) for name in ("tta", "amp", "max_val_batches")}
+    apart["amp"] = apart["amp"] or ("fp16" if loaded.loss_scaled else None)  # a GPU's default is no setting
+    return {
+        **figures_of(Report(loss, top1, top5, int(count))), "epoch": progress["epoch"],
+        **{name: value for name, value in apart.items() if value not in (None, "none", "off")},
+    }  # fmt: skip
+
+
+def figures_of(report: Report) -> dict[str, Any]:
+    """A validation's figures for JSON, which has no NaN."""
+    loss = report.loss if math.isfinite(report.loss) else None
+    return {"top1": report.top1, "top5": report.top5, "loss": loss, "count": report.count}

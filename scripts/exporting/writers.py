@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from scripts.exporting.formats import FORMATS
 from scripts.exporting.subject import Subject
 from utils.config.settings import UserError
 
@@ -91,7 +92,7 @@ def write_torchvision(subject: Subject, path: Path) -> None:
 
 def metadata_beside(path: Path) -> Path:
     """The file with the metadata of the state dict ``path``."""
-    return path.with_name(f"{path.stem}.json")
+    return path.with_suffix(FORMATS["torchvision"].beside)
 
 
 def _weights(subject: Subject) -> dict[str, torch.Tensor]:

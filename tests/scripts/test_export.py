@@ -159,6 +159,8 @@ def test_a_quantised_file_that_takes_bytes_says_what_it_costs_and_is_no_other_ne
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
     hits = (probabilities.argmax(1) == read_digits().validation.labels.numpy()).sum()
     assert after == f"{100 * hits / 360:.2f}"
+    its_own = json.loads(session.get_modelmeta().custom_metadata_map["validation"])
+    assert its_own["top1"] == pytest.approx(100 * hits / 360) and its_own["count"] == 360
     exact = loaded.network(torch.stack([loaded.preprocessing(digit(number)) for number in range(50)])).softmax(1)
     assert np.abs(probabilities[:50] - exact.detach().numpy()).max() < 0.05
     kinds = {one.data_type for one in onnx.load(output / "model.onnx").graph.initializer if len(one.dims) == 2}
@@ -334,12 +336,40 @@ def test_the_card_states_figures_of_exactly_these_weights(digits_run):
     assert average.figures["loss"] == pytest.approx(float(row["val_loss"]), rel=1e-5)
     assert raw.figures is None and raw.weights == "the raw weights, not the run's average of them"
     settings = {**loaded.settings, "amp": "bf16", "tta": "flip"}
-    half = dataclasses.replace(average, loaded=dataclasses.replace(loaded, settings=settings))
-    text = card(Exported(half, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1), ""))
+    text = card_of(dataclasses.replace(loaded, settings=settings))
     assert f"top-1 {float(row['val_top1']):.2f} %" in text
     assert f"after epoch {average.figures['epoch']}, in bf16, while exports compute in float32, with test-time" in text
-    first = dataclasses.replace(loaded, path=Path(digits_run) / "checkpoints/initial.pt")
+    first = load_model(Path(digits_run) / "checkpoints/initial.pt")
     assert Subject.of(first, raw=False, inside=False).figures is None, "it was never validated"
+
+
+def card_of(loaded):
+    subject = Subject.of(loaded, raw=False, inside=False)
+    return card(Exported(subject, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1), ""))
+
+
+def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_run):
+    loaded = load_model(digits_run)
+    cut = dataclasses.replace(loaded, settings={**loaded.settings, "max_val_batches": 2})
+    assert "over 360 images (cut: --max-val-batches 2), after epoch" in card_of(cut)
+    assert "cut" not in card_of(loaded) and "while exports compute" not in card_of(loaded)
+    scaled = dataclasses.replace(loaded, loss_scaled=True)
+    assert scaled.settings["amp"] is None and ", in fp16, while exports compute in float32" in card_of(scaled)
+    for one, apart in ((cut, {"max_val_batches": 2}), (scaled, {"amp": "fp16"}), (loaded, {})):
+        figures = Subject.of(one, raw=False, inside=False).metadata["validation"]
+        assert {name: figures[name] for name in set(figures) - {"top1", "top5", "loss", "count", "epoch"}} == apart
+
+
+def test_figures_are_of_the_weights_that_were_loaded_though_the_run_has_gone_on(digits_run, tmp_path):
+    path = tmp_path / "last.pt"
+    shutil.copy(Path(digits_run, "checkpoints/last.pt"), path)
+    loaded = load_model(path)
+    before = Subject.of(loaded, raw=False, inside=False)
+    state = torch.load(path, weights_only=True)
+    state["progress"]["last_validation"][1] = 12.5
+    torch.save({**state, "ema": None}, path)
+    after = Subject.of(loaded, raw=False, inside=False)
+    assert (after.figures, after.weights) == (before.figures, before.weights)
 
 
 def test_names_that_are_no_text_in_any_encoding_are_exported(digits_run, tmp_path):
@@ -445,6 +475,8 @@ def test_mistakes_are_lines_and_leave_nothing(digits_run, tmp_path, monkeypatch)
     assert "exists already" in refused(digits_run, "timm", tmp_path / "text")[0]
     assert "give a name that ends in .onnx, or a folder" in refused(digits_run, "onnx", tmp_path / "model.pt2")[0]
     assert "give a folder" in refused(digits_run, "timm", tmp_path / "model.safetensors")[0]
+    (tmp_path / "there" / "net.json").write_text("mine")
+    assert "net.json: exists already" in refused(digits_run, "torchvision", tmp_path / "there" / "net.pth")[0]
     assert "cannot be written" in refused(digits_run, "safetensors", tmp_path / "text" / "model.safetensors")[0]
     assert "must not be empty" in refused(digits_run, "onnx", " ")[0]
     assert "no such run" in refused(tmp_path / "missing", "onnx", out)[0]
