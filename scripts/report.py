@@ -89,9 +89,10 @@ def write(path: Path, html: str) -> int:
         temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError as error:
-        with suppress(OSError):  # where nothing could be written
-            temporary.unlink()
         raise UserError(f"--output {path}: cannot be written ({error.strerror}); choose another") from error
+    finally:
+        with suppress(OSError):  # where nothing could be written
+            temporary.unlink(missing_ok=True)
     return len(content)
 
 

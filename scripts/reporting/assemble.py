@@ -91,7 +91,9 @@ class Gathered:
         predicted = Predicted(
             run=number, analysis=analysis, classes=predictions.classes, ids=short_ids(predictions.ids),
             picture=lambda place: predictions.pictures([place])[0],
-            source=f"{loaded.fingerprint or number} {loaded.settings.get('dataname')}",
+            source=" ".join(
+                map(str, (loaded.fingerprint or number, *map(loaded.settings.get, ("dataname", "datapath"))))
+            ),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
         )  # fmt: skip
         self.thumbnails.budget += BUDGET_BYTES // runs

@@ -62,7 +62,10 @@ class RunRecord:
     def steps_per_epoch(self) -> float:
         """Optimizer steps of a whole epoch; those so far if the first one was cut; NaN if nothing is known."""
         ends = self.epochs.get("step", np.empty(0))
-        return float(np.diff(ends, prepend=0).max()) if len(ends) else math.nan
+        if not len(ends):
+            return math.nan
+        epochs = np.diff(self.epochs.get("epoch", 1.0 + np.arange(len(ends))), prepend=0)  # earlier rows may be lost
+        return float((np.diff(ends, prepend=0) / np.fmax(epochs, 1)).max())
 
     def last(self, column: str) -> float:
         """The last epoch's figure, NaN if there is none."""
@@ -81,6 +84,12 @@ def read(folder: Path, name: str) -> RunRecord:
     if text is not None:
         record.header, record.settings = parse_header(text), parse_settings(text)
     record.epochs = _attempt(record, "metrics.csv", "figures of each epoch", read_epochs) or {}
+    cut = record.value("max-val-batches")
+    if cut not in ("", "null"):
+        record.missing.append(
+            f"Validation images: the run validated on some of them only (--max-val-batches {cut}), so its curves, its "
+            "best epoch and its other recorded figures are of these"
+        )
     record.steps = _attempt(record, curves.WHOLE, "curves of the steps", read_steps) or {}
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
     record.warnings = _attempt(record, "log.txt", "warnings", read_warnings) or []

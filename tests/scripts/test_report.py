@@ -3,11 +3,13 @@
 import base64
 import hashlib
 import io
+import itertools
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -222,6 +224,37 @@ def test_several_runs_share_pictures_and_show_what_differs(digits_run, tmp_path)
     assert {curve["run"] for curve in page.data["charts"][0]["curves"]} == {0, 1}
     settings = page.text.partition("What differs between the runs.")[2].partition("All 1")[0]
     assert re.search(r"\blr 0\.1 0\.2\b", settings) and "momentum" not in settings
+
+
+def test_runs_on_files_of_the_same_names_in_other_places_have_pictures_of_their_own(digits_run, tmp_path):
+    for place, level in (("one", 50), ("two", 200)):
+        for split, name in itertools.product(("train", "val"), map(str, range(10))):
+            (tmp_path / place / split / name).mkdir(parents=True)
+            Image.new("L", (8, 8), level).save(tmp_path / place / split / name / "a.png")
+        state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+        settings = state["settings"] | {"dataname": "folder", "datapath": str(tmp_path / place)}
+        torch.save(state | {"settings": settings}, tmp_path / f"{place}.pt")
+    page = made(tmp_path, str(tmp_path / "one.pt"), str(tmp_path / "two.pt"))
+    for detail, level in zip(page.data["details"], (50, 200), strict=True):
+        for row in detail["rows"]:
+            content = base64.b64decode(page.data["images"][row[1]].partition(",")[2])
+            assert Image.open(io.BytesIO(content)).getpixel((4, 4)) == level, row[0]
+
+
+def test_a_cut_validation_is_said_beside_what_was_recorded(digits_run, tmp_path):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    text = (folder / "config.yaml").read_text()
+    assert "max-val-batches: null" in text
+    (folder / "config.yaml").write_text(text.replace("max-val-batches: null", "max-val-batches: 2"))
+    page = made(tmp_path, str(folder), "--no-predictions")
+    assert "validated on some of them only (--max-val-batches 2), so its curves" in page.text
+
+
+def test_nothing_is_left_of_a_report_that_is_ended_while_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(report.os, "replace", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        report.write(tmp_path / "a.html", "half")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_several_runs_lack_is_said_once():

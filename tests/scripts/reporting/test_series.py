@@ -71,3 +71,8 @@ def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp
         "Curves of the steps", "Figures of each class", "Warnings",
     ]  # fmt: skip
     assert record.settings and len(record.epochs["val_top1"]) == 1
+
+
+def test_the_steps_of_an_epoch_are_known_where_earlier_rows_are_lost():
+    record = run_record.RunRecord("run", None, epochs={"epoch": np.array([6.0, 7.0]), "step": np.array([600.0, 700.0])})
+    assert record.steps_per_epoch == 100
