@@ -24,8 +24,10 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
+from utils.data.hugging_face.files import find
 from utils.data.images.decoding import open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
+from utils.data.sampling import first_samples
 from utils.data.sets.class_folders import test_folder, training_folder
 from utils.data.sets.datasets import Data, Trained, get_data, get_test_data
 from utils.data.sets.readers import IN_MEMORY, ImageFiles, Images
@@ -109,9 +111,13 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
             loaded.network.to(processes.device)
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
+            if (samples := _trained_on(args, chosen, images)) is not None:
+                loader, others = loader.part(samples), len(images) - len(samples)
+                left_out = f"{others:,} training images, on which the run did not train, are left out"
+                notes = (*notes, f"--train-samples {len(samples):,}: {left_out}")
         for note in notes:
             warn(note)
-        with _enough_memory(args.data.val_batch_size or args.data.batch_size):
+        with enough_memory(args.data.val_batch_size or args.data.batch_size):
             report, batches, unreadable = _validated(loaded, args, loader, processes, chosen.progress)
     if not batches:
         raise UserError(f"--split {chosen.split}: no image can be read", on_all_ranks=True)
@@ -160,7 +166,7 @@ def picture(images: Images, number: int) -> Image.Image:
 def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device) -> tuple[Images, tuple[str, ...]]:
     """The chosen images, labelled as the network's classes are, and notes about what is missing or left out."""
     settings = args.data
-    if chosen.datapath is not None and settings.dataname in IN_MEMORY:
+    if chosen.datapath is not None and not _may_be_of(settings):
         settings = dataclasses.replace(settings, dataname="folder")
     tree = _tree(settings, chosen)
     if tree is not None:
@@ -179,6 +185,14 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
     return images, notes
 
 
+def _may_be_of(settings: DataSettings) -> bool:
+    """Whether images at ``datapath`` may come as the run's own did, or else in class folders."""
+    root = Path(settings.datapath)
+    if settings.dataname == "hf":
+        return root.is_dir() and bool(find(root))
+    return settings.dataname not in IN_MEMORY
+
+
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     """The class folders of a split that is not validation's; None if the data set's own reader has it."""
     if chosen.split == "val":
@@ -189,8 +203,8 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
         tree = None
     elif chosen.split == "test":
         tree = test_folder(Path(settings.datapath))
-    elif settings.val_split is not None and chosen.datapath is None:
-        return None  # a share of the one tree
+    elif (settings.val_split is not None or settings.train_samples is not None) and chosen.datapath is None:
+        return None  # a share of images, which a fingerprint must show to be the same as then
     else:
         tree = training_folder(Path(settings.datapath))
     if tree is None and chosen.datapath is not None:
@@ -201,6 +215,13 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     if tree is None and chosen.split == "test":
         raise UserError(f"--split test: {settings.dataname} has no test images beside those of --split val")
     return tree
+
+
+def _trained_on(args: Settings, chosen: Chosen, images: Images) -> np.ndarray | None:
+    """The numbers of those ``images`` that the run trained on, int64 (n,); None: all, or other images were chosen."""
+    if chosen.split != "train" or chosen.datapath is not None or args.data.train_samples is None:
+        return None
+    return first_samples(len(images), args)
 
 
 def _other_images(loaded: Loaded, data: Data) -> tuple[str, ...]:
@@ -270,7 +291,7 @@ def _validated(
 
 
 @contextmanager
-def _enough_memory(batch_size: int) -> Iterator[None]:
+def enough_memory(batch_size: int) -> Iterator[None]:
     """Around forward passes: too large a batch becomes a ``UserError``."""
     try:
         yield

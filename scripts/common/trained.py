@@ -81,6 +81,8 @@ def open_run(
         loaded = load_model(find_run(text), raw=raw)
     for warning in caught:
         warn(str(warning.message))
+    if loaded.progress is not None and loaded.progress.get("step") == 0:
+        warn(f"{loaded.path}: was saved before the first step of training")
     place = chosen_device(device) if isinstance(device, str) else device
     loaded.network.to(place)
     layers = loaded.settings.get("fp32_layers")

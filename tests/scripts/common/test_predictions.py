@@ -1,5 +1,6 @@
 """RUN on a command line, and predictions of a whole split: those of main.py's validation, in the data set's order."""
 
+import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import autocast_of, find_run, open_run
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.loaders import sample_plan
 from utils.data.sets.datasets import get_data
 from utils.data.sets.readers import read_digits
 
@@ -76,6 +78,16 @@ def test_a_warning_about_a_damaged_checkpoint_is_printed(digits_run, tmp_path, c
     assert open_run(str(tmp_path), device="cpu").path == tmp_path / "best.pt"
     line = capsys.readouterr().err
     assert line.startswith("warning: ") and "last.pt" in line and line.count("\n") == 1
+
+
+def test_a_network_that_no_step_has_trained_is_named(digits_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs/digits/fc/2026-01-01_00-00-00_begins"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").touch()
+    shutil.copy(Path(digits_run, "checkpoints/initial.pt"), folder / "checkpoints")
+    assert open_run("auto", device="cpu").path.name == "initial.pt"
+    assert capsys.readouterr().err.endswith("initial.pt: was saved before the first step of training\n")
 
 
 def test_mixed_precision_is_that_of_the_flag_then_of_the_run(digits_run):
@@ -141,6 +153,35 @@ def test_logits_are_those_of_single_images_in_the_order_of_the_data_set(digits_r
 def test_the_training_split_is_read_as_in_validation(digits_run):
     predictions = predict_split(load_model(digits_run), Chosen(split="train", device="cpu", progress=False))
     assert torch.equal(predictions.labels, read_digits().train.labels) and predictions.ids[5] == "train[5]"
+
+
+def test_of_training_images_those_that_were_trained_on_are_read(digits_run):
+    loaded = load_model(digits_run)
+    loaded.settings["train_samples"] = 100
+    data = get_data(parse([]).data, "cpu")
+    plan = sample_plan(data.train, parse(["--train-samples", "100"]), 0, 1)
+    trained_on = {int(number) for step in range(2) for one in plan.micro_batches(0, step) for number in one.indices}
+    predictions = predict_split(loaded, Chosen(split="train", device="cpu", progress=False))
+    assert len(trained_on) == predictions.report.count == 100
+    assert set(predictions.ids) == {f"train[{number}]" for number in trained_on}
+    assert torch.equal(predictions.labels, data.train.labels[predictions.numbers])
+    assert predictions.notes == (
+        "--train-samples 100: 1,337 training images, on which the run did not train, are left out",
+    )
+    assert predict_split(loaded, CPU).report.count == 360
+
+
+def test_class_folders_are_read_for_a_run_on_tables(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
+    loaded = load_model(digits_run)
+    loaded.settings.update({"dataname": "hf", "datapath": str(tmp_path / "tables")})
+    for folder in (tree, tmp_path / "none"):
+        chosen = Chosen(device="cpu", datapath=str(folder), workers="0", progress=False)
+        if folder == tree:
+            assert predict_split(loaded, chosen).labels.tolist() == [2, 2, 2, 7, 7, 7]
+        else:
+            with pytest.raises(UserError, match="no such folder"):
+                predict_split(loaded, chosen)
 
 
 def test_class_folders_are_matched_by_name_and_what_is_missing_or_unknown_is_named(digits_run, tmp_path, capsys):
