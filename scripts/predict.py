@@ -76,6 +76,7 @@ def build_parser() -> ToolParser:
 def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: TextIO) -> tuple[int, int]:
     """Write a row for each image; returns how many there are and how many of them failed. Raises ``UserError``."""
     from scripts.common.image_stream import stream
+    from scripts.common.predictions import enough_memory
     from scripts.common.predictor import Predictor
     from scripts.predicting.rows import rows_of, writer
     from utils.data.progress_log import ProgressLog
@@ -95,12 +96,13 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     progress = ProgressLog(log, bar=not shows_lines)
     with progress.counting("Predicting", None, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
-        for batch in batches:
-            for row in rows_of(batch, predictor.logits(batch.images), loaded.classes, own.top_k):
-                write(row)
-                failed += row.error is not None
-            total += len(batch.paths)
-            advance(len(batch.paths))
+        with enough_memory(predictor.batch_size):
+            for batch in batches:
+                for row in rows_of(batch, predictor.logits(batch.images), loaded.classes, own.top_k):
+                    write(row)
+                    failed += row.error is not None
+                total += len(batch.paths)
+                advance(len(batch.paths))
     if not total:
         raise UserError("IMAGES: the list is empty; give at least one image")
     return total, failed

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,6 +72,14 @@ def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
         shares = torch.tensor([float(row["probability"]), float(row["probability_2"])])
         torch.testing.assert_close(shares, logits.softmax(0)[places], rtol=0, atol=1e-6)
     assert len({row["probability"] for row in rows.values()}) > 12, "the network tells the images apart"
+
+
+def test_a_batch_that_does_not_fit_is_one_line_and_leaves_nothing(digits_run, tmp_path, monkeypatch):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    monkeypatch.setattr("scripts.common.predictor.Predictor.logits", Mock(side_effect=torch.OutOfMemoryError("full")))
+    with pytest.raises(UserError, match="--batch-size 48: there is not enough memory"):
+        predict.main([digits_run, str(tmp_path / "a.png"), "--output", str(tmp_path / "a.csv"), "--device", "cpu"])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
