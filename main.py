@@ -407,7 +407,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
 
     ``changed``: the run goes on with other settings or data, which its folder has to record.
     """
-    from utils.record.summary import announce, save_settings, table_row, warn_of_little_space
+    from utils.record.summary import announce, save_settings, show_settings, warn_of_little_space
 
     point, distributed = run.resume_point, run.distributed
     announce(run, components)
@@ -415,9 +415,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
         run.writer.log(f"warning: {line}", to_console=False)
     if point is None:
         distributed.run_on_rank0(lambda: save_settings(run))
-        run.writer.text("Settings", (run.run_folder.folder / "config.yaml").read_text() if run.is_main else "")
-        run.writer.table_row(table_row(run.args))
-        run.writer.charts(traval.reporter.charts())
+        show_settings(run, traval.reporter.charts())
         run.writer.weights(components.model)
         traval.save_now("initial")
         distributed.run_on_rank0(lambda: warn_of_little_space(run))
@@ -429,6 +427,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
     if point.folder is None or changed:
         traval.save_now("last")
         distributed.run_on_rank0(lambda: save_settings(run))
+        show_settings(run, traval.reporter.charts())
 
 
 def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:

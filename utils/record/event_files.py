@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
+
+NAMES = "events.out.tfevents.*"
 
 
 class EventFile:
@@ -48,29 +51,53 @@ def rewind(folder: Path, steps: int) -> set[str]:
     own mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the others
     are deleted; after a kill in between, the next call finds the same points twice and keeps one.
     """
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    paths = sorted(folder.glob("events.out.tfevents.*"))
+    paths = sorted(folder.glob(NAMES))
     if not paths:
         return set()
     header: bytes | None = None
     kept: dict[tuple[str, ...], bytes] = {}
     for path in paths:
-        for record in RawEventFileLoader(str(path)).Load():  # ends without an error at a truncated record
-            event = Event.FromString(record)
+        for record, event in _events_in(path):
             if event.HasField("file_version"):
                 header = header or record
             elif event.HasField("summary") and event.step <= steps:
                 kept[(str(event.step), *(value.tag for value in event.summary.value))] = record
-    temporary = folder / ".events.tmp"
-    with open(temporary, "wb") as file:
-        writer = RecordWriter(file)
-        for record in (*([header] if header else []), *kept.values()):
-            writer.write(record)
-        writer.flush()
-    os.replace(temporary, paths[0])
+    _replace(paths[0], [*([header] if header else []), *kept.values()])
     for path in paths[1:]:
         path.unlink()
     return {tag for step, *tags in kept if step == str(steps) for tag in tags}
+
+
+def forget(folder: Path, tags: Container[str]) -> None:
+    """Remove events of nothing but ``tags`` from the files in ``folder``, but not from the newest, which is in use.
+
+    Of what says something about a run as a whole, TensorBoard shows the oldest.
+    """
+    for path in sorted(folder.glob(NAMES))[:-1]:
+        found = [
+            (record, event.HasField("summary") and all(value.tag in tags for value in event.summary.value))
+            for record, event in _events_in(path)
+        ]
+        if any(forgotten for _, forgotten in found):
+            _replace(path, [record for record, forgotten in found if not forgotten])
+
+
+def _events_in(path: Path) -> Iterator[tuple[bytes, Any]]:
+    """The records of a file, each with the event in it."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for record in RawEventFileLoader(str(path)).Load():  # ends without an error at a truncated record
+        yield record, Event.FromString(record)
+
+
+def _replace(path: Path, records: Iterable[bytes]) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    temporary = path.with_name(".events.tmp")
+    with open(temporary, "wb") as file:
+        writer = RecordWriter(file)
+        for record in records:
+            writer.write(record)
+        writer.flush()
+    os.replace(temporary, path)

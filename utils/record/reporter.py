@@ -46,7 +46,8 @@ class Reporter:
         self.max_val_batches = args.data.max_val_batches
         self.cut = cut_words(self.max_val_batches)
         if self.cut:
-            writer.describe(dict.fromkeys(VALIDATION_TAGS, f"of some of the images{self.cut}"))
+            tags = (*VALIDATION_TAGS, *map(_best_tag, ("top1", best_metric(args.run).name)))
+            writer.describe(dict.fromkeys(tags, f"of some of the images{self.cut}"))
         self.best_metric = best_metric(args.run)
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
@@ -166,7 +167,7 @@ class Reporter:
         """Points of the best whole epoch so far, which compare runs in the HPARAMS table."""
         if progress.best_epoch:
             figures = {"top1": progress.best_top1, self.best_metric.name: progress.best_value}
-            self.writer.scalars({f"Best/{name.capitalize()}": value for name, value in figures.items()}, progress.step)
+            self.writer.scalars({_best_tag(name): value for name, value in figures.items()}, progress.step)
 
     def charts(self) -> dict[str, dict[str, list[str]]]:
         """What is worth seeing together: training and validation."""
@@ -198,6 +199,10 @@ class Reporter:
         whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
         epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if in_epoch < in_run else ""
         return f"  left {epoch}{whole} of the run"
+
+
+def _best_tag(metric: str) -> str:
+    return f"Best/{metric.capitalize()}"
 
 
 def _spread(values: Mapping[str, float], most: int) -> dict[str, float]:

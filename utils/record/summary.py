@@ -250,6 +250,14 @@ def save_settings(run: Run) -> None:
     os.replace(temporary, path)
 
 
+def show_settings(run: Run, charts: dict[str, dict[str, list[str]]]) -> None:
+    """Tell TensorBoard what ``save_settings`` has saved, and which ``charts`` to make."""
+    text = (run.run_folder.folder / "config.yaml").read_text(encoding="utf-8") if run.is_main else ""
+    run.writer.text("Settings", text, step=run.position[1] if run.position else 0)
+    run.writer.table_row(table_row(run.args))
+    run.writer.charts(charts)
+
+
 def table_row(args: Settings) -> dict[str, Any]:
     """What shapes the result, for the HPARAMS table: numbers and truth values as they are, all else as text."""
     values = args.result_values()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from tqdm import tqdm
 
 from utils.config.settings import UserError
 from utils.record import board, curves
-from utils.record.event_files import EventFile, rewind
+from utils.record.event_files import EventFile, forget, rewind
 from utils.record.pictures import projector
 from utils.record.pictures.collector import Gathered
 from utils.runtime.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
 T = TypeVar("T")
 CLASS_ACCURACY, PERCENT_EDGES = "Class_Accuracy/Test", [*range(0, 101, 5)]
@@ -193,11 +196,16 @@ class RunWriter(NullWriter):
 
     def table_row(self, settings: Mapping[str, Any]) -> None:
         if self._events:
-            self._events.add(board.hyperparameters(settings), 0)
+            self._renew(board.hyperparameters(settings))
 
     def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         if self._events:
-            self._events.add(board.layout(charts), 0)
+            self._renew(board.layout(charts))
+
+    def _renew(self, summary: Summary) -> None:
+        """Write what is there once, in place of what the run began with."""
+        self._events.add(summary, 0)
+        forget(self.folder, {value.tag for value in summary.value})
 
     def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
         if not self._events:

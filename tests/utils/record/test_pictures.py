@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -328,6 +329,21 @@ def test_the_run_has_its_row_in_the_table_of_runs_and_no_run_inside(run):
     assert row["arch"].string_value == "fc" and row["lr"].number_value == 0.1 and row["epochs"].number_value == 3
     assert row["nesterov"].HasField("bool_value") and row["clip_grad_norm"].string_value == "none"
     assert {path.parent for path in folder.parent.rglob("events.out.tfevents.*")} == {folder}
+
+
+def test_a_run_that_goes_on_with_other_settings_has_these_in_its_row(run, tmp_path):
+    from tensorboard.plugins.hparams import metadata
+
+    folder = shutil.copytree(run[0], tmp_path / "run")
+    line = ["--resume", str(folder), "--resume-override", "--epochs", "4", "--lr", "0.01", "--max-steps", "46"]
+    assert main.main([*line, "--no-progress"]) == 0
+    found = points_of(folder)
+    assert len({place for place, _ in found}) == len(found)
+    (value,) = [value for (tag, _), value in found if tag == metadata.SESSION_START_INFO_TAG]
+    row = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
+    assert row["lr"].number_value == 0.01 and row["epochs"].number_value == 4
+    texts = {step: value.tensor.string_val[0].decode() for (tag, step), value in found if tag.startswith("Settings")}
+    assert set(texts) == {0, 45} and "lr: 0.01  # flag" in texts[45] and "lr: 0.1  # default" in texts[0]
 
 
 def test_the_row_is_what_torch_would_write():
