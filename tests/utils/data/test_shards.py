@@ -249,6 +249,7 @@ PROBLEMS = {
     "no image": ([("x.cls", b"1")], "/x: has no image"),
     "unknown": ([("x.png", png(1)), ("x.cls", b"-1")], "/x: has the label -1, which is no class"),
     "repeated": ([*samples(0, 1), *samples(0, 1)], "/0000: has more than one image"),
+    "endless": ([("x.png", png(1)), ("x.json", b"[" * 100_000)], "/x: has no label"),
     "two labels": ([*samples(0, 1), ("0000.json", b'{"label": 1}')], "/0000: has two labels, 0 and 1"),
 }
 
@@ -287,6 +288,42 @@ def test_a_damaged_image_of_another_tar_file_is_a_bad_image_with_its_name(foreig
     assert len(data.train) == 11
     with pytest.raises(UnreadableImage, match="my-train-002.tar/bad.png: cannot be read as an image"):
         open_image(data.train.paths[10], "RGB")
+
+
+def test_a_tar_file_that_another_one_was_appended_to_is_not_read_by_half(foreign):
+    write_tar(foreign / "more.tar", samples(20, 3))
+    with open(foreign / "my-train-000.tar", "ab") as file:
+        file.write(bytes(20 * 512))  # padding is none of it
+    assert len(read(foreign).train) == 10
+    with open(foreign / "my-train-000.tar", "ab") as file:
+        file.write((foreign / "more.tar").read_bytes())
+    with pytest.raises(UserError, match=r"my-train-000.tar: goes on after its end at byte .* joined by cat"):
+        read(foreign)
+    assert reds(read(foreign, "--skip-bad-images").train) == list(range(10))
+
+
+LISTS = {
+    "an empty line": (b"cat\n\ndog\n", "classes.txt: line 2 is empty"),
+    "another encoding": ("cat\ndog\n".encode("utf-16"), "classes.txt: cannot be read .it is no text in UTF-8"),
+    "a folder": (None, "classes.txt: cannot be read .Is a directory"),
+    "a name twice": (b"cat\ndog\ncat\n", "label 'cat' stands more than once in its classes.txt"),
+}
+
+
+@pytest.mark.parametrize("content, message", LISTS.values(), ids=LISTS)
+def test_a_list_of_classes_that_may_give_wrong_ones_is_refused(tmp_path, content, message):
+    members = [("a.png", png(1)), ("a.cls", b"cat"), ("b.png", png(2)), ("b.cls", b"dog")]
+    for split in ("train", "val"):
+        write_tar(tmp_path / f"{split}.tar", members)
+    if content is None:
+        (tmp_path / "classes.txt").mkdir()
+    else:
+        (tmp_path / "classes.txt").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(tmp_path)
+    if content is not None:
+        (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfdog\r\ncat\r\n\r\n")  # as Windows writes them
+        assert read(tmp_path).classes == ("dog", "cat") and read(tmp_path).train.labels.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("bytes_left", [512 * 9, 512 * 7 + 50, 512 * 8])

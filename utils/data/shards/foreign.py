@@ -12,10 +12,11 @@ import os
 import re
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,6 +30,7 @@ FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that oth
 CLASS_FILES = ("classes.txt", "classnames.txt")  # a name a line, in the order of the labels
 ENDINGS = (*(ending[1:] for ending in IMAGE_ENDINGS), "npy")
 MOST_PROBLEMS = 1000  # that the index keeps
+PIECE = 1 << 20  # bytes that are read at a time
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
 
 
@@ -206,8 +208,14 @@ def _add(root: Path, path: Path, found: _Found) -> None:
                 if info.isreg() and (match := _KEY.match(info.name)):
                     _take(samples.setdefault(match[1], _Sample()), match[2].lower(), info, tar, file.fileno())
             end = os.pread(file.fileno(), BLOCK, tar.offset)
+            more = _holds_more(file, tar.offset)
         if end.strip(b"\0") or len(end) < BLOCK:
             found.problems.append(f"{path}: is cut off or damaged at byte {tar.offset:,}; what lies before it is read")
+        elif more:
+            found.problems.append(
+                f"{path}: goes on after its end at byte {tar.offset:,}, as tar files do that were joined by cat; what "
+                "lies before it is read"
+            )
     except (tarfile.TarError, OSError, EOFError) as error:
         reason = " ".join(str(error).split())
         found.problems.append(f"{path}: is cut off or damaged ({reason}); the whole samples before that are read")
@@ -228,6 +236,15 @@ def _add(root: Path, path: Path, found: _Found) -> None:
         found.labels.append(sample.label)
         kept += 1
     found.shards.append(Shard(path.relative_to(root).as_posix(), size, kept, changed=changed))
+
+
+def _holds_more(file: BinaryIO, end: int) -> bool:
+    """Whether anything but zeros follows in a tar file from byte ``end`` on."""
+    file.seek(end)
+    while piece := file.read(PIECE):
+        if piece.strip(b"\0"):
+            return True
+    return False
 
 
 def _take(sample: _Sample, ending: str, info: tarfile.TarInfo, tar: tarfile.TarFile, file: int) -> None:
@@ -257,7 +274,7 @@ def _label(ending: str, content: bytes) -> str | None:
         about = json.loads(content)
         value = about.get("label", about.get("cls")) if isinstance(about, dict) else None
         return str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -275,6 +292,9 @@ def _classes(root: Path, listed: list[str] | None, labels: set[str]) -> tuple[Se
         return listed, numbers
     if listed is not None and (unknown := labels - set(listed)):
         raise UserError(f"--datapath {root}: label {min(unknown)!r} is not in its classes.txt")
+    twice = [name for name, count in Counter(listed).items() if count > 1 and name in labels]
+    if twice:
+        raise UserError(f"--datapath {root}: label {twice[0]!r} stands more than once in its classes.txt")
     classes = listed or tuple(sorted(labels))
     return classes, {name: number for number, name in enumerate(classes)}
 
@@ -285,7 +305,15 @@ def _listed_classes(root: Path) -> list[str] | None:
 
 
 def _lines_of(path: Path) -> list[str]:
+    """The names in a file of classes, empty without one. Raises ``UserError``: others would be taken in its place."""
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError):
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UserError(f"{path}: cannot be read ({reason})") from error
+    lines = [line.strip() for line in text.rstrip().splitlines()]
+    if "" in lines:  # the number of a class is that of its line
+        raise UserError(f"{path}: line {lines.index('') + 1} is empty; give each class a line with its name")
+    return lines
