@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from utils.config.datasets import SPECS, Channels, DatasetSpec
 from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, DataSettings
 from utils.config.settings import UserError
-from utils.data.images.decoding import in_colour, to_tensor
+from utils.data.images.decoding import do_not_map, in_colour, to_tensor
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
@@ -71,6 +71,7 @@ class Preprocessing(Channels):
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``."""
+        do_not_map(image)
         pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour))
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")

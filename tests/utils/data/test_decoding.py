@@ -20,6 +20,7 @@ from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
 from utils.data.images.decoding import decode_crop, decode_whole, decoder, open_image, random_box
 from utils.data.images.view import View
+from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import sample_uniforms
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -218,6 +219,10 @@ def test_a_tiff_file_that_is_not_compressed_is_turned_and_nothing_else(tmp_path,
     exif[0x0112] = orientation
     Image.fromarray(pixels.astype(kind) * (1 if kind is np.uint8 else 256)).save(tmp_path / "a.tif", exif=exif)
     np.testing.assert_array_equal(open_image(str(tmp_path / "a.tif"), "L"), turned(pixels))
+    shown = Preprocessing(32, 32, (0.0,), (1.0,), 1.0, "squash", "bilinear")
+    expected = shown(Image.fromarray(np.ascontiguousarray(turned(pixels))))
+    with Image.open(tmp_path / "a.tif") as image:
+        assert torch.equal(shown(image), expected)
 
 
 @pytest.mark.parametrize(("orientation", "upright"), [(1, (120, 90)), (6, (90, 120))])

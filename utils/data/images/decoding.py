@@ -67,11 +67,16 @@ def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None
     with Image.open(path, formats=formats) as image:
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
-        if image.format == "TIFF":
-            image.filename = ""  # or Pillow maps the file into memory, with width and height exchanged if it is turned
+        do_not_map(image)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour)
+
+
+def do_not_map(image: Image.Image) -> None:
+    """Let Pillow read a TIFF file: it maps one into memory with width and height exchanged if EXIF says to turn it."""
+    if image.format == "TIFF":
+        image.filename = ""
 
 
 def _raw_image(file: BinaryIO) -> Image.Image:
