@@ -84,20 +84,22 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     """All images that can be explained, with their maps, and a line on how these are made. Prints a line for each."""
     from scripts.common.heat_map import method
     from scripts.common.image_stream import stream
+    from scripts.common.predictions import enough_memory
     from scripts.common.predictor import Predictor
 
     loaded = open_run(own.run, own.raw, own.device)
     target = None if own.target is None else class_number(own.target, loaded.classes)
     predictor = Predictor(loaded, own)
-    explained, title = [], ""
-    for batch in stream(names, loaded.preprocessing, min(predictor.batch_size, 16), 0, device=predictor.device):
-        readable = [place for place, error in enumerate(batch.errors) if error is None]
-        for path, error in zip(batch.paths, batch.errors, strict=True):
-            if error is not None:
-                warn(f"{path}: {error}")
-        if readable:
-            title = f"{loaded.arch}: {method(loaded, batch.images)}"
-            explained += explain_batch(loaded, predictor, batch, readable, target)
+    explained, title, together = [], "", min(predictor.batch_size, 16)
+    with enough_memory(together):
+        for batch in stream(names, loaded.preprocessing, together, 0, device=predictor.device):
+            readable = [place for place, error in enumerate(batch.errors) if error is None]
+            for path, error in zip(batch.paths, batch.errors, strict=True):
+                if error is not None:
+                    warn(f"{path}: {error}")
+            if readable:
+                title = f"{loaded.arch}: {method(loaded, batch.images)}"
+                explained += explain_batch(loaded, predictor, batch, readable, target)
     return explained, title
 
 

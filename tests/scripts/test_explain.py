@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -63,6 +64,13 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
     with Image.open(output) as file:
         assert file.format == "PNG" and min(file.size) > 300
     assert list(tmp_path.iterdir()) == [output], "no temporary file is left"
+
+
+def test_a_batch_that_does_not_fit_is_one_line_and_leaves_nothing(digits_run, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("scripts.common.heat_map.heat_map", Mock(side_effect=torch.OutOfMemoryError("full")))
+    with pytest.raises(UserError, match="--batch-size 16: there is not enough memory"):
+        explain.main([digits_run, str(images), "--output", str(tmp_path / "maps.png"), "--device", "cpu"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(digits_run, images, tmp_path, capsys):
