@@ -213,7 +213,7 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
             "folders are read"
         )
     if tree is None and chosen.split == "test":
-        raise UserError(f"--split test: {settings.dataname} has no test images beside those of --split val")
+        raise UserError(f"--split test: of {settings.dataname} no test images are read beside those of --split val")
     return tree
 
 

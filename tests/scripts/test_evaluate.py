@@ -413,7 +413,7 @@ def test_class_names_cannot_write_to_the_terminal():
         (["RUN", "--compare", "missing.pt"], "missing.pt: no such run"),
         (["RUN", "--output", "file"], "--output file: cannot be made"),
         (["RUN", "--output", ""], "--output must not be empty"),
-        (["RUN", "--split", "test", "--output", "new"], "--split test: digits has no test images"),
+        (["RUN", "--split", "test", "--output", "new"], "--split test: of digits no test images"),
         (["RUN", "--datapath", "missing", "--output", "new"], "--datapath missing: no such folder"),
         (["RUN", "--datapath", "strange", "--output", "new"], "folders that are no classes of"),
         (["RUN", "--workers", "many"], "--workers 'many'"),

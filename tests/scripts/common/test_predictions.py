@@ -246,7 +246,7 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
-        ({"split": "test"}, "--split test: digits has no test images beside those of --split val"),
+        ({"split": "test"}, "--split test: of digits no test images are read beside those of --split val"),
         ({"split": "train", "datapath": "tree"}, "--split train: tree holds no train/"),
         ({"datapath": "missing"}, "--datapath missing: no such folder"),
         ({"datapath": "strange"}, "folders that are no classes of"),
