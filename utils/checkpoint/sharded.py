@@ -212,9 +212,12 @@ class Shards:
             if sha256(file) != digest:
                 raise UserError(f"{self.path}: {file} is damaged (its SHA-256 is another); use another checkpoint")
             total += file.stat().st_size
-        claimed = sum(math.prod(one.shape) * one.dtype.itemsize for one in self.tensors.values())
-        strangers = {piece[2] for one in self.tensors.values() for piece in one.pieces} - set(self.digests)
-        if claimed > total or strangers:
+        tensors = self.tensors.values()
+        claimed = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors)
+        strangers = {piece[2] for one in tensors for piece in one.pieces} - set(self.digests)
+        # What no piece covers would be whatever the memory holds.
+        uncovered = [math.prod(one.shape) - sum(math.prod(sizes) for _, sizes, *_ in one.pieces) for one in tensors]
+        if claimed > total or strangers or any(uncovered):
             raise UserError(f"{self.path}: its shards cannot hold what it says; use another checkpoint")
 
     def outlined(self, state: dict[str, Any]) -> dict[str, Any]:

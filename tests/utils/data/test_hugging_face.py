@@ -183,6 +183,16 @@ def test_resident_images_are_those_of_the_column_and_of_files_as_they_are_now(tm
     assert fingerprint != before
 
 
+def test_tables_are_mapped_and_told_apart_also_where_the_library_is_told_to_hold_them_in_memory(tmp_path, monkeypatch):
+    """As HF_DATASETS_IN_MEMORY_MAX_SIZE does."""
+    monkeypatch.setattr(datasets.config, "IN_MEMORY_MAX_SIZE", 10**9)
+    root = save(tmp_path / "set", "saved", table(6), table(6))
+    before = read(root).train.paths[0].version
+    for path in (root / "train").glob("*.arrow"):
+        os.utime(path, ns=(1, 1))
+    assert read(root).train.paths[0].version != before
+
+
 def write_as_it_is(rows, path):
     """As parquet files that other programs made: images that lie elsewhere stay there."""
     import pyarrow.parquet

@@ -113,7 +113,7 @@ def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
     datasets = library()
     with _told(found):
         if found.saved is not None:
-            return datasets.load_from_disk(str(found.saved)).select_columns(columns)
+            return datasets.load_from_disk(str(found.saved), keep_in_memory=False).select_columns(columns)
         looks = [path.stat() for path in found.parquet]
         size = sum(look.st_size for look in looks)
         # The library takes files for those that it has converted if their times alone are the same.
