@@ -26,6 +26,7 @@ from scripts import benchmark_serve, serve
 from scripts.serving import app as application
 from scripts.serving import deadline
 from scripts.serving.guard import HEADERS
+from tests.scripts.reporting.browser import MISSING, Browser
 from tests.test_structure import ROOT
 from utils.config.settings import UserError
 
@@ -177,6 +178,30 @@ def test_names_that_are_no_text_in_any_encoding_are_answered_like_others(server,
     assert status == 200 and answer["class"] == names[answer["top"][0]["index"]]
     status, _, content = server.ask("/model")
     assert status == 200 and json.loads(content)["classes"] == list(names)
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
+def test_the_page_says_of_each_image_alone_why_it_has_no_heat_map(server):
+    script = """
+        const send = window.fetch, pause = (ms) => new Promise((done) => setTimeout(done, ms));
+        let status = 503;
+        window.fetch = (path, rest) => String(path).startsWith("/heat_map")
+            ? Promise.resolve(new Response('{"error": "busy", "class": "3", "seen": "data:,", "heat": "data:,"}', {status}))
+            : send(path, rest);
+        return (async () => {
+            const said = [];
+            for (status of [503, 200]) {
+                await take(new File([Uint8Array.from(arguments[0])], "a.png", {type: "image/png"}));
+                await pause(500);
+                said.push(document.getElementById("hint").textContent);
+            }
+            return said;
+        })();
+    """
+    with Browser() as browser:
+        browser._send("POST", "/url", {"url": f"http://127.0.0.1:{server.port}/"})
+        first, second = browser.run(script, list(encoded()))
+    assert first == "No heat map: busy" and second.startswith("Click a class")
 
 
 def test_the_page_says_what_is_served(server):

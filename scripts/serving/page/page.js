@@ -3,6 +3,7 @@
 const $ = (id) => document.getElementById(id);
 const COARSE = 64; // pixels: an image that is not wider is enlarged
 const LIVE_PAUSE = 60; // milliseconds between two images of the camera
+const HINT = $("hint").textContent; // of an image without a heat map it says why
 let model = null;
 let current = null; // the file that is shown
 let stream = null; // of the camera
@@ -52,6 +53,7 @@ async function take(file) {
     showClasses(answer);
     const milliseconds = Math.round(performance.now() - began);
     $("facts").textContent = `${answer.width} × ${answer.height} pixels, answered in ${milliseconds} ms`;
+    $("hint").textContent = HINT;
     $("hint").hidden = false;
     $("views").hidden = false;
     showHeat(answer.top[0].index);
