@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from scripts.benchmarks.measure import (
 )
 from scripts.common.figures import Spread
 from utils.config.settings import UserError
+from utils.record.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "benchmark.py"
@@ -359,15 +361,21 @@ def test_the_time_of_help_is_that_of_a_whole_process(setup):
     assert row.result == row.ours and row.ours.median > 0.01
 
 
-def test_the_logging_part_trains_whole_epochs_with_and_without_a_writer(setup, monkeypatch):
+@pytest.mark.parametrize("pictures", [0, 1])
+def test_the_logging_part_gives_the_share_of_whole_epochs_that_the_writer_takes(setup, monkeypatch, pictures):
     monkeypatch.setattr(data, "IDX_SHAPES", {"train": (300, 28, 28), "t10k": (50, 28, 28)})
-    with records.logging_cost(setup) as match:
+    calls = []
+    for name in ("epoch", "pictures"):
+        monkeypatch.setattr(RunWriter, name, lambda *_, name=name: (calls.append(name), time.sleep(0.2)))
+    clock = time.perf_counter()
+    with records.logging_cost(setup, "both", *("--picture-epochs", "1") * pictures) as match:
         [row] = play("records", match, rounds=1)
-        [run] = [path.parent for path in setup.scratch.rglob("metrics.csv")]
-        epochs = len(read_csv(run / "metrics.csv"))
-        assert "epoch 2/" in (run / "console.txt").read_text(encoding="utf-8") + (run / "log.txt").read_text()
-    assert epochs == 1 + match.times, "a warm-up, then an epoch a measurement"
-    assert row.ours.median > 0 and row.other.median > 0
+        [console] = setup.scratch.rglob("console.txt")
+        assert "epoch 2/" in console.read_text(encoding="utf-8") + console.with_name("log.txt").read_text()
+    seconds = time.perf_counter() - clock
+    assert calls == (1 + match.times) * ["epoch", "pictures"][: 1 + pictures], "a warm-up, then an epoch a measurement"
+    least = 0.2 * (1 + pictures)
+    assert 100 * least / seconds < row.ours.median < 100 and row.other is None
 
 
 # ---------------------------------------------------------------------------------------- on a GPU
