@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         return verify(Path(own.verify), workers, progress)
     if own.output is None:
         raise UserError("--output DIR is missing: the folder that the shards are written into")
-    encoding = encoding_of(own, args)
+    encodings = encodings_of(own, args)
     from scripts.packing.plan import Plan
     from utils.data.sets.datasets import get_data, prepare
     from utils.data.shards.index import PARTS
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     for line in data.warnings:
         log(f"warning: {line}")
     folder = make_folder(own.output)
-    plan = Plan.of(folder, data, encoding, own.shard_samples, args.data.skip_bad_images)
+    plan = Plan.of(folder, data, encodings, own.shard_samples, args.data.skip_bad_images)
     contents = completed(plan, workers, progress)
     if contents.made != plan.about:
         raise UserError(f"--output {folder}: already holds shards of other images or flags; choose another folder")
@@ -82,8 +82,13 @@ def build_parser() -> ToolParser:
         "images in memory]",
     )  # fmt: skip
     parser.add_argument(
-        "--resize", type=whole(8, 8192), metavar="PIXELS", help="make the shorter side this long where it is longer"
-    )
+        "--resize", type=whole(8, 8192), metavar="PIXELS",
+        help="make the shorter side of training images this long where it is longer",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resize-validation", action="store_true",
+        help="of validation images too: the same network then gets another accuracy than on the files",
+    )  # fmt: skip
     parser.add_argument("--quality", type=whole(1, 100), help=f"quality of JPEG files that are made anew [{QUALITY}]")
     parser.add_argument(
         "--shard-samples", type=whole(1), default=2000, metavar="N", help="images of a shard at most [2000]"
@@ -92,8 +97,14 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def encoding_of(own: Namespace, args: Settings) -> Encoding:
-    """What the flags ask for; raises ``UserError`` if they contradict each other."""
+def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
+    """What the flags ask for, by split; raises ``UserError`` if they contradict each other.
+
+    Validation files keep their bytes beside training images that are made smaller: an image that is resized and
+    compressed twice is not quite the one that a network is used on later.
+    """
+    import dataclasses
+
     from scripts.packing.encoding import Encoding
     from utils.data.sets.readers import IN_MEMORY, OWN_FILES
 
@@ -103,8 +114,13 @@ def encoding_of(own: Namespace, args: Settings) -> Encoding:
         raise UserError("--format keep contradicts --resize, which makes images anew; remove one")
     if own.quality and chosen != "jpeg":
         raise UserError(f"--quality is for --format jpeg, not {chosen}; remove one")
+    if own.resize_validation and not own.resize:
+        raise UserError("--resize-validation is for --resize; give both")
     colour, check = SPECS[args.data.dataname].colour, args.data.skip_bad_images
-    return Encoding(chosen, own.resize, own.quality or QUALITY, colour, check)
+    training = validation = Encoding(chosen, own.resize, own.quality or QUALITY, colour, check)
+    if own.resize and not own.resize_validation and not in_memory:
+        validation = dataclasses.replace(training, format="keep", resize=None)
+    return {"train": training, "val": validation}
 
 
 def refuse_same_folder(output: str, datapath: str | None) -> None:

@@ -42,25 +42,25 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is packed into ``folder``. ``splits``: the images by the name of their split."""
+    """What is packed into ``folder``. ``splits``, ``encodings``: the images and how they are packed, by split."""
 
     folder: Path
     splits: dict[str, Images]
     classes: tuple[str, ...]
-    encoding: Encoding
+    encodings: dict[str, Encoding]
     shard_samples: int
     skip_bad: bool
     about: dict[str, Any]
 
     @classmethod
-    def of(cls, folder: Path, data: Data, encoding: Encoding, shard_samples: int, skip_bad: bool) -> Plan:
+    def of(cls, folder: Path, data: Data, encodings: dict[str, Encoding], shard_samples: int, skip_bad: bool) -> Plan:
         """All of ``data``."""
         about = {
-            **dataclasses.asdict(encoding), "shard_samples": shard_samples, "skip_bad_images": skip_bad,
-            "source": data.fingerprint,
+            **{split: dataclasses.asdict(encoding) for split, encoding in encodings.items()},
+            "shard_samples": shard_samples, "skip_bad_images": skip_bad, "source": data.fingerprint,
         }  # fmt: skip
         splits = {"train": data.train, "val": data.validation}
-        return cls(folder, splits, data.classes, encoding, shard_samples, skip_bad, about)
+        return cls(folder, splits, data.classes, encodings, shard_samples, skip_bad, about)
 
     @property
     def images(self) -> int:
@@ -161,11 +161,11 @@ class Plan:
     def needed_bytes(self) -> int:
         """About how much room the shards take, from some of the images."""
         total = 0.0
-        for images in self.splits.values():
+        for split, images in self.splits.items():
             sizes = []
             for number in permutation(len(images), 0, 1)[:ESTIMATED_FROM]:
                 try:
-                    sizes.append(len(self.encoding.encode(images, int(number))[1]))
+                    sizes.append(len(self.encodings[split].encode(images, int(number))[1]))
                 except UnreadableImage:
                     if not self.skip_bad:
                         raise

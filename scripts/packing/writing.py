@@ -48,10 +48,11 @@ class ShardMaker(Dataset):
 
     def _write(self, tar: _Tar, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
         images, labels = self.plan.splits[split], labels_of(self.plan.splits[split])
+        encoding = self.plan.encodings[split]
         numbers, rows, left_out = [], [], []
         for number in self.plan.numbers(split, shard).tolist():
             try:
-                ending, content = self.plan.encoding.encode(images, number)
+                ending, content = encoding.encode(images, number)
             except UnreadableImage as error:
                 if not self.plan.skip_bad:
                     raise

@@ -211,6 +211,23 @@ def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
     assert [Path(path).read_bytes() == member.content() for path, member in contents] == kept
 
 
+@pytest.mark.parametrize("flags", [(), ("--format", "png"), ("--resize-validation",)])
+def test_validation_files_keep_their_bytes_beside_training_images_that_are_made_smaller(tree, tmp_path, flags):
+    output = packed(tree, tmp_path, "--resize", 24, *flags)
+    files, members = read("folder", tree), read("shards", output)
+    assert all(min(open_image(path, "RGB").size) <= 24 for path in members.train.paths)
+    pairs = list(zip(files.validation.paths, members.validation.paths, strict=True))
+    kept = [Path(path).read_bytes() == member.content() for path, member in pairs]
+    assert pairs and not any(kept) if flags == ("--resize-validation",) else all(kept)
+
+
+def test_images_in_memory_of_both_splits_are_made_smaller():
+    """They have one size, which augmentation relies on."""
+    line = ["--dataname", "cifar10", "--datapath", ".", "--resize", "16"]
+    encodings = pack.encodings_of(*pack.build_parser().split(line))
+    assert encodings["val"] == encodings["train"] and encodings["val"].resize == 16
+
+
 def test_files_in_shards_are_handed_to_another_device_for_decoding_like_others(tree, shards):
     seen = []
     for name, root in (("folder", tree), ("shards", shards)):
@@ -271,6 +288,7 @@ def test_disk_space_is_asked_for_before_the_work(tree, tmp_path, monkeypatch):
     "flags, message",
     [
         (("--format", "keep", "--resize", "64"), "--format keep contradicts --resize"),
+        (("--resize-validation",), "--resize-validation is for --resize"),
         (("--format", "png", "--quality", "90"), "--quality is for --format jpeg"),
         (("--verify", "/nowhere"), "holds no shards.json"),
     ],
