@@ -76,6 +76,8 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
 
 def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:
     """Train what is not finished yet, and show all results. Returns the exit code."""
+    from utils.record.metrics import cut_words
+
     runs = folder / "runs"
     before = finished(runs, planned)
     if before:
@@ -86,7 +88,10 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
         nonlocal done
         done += not failure
         result = None if failure else finished(runs, [trial]).get(trial)
-        text = f"top1 {result.top1:.2f} after {result.seconds:.0f} s" if result else failure or "not finished"
+        text = failure or "not finished"
+        if result:
+            cut = cut_words(result.args.data.max_val_batches)
+            text = f"top1{cut} {result.top1:.2f} after {result.seconds:.0f} s"
         print(f"[{done}/{len(planned)}] {trial.name}: {text}", flush=True)
 
     failures: list[str] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from scripts.common.command_line import table
 from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial
+from utils.record.metrics import cut_words
 
 BLUE, GREY = "#3b78c3", "#555555"
 
@@ -23,6 +24,11 @@ def points_of(results: Mapping[Trial, RunResult]) -> dict[tuple[str, ...], list[
     return points
 
 
+def label(point: Sequence[str], runs: Sequence[RunResult]) -> str:
+    """A combination of values in words, and whether its runs saw all of the validation set."""
+    return (" ".join(point) or "as the recipe") + cut_words(runs[0].args.data.max_val_batches)
+
+
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation of a sample; the mean alone of a single value."""
     mean = f"{statistics.fmean(values):.2f}"
@@ -30,18 +36,21 @@ def spread(values: Sequence[float]) -> str:
 
 
 def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> None:
-    """One row a finished run, in the order of ``trials``; accuracies in percent."""
+    """One row a finished run, in the order of ``trials``; accuracies in percent.
+
+    ``max_val_batches``: how many batches of the validation set they are of; empty for all.
+    """
     varied = [value.partition("=")[0] for value in trials[0].point]
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
-        out.writerow([*varied, "seed", "val_top1", "best_top1", "epochs", "seconds", "folder"])
+        out.writerow([*varied, "seed", "val_top1", "best_top1", "epochs", "seconds", "max_val_batches", "folder"])
         for trial in trials:
             if trial in results:
                 result = results[trial]
                 values = [value.partition("=")[2] for value in trial.point]
                 figures = [f"{result.top1:.6g}", f"{result.best_top1:.6g}", result.epochs, f"{result.seconds:.6g}"]
-                out.writerow([*values, trial.seed, *figures, result.folder])
+                out.writerow([*values, trial.seed, *figures, result.args.data.max_val_batches, result.folder])
     os.replace(temporary, path)
 
 
@@ -49,7 +58,7 @@ def as_table(results: Mapping[Trial, RunResult]) -> str:
     """Mean and standard deviation of top-1 at the end of training and at its best, for each combination."""
     rows = [
         [
-            " ".join(point) or "as the recipe",
+            label(point, runs),
             str(len(runs)),
             spread([run.top1 for run in runs]),
             spread([run.best_top1 for run in runs]),
@@ -76,7 +85,7 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
         axes.errorbar(statistics.fmean(values), place, xerr=error, fmt="|", color=GREY, capsize=4, markersize=14)
     axes.set_yticks(
         range(len(points)),
-        [f"{' '.join(point) or 'as the recipe'}  (n={len(runs)})" for point, runs in points.items()], fontsize=8,
+        [f"{label(point, runs)}  (n={len(runs)})" for point, runs in points.items()], fontsize=8,
     )  # fmt: skip
     axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
     axes.set_xlabel("top-1 at the end of training (%): runs, mean and standard deviation", fontsize=8)

@@ -144,6 +144,16 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
     assert (tmp_path / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_figures_of_a_cut_validation_are_marked(tmp_path):
+    planned = trials("digits/fc", [], 1, ["--epochs", "2", "--max-val-batches", "3"])
+    keep_run(tmp_path / "runs" / "0", planned[0].flags, [91.0, 92.0])
+    results = jobs.finished(tmp_path, planned)
+    assert "as the recipe (cut: --max-val-batches 3)" in report.as_table(results)
+    report.write_csv(tmp_path / "sweep.csv", planned, results)
+    with open(tmp_path / "sweep.csv", newline="") as file:
+        assert [row["max_val_batches"] for row in csv.DictReader(file)] == ["3"]
+
+
 # -------------------------------------------------------------------------------------- processes
 
 
