@@ -29,7 +29,7 @@ def records(setup: Setup) -> Iterator[Match | str]:
     """The writer's share of an epoch; a checkpoint every 50 steps."""
     with logging_cost(setup, "curves and log", target=3.0) as match:
         yield match
-    with logging_cost(setup, "these and pictures", "--picture-epochs", "1") as match:
+    with logging_cost(setup, "pictures too", "--picture-epochs", "1") as match:
         yield match
     with checkpoint_cost(setup) as match:
         yield match
@@ -64,7 +64,7 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
 
         measure()  # warm-up
         yield Match(
-            f"fc on MNIST: share of an epoch that {name} take", PERCENT, measure, [Rival(target=target)], times=3
+            f"fc on MNIST: {name}, of an epoch", PERCENT, measure, [Rival(target=target)], times=3
         )
         writer.close()
 
