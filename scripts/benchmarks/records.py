@@ -63,9 +63,7 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
             return 100 * writer.seconds / (time.perf_counter() - began)
 
         measure()  # warm-up
-        yield Match(
-            f"fc on MNIST: {name}, of an epoch", PERCENT, measure, [Rival(target=target)], times=3
-        )
+        yield Match(f"fc on MNIST: {name}, of an epoch", PERCENT, measure, [Rival(target=target)], times=3)
         writer.close()
 
 
