@@ -96,7 +96,7 @@ def test_the_pages_results_are_those_of_the_script():
         words, _, cores = limit.partition(", ")
         assert row[:2] + row[3:] == (words, rate, epoch, dollars), title
         assert not cores or cores == f"{row[2]} cores wanted", title
-    assert len(lines) == 8
+    assert len(lines) == 10
 
 
 @pytest.mark.parametrize(
