@@ -12,6 +12,7 @@ the folder and its size at the end; exit code 2 for what the user can fix. Heavy
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import time
@@ -87,7 +88,7 @@ def build_parser() -> ToolParser:
     )  # fmt: skip
     parser.add_argument(
         "--resize-validation", action="store_true",
-        help="of validation images too: the same network then gets another accuracy than on the files",
+        help="shrink validation images as well: a network's accuracy on them differs from that on the files",
     )  # fmt: skip
     parser.add_argument("--quality", type=whole(1, 100), help=f"quality of JPEG files that are made anew [{QUALITY}]")
     parser.add_argument(
@@ -103,8 +104,6 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     Validation files keep their bytes beside training images that are made smaller: an image that is resized and
     compressed twice is not quite the one that a network is used on later.
     """
-    import dataclasses
-
     from scripts.packing.encoding import Encoding
     from utils.data.sets.readers import IN_MEMORY, OWN_FILES
 
@@ -115,7 +114,7 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     if own.quality and chosen != "jpeg":
         raise UserError(f"--quality is for --format jpeg, not {chosen}; remove one")
     if own.resize_validation and not own.resize:
-        raise UserError("--resize-validation is for --resize; give both")
+        raise UserError("--resize-validation needs --resize PIXELS; give both, or neither")
     colour, check = SPECS[args.data.dataname].colour, args.data.skip_bad_images
     training = validation = Encoding(chosen, own.resize, own.quality or QUALITY, colour, check)
     if own.resize and not own.resize_validation and not in_memory:

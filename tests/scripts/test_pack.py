@@ -288,7 +288,7 @@ def test_disk_space_is_asked_for_before_the_work(tree, tmp_path, monkeypatch):
     "flags, message",
     [
         (("--format", "keep", "--resize", "64"), "--format keep contradicts --resize"),
-        (("--resize-validation",), "--resize-validation is for --resize"),
+        (("--resize-validation",), "--resize-validation needs --resize"),
         (("--format", "png", "--quality", "90"), "--quality is for --format jpeg"),
         (("--verify", "/nowhere"), "holds no shards.json"),
     ],
