@@ -9,6 +9,7 @@ from torch import nn
 
 from models import build_model
 from models.small import OWN
+from scripts.exporting.images import noise
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
 from utils.data.preprocessing import Preprocessing
@@ -71,7 +72,7 @@ def save_checkpoint(arch: str, shown: Preprocessing, path: Path) -> None:
     network = build_model(
         ModelSettings(arch=arch), classes=CLASSES, channels=shown.channels, image_size=shown.image_size
     )
-    randomise(network, torch.randn(8, shown.channels, shown.val_image_size, shown.val_image_size))
+    randomise(network, noise((shown.channels, shown.val_image_size, shown.val_image_size)))
     torch.save(
         {
             "format": checkpoint.FORMAT, "arch": arch, "classes": [f"class {number}" for number in range(CLASSES)],
@@ -87,19 +88,22 @@ def randomise(network: nn.Module, images: torch.Tensor) -> None:
     """Give ``network`` random weights with which each layer matters, and outputs that differ between ``images`` by 1.
 
     Networks begin with norms of 0 or 1, layer scales of 1e-6, last layers of zeros, or weights so small that a deep
-    network without norms gives the same for all images. An export without such layers would then go unnoticed.
+    network without norms gives the same for all images. An export without such layers would then go unnoticed. Batch
+    norm gets the statistics of ``images``, as training leaves it, and scales stay below 1: with others, activations
+    grow from block to block, attention becomes all or nothing, and a network's outputs in float32 differ from its own
+    in float64 by up to 1, as levit_128s's did.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        elif isinstance(module, nn.modules.batchnorm._NormBase) and module.running_var is not None:
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
+        elif isinstance(module, nn.modules.batchnorm._NormBase):
+            module.momentum = 1.0
     for name, parameter in network.named_parameters():
         if parameter.ndim == 1 and not name.endswith("bias"):
-            parameter.uniform_(0.5, 1.5)
+            parameter.uniform_(0.25, 0.75)
         elif parameter.ndim == 1:
             parameter.normal_(0, 0.1)
+    network.train()(images)
     spread = network.eval()(images).std(0).mean()
     for layer in output_layers(network):
         layer.weight.div_(spread)

@@ -10,6 +10,7 @@ from models.build import build_model, locate
 from models.small import OWN
 from scripts import export_zoo
 from scripts.exporting import checking, reload, steps
+from scripts.exporting.images import noise
 from scripts.exporting.zoo import FAMILIES, ZOO, randomise
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
@@ -45,6 +46,15 @@ def test_random_weights_leave_no_layer_without_effect(arch):
         layer.weight.data.mul_(1.1)
         assert (network(images) - outputs).abs().max() > 1e-3
         layer.weight.data.copy_(kept)
+
+
+@torch.no_grad()
+def test_random_weights_do_not_make_a_network_multiply_rounding_errors():
+    network = build_model(ModelSettings(arch="timm/levit_128s"), classes=7, channels=3, image_size=224)
+    images = noise((3, 224, 224))[:8]
+    randomise(network, images)
+    outputs = network.eval()(images)
+    assert (network.double()(images.double()) - outputs).abs().max() < 2e-5
 
 
 def test_a_network_passes_in_each_format_that_can_hold_it(capsys):
