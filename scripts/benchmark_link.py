@@ -73,7 +73,7 @@ def build_parser() -> ToolParser:
     parser.add_argument("--mbit", type=positive_number, default=1000.0, metavar="X", help="Mbit/s each way [1000]")
     parser.add_argument(
         "--delay-ms", type=positive_number, default=1.0, metavar="X",
-        help="milliseconds that a packet takes each way, where the kernel has netem [1]",
+        help="milliseconds that a packet takes each way [1]",
     )  # fmt: skip
     parser.add_argument("--arch", default="resnet18", metavar="NAME", help="network [resnet18]")
     parser.add_argument("--image-size", type=whole(1, 8192), default=32, metavar="N", help="pixels [32]")

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import socket
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from scripts.links import relay
+from scripts.links.namespaces import enter
 from utils.config.settings import UserError
 
 T = TypeVar("T")
 DEVICE, ADDRESSES = "eth0", ("10.78.0.1", "10.78.0.2")
 PROBE_PORT, PROBE_BYTES, PROBE_ROUND_TRIPS = 29555, 32 * 2**20, 21
 PROBE_SECONDS = 60
-_NEW_NETWORK = 0x40000000  # of Linux's setns
+RELAY = Path(__file__).resolve().parent / "relay.py"
+RELAY_SECONDS = 60  # to begin, or to end
 
 
 class Measured(NamedTuple):
@@ -35,6 +39,7 @@ class Network:
 
     def __init__(self) -> None:
         self.spaces = [f"link-{os.getpid()}-{number}" for number in (1, 2)]
+        self.relay: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Network:
         refuse_without_means()
@@ -53,6 +58,7 @@ class Network:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.free()
         for space in self.spaces:
             with suppress(OSError):
                 _run("ip", "netns", "delete", space)
@@ -60,27 +66,42 @@ class Network:
     def throttle(self, mbit: float, delay_ms: float) -> str:
         """Limit the link, in each direction, and delay each packet; gives what was done in words.
 
-        A kernel without netem limits the rate alone.
+        Where the kernel has no netem, a process carries the packets (``relay.py``).
         """
         self.free()
-        delayed = ("netem", "rate", f"{mbit:g}mbit", "delay", f"{delay_ms:g}ms", "limit", "100000")
-        limited = ("tbf", "rate", f"{mbit:g}mbit", "burst", "1mb", "latency", "100ms")
         try:
-            self._queue("add", *delayed)
-            return f"{mbit:g} Mbit/s and {delay_ms:g} ms each way, by tc netem"
+            self._queue("add", "netem", "rate", f"{mbit:g}mbit", "delay", f"{delay_ms:g}ms", "limit", "100000")
+            means = "tc netem"
         except OSError:
-            with suppress(OSError):
-                self.free()
-        try:
-            self._queue("add", *limited)
-        except OSError as error:
-            raise UserError(f"tc cannot limit a link here: {error}; a kernel with netem or tbf can") from error
-        return f"{mbit:g} Mbit/s each way, by tc tbf; without a delay, for this kernel has no netem"
+            self.free()
+            self._carry(mbit, delay_ms)
+            means = "a process that carries the packets, for this kernel has no netem"
+        return f"{mbit:g} Mbit/s and {delay_ms:g} ms each way, by {means}"
 
     def free(self) -> None:
         """Lift the limits."""
+        if self.relay is not None:
+            self.relay.communicate(timeout=RELAY_SECONDS)  # its devices go with it, and the routes through them
+            self.relay = None
         with suppress(OSError):  # there are none
             self._queue("delete")
+
+    def _carry(self, mbit: float, delay_ms: float) -> None:
+        line = [sys.executable, str(RELAY), *self.spaces, str(mbit), str(delay_ms)]
+        process = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            if process.stdout.readline() != "ready\n":
+                raise OSError((process.communicate()[1].splitlines() or ["no reason given"])[-1])
+            self.relay = process
+            for space, peer in zip(self.spaces, reversed(ADDRESSES), strict=True):
+                _run("ip", "-n", space, "link", "set", relay.DEVICE, "mtu", str(relay.PACKET_BYTES), "up")
+                _run("ip", "-n", space, "route", "add", f"{peer}/32", "dev", relay.DEVICE)
+        except OSError as error:
+            raise UserError(
+                f"the link cannot be limited: the kernel has no netem, and no tun either ({error})"
+            ) from error
 
     def _queue(self, verb: str, *words: str) -> None:
         for space in self.spaces:
@@ -100,13 +121,11 @@ class Network:
         """Call ``function`` in a thread of its own, which stays in a namespace; gives its result."""
         results: list[Any] = []
 
-        def enter() -> None:
-            with open(f"/run/netns/{self.spaces[number]}") as space:
-                if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), _NEW_NETWORK):
-                    raise OSError(ctypes.get_errno(), f"cannot enter {self.spaces[number]}")
+        def inside() -> None:
+            enter(self.spaces[number])
             results.append(function())
 
-        thread = threading.Thread(target=enter, daemon=True)
+        thread = threading.Thread(target=inside, daemon=True)
         thread.start()
         thread.join(PROBE_SECONDS)
         if not results:
