@@ -9,10 +9,12 @@ import torch
 import torchvision
 from PIL import Image
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.settings import UserError
+from utils.data.sets import readers
 from utils.data.sets.datasets import get_data, prepare
 from utils.data.sets.readers import IN_MEMORY, OWN_FILES
 
@@ -61,16 +63,17 @@ def test_what_the_table_says_of_a_data_set_is_what_its_reader_does():
     assert len({own.folder for own in OWN_FILES.values()}) == len(OWN_FILES)
 
 
-def test_digits_are_all_of_scikit_learns_split_with_the_same_share_of_each_class():
-    data = read()
+@pytest.mark.parametrize("file_is_there", [True, False])
+def test_digits_are_scikit_learns_in_the_order_of_its_stratified_split(monkeypatch, file_is_there):
+    if not file_is_there:
+        monkeypatch.setattr(readers, "find_spec", lambda name: None)
+    data, digits = read(), load_digits()
+    rows = train_test_split(np.arange(1797), test_size=360, stratify=digits.target, random_state=0)
+    for images, chosen in zip((data.train, data.validation), rows, strict=True):
+        expected = np.round(digits.images[chosen] * 255 / 16)
+        np.testing.assert_array_equal(images.pixels[:, 0], expected)
+        np.testing.assert_array_equal(images.labels, digits.target[chosen])
     assert (len(data.train), len(data.validation)) == (1437, 360)
-    joined = torch.cat([data.train.pixels, data.validation.pixels]).flatten(1).numpy()
-    expected = np.round(load_digits().data * 255 / 16).astype(np.uint8)
-    assert sorted(map(bytes, joined)) == sorted(map(bytes, expected))
-    shares = torch.bincount(data.validation.labels) / torch.bincount(
-        torch.cat([data.train.labels, data.validation.labels])
-    )
-    assert (shares - 360 / 1797).abs().max() < 0.005
 
 
 def test_digits_mean_and_std_of_the_table_are_those_of_the_training_images():

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from utils.config.settings import UserError
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
+# Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
+# random_state=0, kept here so that results do not depend on scikit-learn's version.
+DIGITS_SPLIT, DIGITS_TRAINING = Path(__file__).with_name("digits_split.txt"), 1437
 SYNTHETIC_TRAINING, SYNTHETIC_VALIDATION, SYNTHETIC_DIFFERENT = 12_800, 1_280, 256
 
 
@@ -68,14 +72,26 @@ class Splits(NamedTuple):
 
 def read_digits(*_: Any) -> Splits:
     """scikit-learn's 1,797 handwritten 8x8 digits: 1,437 for training, 360 for validation, stratified by class."""
+    table = _digits_table()
+    pixels = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    order = np.array(DIGITS_SPLIT.read_text(encoding="utf-8").split(), dtype=np.int64)
+    splits = (_in_memory(pixels, table[:, -1], indices) for indices in np.split(order, [DIGITS_TRAINING]))
+    return Splits(*splits, _numbers(10))
+
+
+def _digits_table() -> np.ndarray:
+    """A row for each image: its 64 pixels, of 0 to 16, and its class, float64 (1797, 65).
+
+    From the package's file, since importing scikit-learn takes as long as importing torch.
+    """
+    package = find_spec("sklearn")
+    file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
+    if file is not None and file.exists():
+        return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     digits = load_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]
-    train, validation = train_test_split(np.arange(len(pixels)), test_size=360, stratify=digits.target, random_state=0)
-    splits = (_in_memory(pixels, digits.target, indices) for indices in (train, validation))
-    return Splits(*splits, _numbers(10))
+    return np.column_stack([digits.data, digits.target])
 
 
 def _in_memory(pixels: np.ndarray, labels: np.ndarray, chosen: np.ndarray | slice = slice(None)) -> MemoryImages:
