@@ -88,10 +88,11 @@ def randomise(network: nn.Module, images: torch.Tensor) -> None:
     """Give ``network`` random weights with which each layer matters, and outputs that differ between ``images`` by 1.
 
     Networks begin with norms of 0 or 1, layer scales of 1e-6, last layers of zeros, or weights so small that a deep
-    network without norms gives the same for all images. An export without such layers would then go unnoticed. Batch
-    norm gets the statistics of ``images``, as training leaves it, and scales stay below 1: with others, activations
-    grow from block to block, attention becomes all or nothing, and a network's outputs in float32 differ from its own
-    in float64 by up to 1, as levit_128s's did.
+    network without norms gives the same for all images. An export without such layers would then go unnoticed.
+
+    Nor may the weights multiply rounding errors, or float32 differs from float64 more than an export from its network:
+    batch norm gets the statistics of ``images``, as training leaves it; scales below 1 keep attention from becoming all
+    or nothing; positive biases leave most units of a layer at work.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -102,7 +103,7 @@ def randomise(network: nn.Module, images: torch.Tensor) -> None:
         if parameter.ndim == 1 and not name.endswith("bias"):
             parameter.uniform_(0.25, 0.75)
         elif parameter.ndim == 1:
-            parameter.normal_(0, 0.1)
+            parameter.normal_(0.5, 0.1)
     network.train()(images)
     spread = network.eval()(images).std(0).mean()
     for layer in output_layers(network):

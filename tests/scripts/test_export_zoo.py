@@ -51,10 +51,10 @@ def test_random_weights_leave_no_layer_without_effect(arch):
 @torch.no_grad()
 def test_random_weights_do_not_make_a_network_multiply_rounding_errors():
     network = build_model(ModelSettings(arch="timm/levit_128s"), classes=7, channels=3, image_size=224)
-    images = noise((3, 224, 224))[:8]
+    images = noise((3, 224, 224))
     randomise(network, images)
     outputs = network.eval()(images)
-    assert (network.double()(images.double()) - outputs).abs().max() < 2e-5
+    assert (network.double()(images.double()) - outputs).abs().max() < 3e-5
 
 
 def test_a_network_passes_in_each_format_that_can_hold_it(capsys):
