@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import connection
@@ -47,6 +48,10 @@ class WorkerPool:
             generator=torch.Generator(),  # its own: the number of loaders does not change the run's random numbers
         )
         self._processes: list[multiprocessing.process.BaseProcess] = []
+        # What holds the workers' queues must not be garbage together with this pool: the queues would be closed first,
+        # and each worker then waits for 5 s before it is ended.
+        self._held: list[Any] = [self._loader]
+        weakref.finalize(self, self._held.clear).atexit = False
 
     def read(self, keys: Iterable[Any]) -> Iterator[Any]:
         """``dataset[key]`` for each of ``keys``, in order.
@@ -65,8 +70,12 @@ class WorkerPool:
 
     def _handed_over(self) -> Iterator[Any]:
         iterator = self._begin()
-        while (item := self._await(lambda: next(iterator, _END))) is not _END:
-            yield item
+        self._held[1:] = [iterator]
+        try:
+            while (item := self._await(lambda: next(iterator, _END))) is not _END:
+                yield item
+        finally:
+            del self._held[1:]
 
     def _begin(self) -> Iterator[Any]:
         if not self._loader.persistent_workers:
