@@ -15,4 +15,4 @@ is_new "$VIRTUAL_ENV/bin/python" || make_venv "$VIRTUAL_ENV" python3.10 python3.
 } > "$VIRTUAL_ENV/requirements.txt"
 ready_python .venv-lowest/requirements.txt
 
-"$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+run_pytest "$@"

@@ -91,19 +91,21 @@ def randomise(network: nn.Module, images: torch.Tensor) -> None:
     network without norms gives the same for all images. An export without such layers would then go unnoticed.
 
     Nor may the weights multiply rounding errors, or float32 differs from float64 more than an export from its network:
-    batch norm gets the statistics of ``images``, as training leaves it; scales below 1 keep attention from becoming all
-    or nothing; positive biases leave most units of a layer at work.
+    batch norm gets the statistics of ``images``, as training leaves it, and positive biases, which leave most of the
+    units behind it at work; scales below 1 keep attention from becoming all or nothing.
     """
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1 and not name.endswith("bias"):
+            parameter.uniform_(0.25, 0.75)
+        elif parameter.ndim == 1:
+            parameter.normal_(0, 0.1)
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         elif isinstance(module, nn.modules.batchnorm._NormBase):
             module.momentum = 1.0
-    for name, parameter in network.named_parameters():
-        if parameter.ndim == 1 and not name.endswith("bias"):
-            parameter.uniform_(0.25, 0.75)
-        elif parameter.ndim == 1:
-            parameter.normal_(0.5, 0.1)
+            if module.bias is not None:
+                module.bias.add_(0.5)
     network.train()(images)
     spread = network.eval()(images).std(0).mean()
     for layer in output_layers(network):

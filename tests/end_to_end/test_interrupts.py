@@ -25,7 +25,7 @@ class Finder:
                 for _ in range(1000):
                     pass
             except BaseException:
-                if name.startswith(("torch.", "sklearn.")):
+                if name.startswith("torch."):
                     raise ImportError("initialization failed") from None
                 raise
 sys.meta_path.insert(0, Finder())
@@ -38,7 +38,7 @@ MOMENTS = (
     "utils.loop.stop_signals",
     "torch",
     "torch.nn",
-    "sklearn.datasets",
+    "torch._dynamo",
 )
 
 
