@@ -25,7 +25,8 @@ from utils.config import arguments
 from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from utils.runtime.console import INTERRUPTED, log_at_once
+from utils.runtime import garbage
+from utils.runtime.console import INTERRUPTED, log, log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import Distributed, RankInfo, end_process, lost_contact
 
@@ -128,6 +129,7 @@ def execute(
     if is_finished(run):
         return report_finished(run)
     components = build(run)
+    garbage.look_from_here()
     warn_of_doubts(run, components)
     if run.args.run.dry_run:
         return print_plan(run, components)
@@ -186,6 +188,7 @@ def build(run: Run) -> Components:
     from utils.optim.optimizers import build_optimizer
     from utils.precision.amp import build_scaler
 
+    garbage.look_from_here()
     args, distributed, evaluating = run.args, run.distributed, run.args.run.evaluate
     with distributed.raise_on_all_ranks():
         refuse_unknown_names(args)
@@ -490,10 +493,6 @@ def print_plan(run: Run, components: Components) -> int:
     return 0
 
 
-def log(line: str) -> None:
-    """A line on stdout before there is a log, from any process."""
-    print(line, flush=True)
-
-
 if __name__ == "__main__":
+    garbage.put_off()
     end_process(main(sys.argv[1:], ends_process=True))

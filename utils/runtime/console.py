@@ -36,6 +36,11 @@ def _end(program: str, _: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
+def log(line: str) -> None:
+    """A line on stdout before a run has a log, from any process."""
+    print(line, flush=True)
+
+
 def log_at_once(line: str) -> None:
     """Write a line to stderr from a signal handler, which may have interrupted another write."""
     with suppress(OSError):

@@ -1,0 +1,49 @@
+"""Garbage is looked for as usual after the start, and as always in a process that is not the program's alone."""
+
+import gc
+import weakref
+
+import pytest
+
+from utils.runtime import garbage
+
+
+class Node:
+    """Refers to itself, so that the collector alone can free it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def collector_as_before():
+    gc.collect()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def lost():
+    """A weak reference to garbage."""
+    return weakref.ref(Node())
+
+
+def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked_at_again():
+    garbage.put_off()
+    assert not gc.isenabled()
+    garbage.look_from_here()
+    assert gc.isenabled()
+    frozen, of_the_start = gc.get_freeze_count(), lost()
+    assert frozen > 1000
+    kept = [Node() for _ in range(100)]
+    garbage.look_from_here()
+    assert of_the_start() is None
+    assert gc.get_freeze_count() >= frozen + len(kept)
+    later = lost()
+    gc.collect()
+    assert later() is None
+
+
+def test_nothing_changes_in_a_process_where_it_was_not_put_off():
+    garbage.look_from_here()
+    assert gc.isenabled() and gc.get_freeze_count() == 0
