@@ -19,8 +19,9 @@ from scripts.benchmarks.measure import (
     run_command,
 )
 
+# What a training on the digits imports; torch._dynamo is what torch's optimizers import.
 IMPORTS = """
-import torch, torchvision, timm, numpy, sklearn.datasets, sklearn.model_selection, tqdm
+import torch, torch._dynamo, numpy, PIL.Image
 from torch.utils.tensorboard import SummaryWriter
 print("imported", flush=True)
 """
