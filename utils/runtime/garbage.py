@@ -8,8 +8,13 @@ from __future__ import annotations
 import gc
 
 
+_was_put_off = False  # gc.get_freeze_count() cannot tell: Python 3.12 begins with some objects left out
+
+
 def put_off() -> None:
     """Look for no garbage until ``look_from_here``. For a process that is this program's alone."""
+    global _was_put_off
+    _was_put_off = True
     gc.disable()
 
 
@@ -18,7 +23,7 @@ def look_from_here() -> None:
 
     To be called as often as much has been imported. Does nothing where ``put_off`` was not called.
     """
-    if gc.isenabled() and not gc.get_freeze_count():
+    if not _was_put_off:
         return
     if gc.isenabled():
         gc.collect()

@@ -16,7 +16,8 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def collector_as_before():
+def collector_as_before(monkeypatch):
+    monkeypatch.setattr(garbage, "_was_put_off", False)
     gc.collect()
     yield
     gc.unfreeze()
@@ -34,7 +35,7 @@ def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked
     garbage.look_from_here()
     assert gc.isenabled()
     frozen, of_the_start = gc.get_freeze_count(), lost()
-    assert frozen > 1000
+    assert frozen > 10_000
     kept = [Node() for _ in range(100)]
     garbage.look_from_here()
     assert of_the_start() is None
@@ -45,5 +46,6 @@ def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked
 
 
 def test_nothing_changes_in_a_process_where_it_was_not_put_off():
+    before = gc.get_freeze_count()
     garbage.look_from_here()
-    assert gc.isenabled() and gc.get_freeze_count() == 0
+    assert gc.isenabled() and gc.get_freeze_count() == before
