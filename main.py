@@ -25,10 +25,10 @@ from utils.config import arguments
 from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from utils.runtime import garbage
 from utils.runtime.console import INTERRUPTED, log, log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import Distributed, RankInfo, end_process, lost_contact
+from utils.runtime.garbage import garbage_collection
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ def execute(
     if is_finished(run):
         return report_finished(run)
     components = build(run)
-    garbage.look_from_here()
+    garbage_collection.look_from_here()
     warn_of_doubts(run, components)
     if run.args.run.dry_run:
         return print_plan(run, components)
@@ -188,7 +188,7 @@ def build(run: Run) -> Components:
     from utils.optim.optimizers import build_optimizer
     from utils.precision.amp import build_scaler
 
-    garbage.look_from_here()
+    garbage_collection.look_from_here()
     args, distributed, evaluating = run.args, run.distributed, run.args.run.evaluate
     with distributed.raise_on_all_ranks():
         refuse_unknown_names(args)
@@ -494,5 +494,5 @@ def print_plan(run: Run, components: Components) -> int:
 
 
 if __name__ == "__main__":
-    garbage.put_off()
+    garbage_collection.put_off()
     end_process(main(sys.argv[1:], ends_process=True))

@@ -8,24 +8,28 @@ from __future__ import annotations
 import gc
 
 
-_was_put_off = False  # gc.get_freeze_count() cannot tell: Python 3.12 begins with some objects left out
+class GarbageCollection:
+    """Python's, of this process."""
+
+    def __init__(self) -> None:
+        self._was_put_off = False  # gc.get_freeze_count() cannot tell: Python 3.12 begins with some objects left out
+
+    def put_off(self) -> None:
+        """Look for no garbage until ``look_from_here``. For a process that is this program's alone."""
+        self._was_put_off = True
+        gc.disable()
+
+    def look_from_here(self) -> None:
+        """Look for garbage among what is made from now on; what exists, apart from garbage, is left out for good.
+
+        To be called as often as much has been imported. Does nothing where ``put_off`` was not called.
+        """
+        if not self._was_put_off:
+            return
+        if gc.isenabled():
+            gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
-def put_off() -> None:
-    """Look for no garbage until ``look_from_here``. For a process that is this program's alone."""
-    global _was_put_off
-    _was_put_off = True
-    gc.disable()
-
-
-def look_from_here() -> None:
-    """Look for garbage among what is made from now on; what exists, apart from garbage, is left out for good.
-
-    To be called as often as much has been imported. Does nothing where ``put_off`` was not called.
-    """
-    if not _was_put_off:
-        return
-    if gc.isenabled():
-        gc.collect()
-    gc.freeze()
-    gc.enable()
+garbage_collection = GarbageCollection()

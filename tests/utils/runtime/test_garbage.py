@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from utils.runtime import garbage
+from utils.runtime.garbage import GarbageCollection
 
 
 class Node:
@@ -16,8 +16,7 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def collector_as_before(monkeypatch):
-    monkeypatch.setattr(garbage, "_was_put_off", False)
+def collector_as_before():
     gc.collect()
     yield
     gc.unfreeze()
@@ -30,6 +29,7 @@ def lost():
 
 
 def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked_at_again():
+    garbage = GarbageCollection()
     garbage.put_off()
     assert not gc.isenabled()
     garbage.look_from_here()
@@ -47,5 +47,5 @@ def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked
 
 def test_nothing_changes_in_a_process_where_it_was_not_put_off():
     before = gc.get_freeze_count()
-    garbage.look_from_here()
+    GarbageCollection().look_from_here()
     assert gc.isenabled() and gc.get_freeze_count() == before
