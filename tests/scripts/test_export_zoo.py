@@ -65,6 +65,12 @@ def test_a_network_passes_in_each_format_that_can_hold_it(capsys):
     assert out[-1].startswith("2 of 2 networks")
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("arch", ZOO)
+def test_each_network_passes(arch):
+    assert export_zoo.main(["--only", arch]) == 0
+
+
 def test_an_export_with_other_weights_fails(monkeypatch, capsys):
     right = steps.write
 
