@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import main
+from models.small import OWN
 from scripts.common.recipes import MEASURED, NOT_MEASURED, REFERENCE, read_recipe, recipes
 from tests.utils.data.test_readers import write_idx
 from utils.checkpoint.checkpoint import Checkpointer
@@ -44,7 +45,7 @@ def header(name):
 
 def test_there_are_the_scenarios_of_each_data_set():
     expected = {f"{data}/{arch}" for data in IDX for arch in SMALL}
-    expected |= {f"digits/{arch}" for arch in (*SMALL, *VGG)}
+    expected |= {f"digits/{arch}" for arch in OWN}
     expected |= {f"cifar10/{arch}" for arch in ("conv2", "conv4", "conv6", *VGG, "resnet18", "resnet34")}
     expected |= {"cifar10/fast"}
     expected |= {f"cifar100/{arch}" for arch in ("resnet18", "resnet34", "vgg19")}
@@ -159,7 +160,9 @@ def test_a_recipe_trains(name, data, tmp_path, monkeypatch, capsys):
     # Checkpoints of these networks are large, and none of them is read.
     monkeypatch.setattr(Checkpointer, "save", lambda *_: None)
     monkeypatch.setattr("utils.record.summary.warn_of_little_space", lambda _: None)
-    small += ["--global-batch-size", "4", "--val-batch-size", "90", "--amp", "off", "--no-progress"]
+    # Four digits are alike after the last max-pools, of 1x1 pixel, and this network's batch norms divide by almost 0.
+    batch = "32" if name == "digits/airbench" else "4"
+    small += ["--global-batch-size", batch, "--val-batch-size", "90", "--amp", "off", "--no-progress"]
     code = main.main([*flags(name, data), *small, "--max-steps", "2", "--output", str(tmp_path)])
     out, err = capsys.readouterr()
     assert code == 0, err

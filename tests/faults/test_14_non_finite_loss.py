@@ -1,5 +1,6 @@
 """Row 14: steps whose gradient is not finite: skipped, counted and explained, or the end with a sound checkpoint."""
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_a_message_and_an_untou
     )
     assert saved["scaler"]["scale"] == pytest.approx(1e30 / 16)
     assert sorted(texts(run)) == [1, 2, 3, 4] and "layers.5" in texts(run)[1]
+
+
+def test_a_gradient_whose_norm_alone_overflows_is_told_with_its_largest_value(tmp_path):
+    _, err, run = fail(*FLAGS, "--lr", "1e12", "--output", tmp_path)
+    assert "the gradient is inf at step 2 (epoch 1), not finite: the gradient's norm; its values are finite" in err
+    assert re.search(r"finite, up to \d\.\de\+2\d in layers\.\d\.weight; loss scale 1", err)
+    assert is_finite(load(run, "last.pt")["model"])
 
 
 def test_a_run_stopped_at_the_last_step_of_an_epoch_can_be_resumed(tmp_path):

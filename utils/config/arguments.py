@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -116,6 +117,7 @@ class _Parser(argparse.ArgumentParser):
 _NO_VALUE = object()
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
     """The parser, which only splits the command line; ``CommandLine.resolve`` checks the values."""
     parser = _Parser(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from utils.precision.probe import NonFinite, find_non_finite
-from utils.runtime.sharding import is_sharded
+from utils.runtime.sharding import is_sharded, local
 
 SHOWN_LAYERS, SHOWN_SAMPLES = 3, 16  # in the short form, for the console
 UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
@@ -29,11 +29,15 @@ class IndexedBatch(Protocol):
 
 @dataclass(frozen=True)
 class RankFinding:
-    """What one rank found: the non-finite layers, and the samples whose logits are not finite."""
+    """What one rank found: the non-finite layers, and the samples whose logits are not finite.
+
+    ``too_large``: of a gradient whose values are finite but whose norm is not, its largest value, in words.
+    """
 
     rank: int
     layers: NonFinite
     samples: list[int]
+    too_large: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class BadStep:
         position = {"step": step, "epoch": epoch, "scale": scale}
         seen = next((finding for finding in findings if finding.layers), None)
         if seen is None:
-            return cls(**position, origin=UNSEEN, rank=None, samples=all_samples)
+            origin = next((finding.too_large for finding in findings if finding.too_large), UNSEEN)
+            return cls(**position, origin=origin, rank=None, samples=all_samples)
         return cls(
             **position,
             origin=seen.layers.origin,
@@ -144,4 +149,14 @@ def examine(
             samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
             if not is_sharded(model):
                 break
-    return RankFinding(rank, found, samples)
+    return RankFinding(rank, found, samples, "" if found else _too_large(model))
+
+
+def _too_large(model: nn.Module) -> str:
+    """If the norm of the gradient overflows, what it is and its largest value."""
+    gradients = {name: local(p.grad).float() for name, p in model.named_parameters() if p.grad is not None}
+    if not gradients or torch.linalg.vector_norm(torch.stack(torch._foreach_norm([*gradients.values()]))).isfinite():
+        return ""
+    largest = {name: float(gradient.abs().max()) for name, gradient in gradients.items() if gradient.numel()}
+    name = max(largest, key=largest.get)
+    return f"the gradient's norm; its values are finite, up to {largest[name]:.1e} in {name}"
