@@ -32,11 +32,12 @@ ready_python() {
 }
 
 # run_pytest FLAGS: on more processes than there are cores, since the tests spend a third of their time waiting; one more
-# takes up to 2 GB. Keeps the order of the files, in which the slowest do not come last.
+# takes up to 2 GB. Keeps the order of the files, in which the slowest do not come last. Compiled modules are kept, for
+# hundreds of processes would compile them anew.
 run_pytest() {
   local cores
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-  "$PYTHON" -m pytest -n $((cores < 6 ? cores + (cores + 1) / 2 : 8)) --dist loadfile --no-loadscope-reorder "$@"
+  PYTHONDONTWRITEBYTECODE= "$PYTHON" -m pytest -n $((cores < 6 ? cores + (cores + 1) / 2 : 8)) --dist loadfile --no-loadscope-reorder "$@"
 }
 
 set_python_if_ready() {

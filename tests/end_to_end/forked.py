@@ -16,7 +16,7 @@ SECONDS = 300
 IMPORTED = [
     "main", "scripts.verification.hooked_main", "scripts.verification.hooks", "utils.train_validation",
     "utils.record.writer", "models", "timm",
-    "torch.utils.tensorboard", "torch._dynamo", "sklearn.datasets", "torch.distributed.fsdp",
+    "torch.utils.tensorboard", "torch._dynamo", "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
 ]  # fmt: skip
 

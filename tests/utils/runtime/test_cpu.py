@@ -51,10 +51,10 @@ from utils.runtime.cpu import keep_freed_memory
 if sys.argv[2] == "kept":
     keep_freed_memory()
 for _ in range(30):  # the heap grows until blocks of this size lie in it side by side
-    torch.ones(1 << 24)
+    torch.ones(9 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    torch.ones(1 << 24)
+    torch.ones(9 << 20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
