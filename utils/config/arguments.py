@@ -73,14 +73,15 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
     for origin, where, layer in layers:
         for name, raw in layer.items():
             label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
-            value, mistake = _convert(OPTIONS[name], raw)
+            takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
+            value, mistake = (None, None) if takes_back else _convert(OPTIONS[name], raw)
             if mistake:
                 mistakes.append(f"{label} {mistake}")
                 unread.add(name)
             else:
                 if origin == FLAG and value != values[name]:
                     changed.add(name)
-                values[name], origins[name] = value, origin
+                values[name], origins[name] = value, DEFAULT if takes_back else origin
     for name in FOR_TRYING_OUT if values["evaluate"] else ():
         if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
             values[name], origins[name] = OPTIONS[name].default, DEFAULT
@@ -125,6 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
         usage="torchrun [--nproc-per-node N] main.py [flag ...]   or   python main.py [flag ...]",
         formatter_class=_HelpFormatter,
         description="Train and validate an image classifier. Without flags: handwritten digits, on any machine.",
+        epilog="A flag overrides the recipe (--config) and the checkpoint (--resume); with the value none, an optional "
+        "one takes back what they set: --ema-decay none.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -259,6 +262,12 @@ def _recipe_path(config: str) -> Path | None:
 
 
 # ---------------------------------------------------------------------------------- conversion
+
+
+def _takes_back(option: dataclasses.Field, raw: Any) -> bool:
+    """Whether a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it."""
+    optional = option.default is None and option.metadata["in_recipe"]
+    return optional and raw in ("none", ["none"]) and "none" not in (option.metadata["choices"] or ())
 
 
 def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:

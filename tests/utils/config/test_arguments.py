@@ -64,6 +64,27 @@ def test_no_flag_switches_off_what_the_recipe_switched_on(recipe):
     assert (args.optimisation.nesterov, args.model.channels_last) == (False, "on")
 
 
+def test_none_takes_back_what_a_recipe_or_a_checkpoint_sets(recipe):
+    path = recipe("ema-decay: 0.9\nfreeze: [features]\nclip-grad-norm: 1\nglobal-batch-size: 96\n")
+    flags = ["--ema-decay", "none", "--freeze", "none", "--drop", "none", "--global-batch-size=none"]
+    args = arguments.parse(["--config", path, *flags], 2, {"drop": 0.1, "optimizer": "adamw"})
+    assert (args.average.ema_decay, args.model.freeze, args.model.drop) == (None, None, None)
+    assert (args.data.batch_size, args.data.global_batch_size) == (64, 128)
+    assert (args.optimisation.clip_grad_norm, args.optimisation.optimizer) == (1, "adamw")
+    assert [args.origins[name] for name in ("ema_decay", "freeze", "drop")] == ["default"] * 3
+    assert args.changed == {"config", "ema_decay", "freeze", "drop", "global_batch_size"}
+
+
+def test_none_is_no_value_of_an_optional_setting_but_of_those_that_list_it():
+    whole = arguments.parse([])
+    optional = [option for _, option in all_settings() if option.default is None and option.metadata["in_recipe"]]
+    for option in (option for option in optional if option.metadata["type"] is not bool):
+        args = arguments.parse([flag_of(option.name), "none"])
+        listed = "none" in (option.metadata["choices"] or ())
+        assert args.values()[option.name] == (["none"] if listed else whole.values()[option.name]), option.name
+        assert args.origins[option.name] == ("flag" if listed else whole.origins[option.name])
+
+
 def test_without_arguments_every_setting_has_its_default_or_follows_from_one():
     args = arguments.parse([])
     derived = {"lr": 0.1, "global_batch_size": 64, "arch": "conv2"}
