@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
     names = {recipe for recipe, _ in counted}
-    print(f"{len(found)} finished runs, {len(counted)} of them of {len(names)} recipes: {path}")
+    plural = "" if len(names) == 1 else "s"
+    print(f"{len(found)} finished runs, {len(counted)} of them of {len(names)} recipe{plural}: {path}")
     return 0
 
 

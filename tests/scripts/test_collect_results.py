@@ -39,7 +39,7 @@ def runs(tmp_path):
 def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, monkeypatch):
     page = tmp_path / "results.md"
     code, said = collect([runs, "--output", page], capsys, monkeypatch)
-    assert code == 0 and said.out == f"5 finished runs, 3 of them of 1 recipes: {page}\n"
+    assert code == 0 and said.out == f"5 finished runs, 3 of them of 1 recipe: {page}\n"
     mean, deviation = statistics.fmean(TOP1.values()), statistics.stdev(TOP1.values())
     assert cells(page, "digits/fc") == [
         "digits/fc", "fc", "20", f"{mean:.2f} ± {deviation:.2f} % (3)", "98.50 ± 0.00 %", "none known", "30 s",
