@@ -38,13 +38,14 @@ def spread(values: Sequence[float]) -> str:
 def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> None:
     """One row a finished run, in the order of ``trials``; accuracies in percent.
 
-    ``max_val_batches``: how many batches of the validation set they are of; empty for all.
+    ``trained_epochs``: fewer than ``epochs``, which may be among the values, after an early stop. ``max_val_batches``:
+    how many batches of the validation set they are of; empty for all.
     """
     varied = [value.partition("=")[0] for value in trials[0].point]
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
-        out.writerow([*varied, "seed", "val_top1", "best_top1", "epochs", "seconds", "max_val_batches", "folder"])
+        out.writerow([*varied, "seed", "val_top1", "best_top1", "trained_epochs", "seconds", "max_val_batches", "folder"])
         for trial in trials:
             if trial in results:
                 result = results[trial]

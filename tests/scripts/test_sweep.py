@@ -144,6 +144,16 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
     assert (tmp_path / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
+    planned = trials("digits/fc", ["epochs=3,2"], 1, ["--early-stopping", "1"])
+    for number, trial in enumerate(planned):
+        keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0])
+    report.write_csv(tmp_path / "sweep.csv", planned, jobs.finished(tmp_path, planned))
+    with open(tmp_path / "sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epochs"], row["trained_epochs"]) for row in rows] == [("3", "2"), ("2", "2")]
+
+
 def test_figures_of_a_cut_validation_are_marked(tmp_path):
     planned = trials("digits/fc", [], 1, ["--epochs", "2", "--max-val-batches", "3"])
     keep_run(tmp_path / "runs" / "0", planned[0].flags, [91.0, 92.0])
