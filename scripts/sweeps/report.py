@@ -45,7 +45,9 @@ def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunRe
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
-        out.writerow([*varied, "seed", "val_top1", "best_top1", "trained_epochs", "seconds", "max_val_batches", "folder"])
+        out.writerow(
+            [*varied, "seed", "val_top1", "best_top1", "trained_epochs", "seconds", "max_val_batches", "folder"]
+        )
         for trial in trials:
             if trial in results:
                 result = results[trial]

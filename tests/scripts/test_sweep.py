@@ -69,7 +69,7 @@ def test_a_value_of_a_setting_with_several_is_joined_by_plus():
         (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
-        (["digits/fc", "--set", "lr=0.1,none"], "--lr 'none': must be a number"),
+        (["digits/fc", "--set", "lr=0.1,fast"], "--lr 'fast': must be a number"),
         (["digits/fc", "--set", "nesterov=1"], "--set nesterov=1: the values of --nesterov are true and false"),
         (["digits/fc", "--set", "seed=1,2"], "--seed cannot be varied"),
         (["digits/fc", "--set", "print-freq=1,2"], "--print-freq cannot be varied"),
