@@ -37,7 +37,8 @@ ready_python() {
 run_pytest() {
   local cores
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-  PYTHONDONTWRITEBYTECODE= "$PYTHON" -m pytest -n $((cores < 6 ? cores + (cores + 1) / 2 : 8)) --dist loadfile --no-loadscope-reorder "$@"
+  PYTHONDONTWRITEBYTECODE= "$PYTHON" -m pytest -n $((cores < 6 ? cores + (cores + 1) / 2 : 8)) \
+    --dist loadfile --no-loadscope-reorder "$@"
 }
 
 set_python_if_ready() {
