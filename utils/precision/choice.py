@@ -51,7 +51,7 @@ def choose(model: nn.Module, shape: tuple[int, int, int, int], device: torch.dev
     if not has_bf16_units():
         return Choice("off", "this CPU has no units for bfloat16")
     off, bf16 = seconds_of_passes(model, shape, ("off", "bf16"), device)
-    words = f"forward and backward pass take {bf16 / off:.2f} of the time of float32 (measured)"
+    words = f"forward and backward pass take {bf16 / off:.2f} times as long as in float32 (measured)"
     return Choice("bf16" if bf16 < ENOUGH * off else "off", f"in bfloat16 {words}")
 
 

@@ -22,7 +22,7 @@ def units(monkeypatch):
 def test_bf16_is_taken_where_it_saves_a_tenth(units, monkeypatch, ratio, amp):
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: [2.0, 2.0 * ratio])
     chosen = choose(nn.Linear(1, 1), SHAPE, CPU)
-    assert chosen.amp == amp and f"{ratio:.2f} of the time of float32" in chosen.why
+    assert chosen.amp == amp and f"{ratio:.2f} times as long as in float32" in chosen.why
 
 
 def test_without_units_nothing_is_measured(monkeypatch, tmp_path):
