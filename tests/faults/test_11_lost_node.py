@@ -138,9 +138,14 @@ class Machine:
             self.launcher = subprocess.Popen([*map(str, line)], stdout=out, stderr=err, env={**os.environ, **variables})
 
     def die(self):
-        """The machine is gone; its system still answers for its processes."""
-        for pid in ip("netns", "pids", self.space).split():
-            os.kill(int(pid), signal.SIGKILL)
+        """The machine is gone; its system still answers for its processes.
+
+        All stop before one dies: a process that outlived its launcher would agree with the peer's to save and end.
+        """
+        pids = [int(pid) for pid in ip("netns", "pids", self.space).split()]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
         self.launcher.wait(10)
 
     def fall_silent(self):
