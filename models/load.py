@@ -96,6 +96,8 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     newest = checkpoint.newest(folder, warnings.warn, checkpoint.load)
     if newest is None:
         raise UserError(f"{path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
+    if newest[0].name != "last.pt" and (folder / "last.pt").exists():
+        warnings.warn(f"{newest[0]} is taken instead", stacklevel=2)
     return newest
 
 

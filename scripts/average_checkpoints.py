@@ -15,7 +15,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -44,12 +44,15 @@ def main(argv: list[str]) -> int:
     ingredients = [read(Path(path), warn) for path in own.checkpoints]
     refuse_differences(ingredients)
     args = settings(flags, ingredients[0])
+    if own.choose_on == "half" and args.data.max_val_batches:
+        raise UserError("--choose-on half contradicts --max-val-batches: it takes half of all images; give one")
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         kitchen = Kitchen(args, ingredients[0], distributed, own.choose_on)
         soup, tops, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
         print(show(own, soup, kitchen, tops, report))
         made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
-        save(Path(own.output), kitchen.model.state_dict(), ingredients[0].description, made_of)
+        description = as_validated(ingredients[0].description, args, kitchen.components.data.preprocessing.state())
+        save(Path(own.output), kitchen.model.state_dict(), description, made_of)
     print(f"Saved {own.output}")
     print(figures(report, args.data.max_val_batches))
     return 0
@@ -59,7 +62,7 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument(
         "--checkpoints", nargs="+", required=True, metavar="PATH",
-        help="checkpoint files, or run folders, which stand for their final.pt",
+        help="checkpoint files, or run folders, which stand for their newest one",
     )  # fmt: skip
     parser.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
     parser.add_argument(
@@ -106,6 +109,13 @@ def settings(flags: Sequence[str], first: Ingredient) -> Settings:
         average=dataclasses.replace(args.average, ema_decay=None, swa_start_epoch=None),
         optimisation=type(args.optimisation)(lr=1.0),
     )
+
+
+def as_validated(description: dict[str, Any], args: Settings, preprocessing: dict[str, Any]) -> dict[str, Any]:
+    """The first checkpoint's ``description`` with what flags replaced: the soup evaluates to the figures printed."""
+    values = args.with_absolute_paths().values()
+    flags = {name: values[name] for name in args.changed if name not in arguments.FOR_TRYING_OUT}
+    return {**description, "preprocessing": preprocessing, "settings": {**description["settings"], **flags}}
 
 
 class Kitchen:

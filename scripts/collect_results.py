@@ -24,7 +24,8 @@ from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
 from scripts.common.runs import RunResult, matches, read_run, run_folders
 from utils.config import arguments
-from utils.config.settings import UserError
+from utils.config.datasets import SPECS
+from utils.config.settings import Settings, UserError
 
 NAME = "collect_results.py"
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +84,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[str], list[tuple[str, RunResult]]]:
-    """The rows, one for each recipe, machine and --name, and the runs that count, each with its recipe's name."""
+    """The table's rows, and the runs that count, each with its recipe's name.
+
+    Runs share a row if they agree in recipe, machine, --name, what they chose by measurement (``--amp auto``) and,
+    where the images are the user's own, their folder.
+    """
     rows, counted = [], []
     for recipe in known:
         line = ["--config", recipe.name]
@@ -92,11 +97,15 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
         except UserError:  # a recipe for any data says too little for a result
             continue
         same = [run for run in found if matches(run.args, args)]
-        kinds = sorted({(run.machine, run.name) for run in same})
-        for kind in kinds:
-            alike = [run for run in same if (run.machine, run.name) == kind]
-            runs = {run.seed: run for run in sorted(alike, key=lambda run: run.folder.name)}
-            rows.append(measured_row(recipe, [runs[seed] for seed in sorted(runs)]))
+        kinds: dict[tuple[str, ...], list[RunResult]] = {}
+        for run in sorted(same, key=lambda run: run.folder.name):
+            kinds.setdefault((run.machine, run.name, *of_its_own(run, args)), []).append(run)
+        for kind in sorted(kinds):
+            rivals = [other for other in kinds if other[:2] == kind[:2]]
+            telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]
+            runs = {run.seed: run for run in kinds[kind]}
+            words = " ".join(filter(None, (kind[1], *telling)))
+            rows.append(measured_row(recipe, words, [runs[seed] for seed in sorted(runs)]))
             counted += [(recipe.name, run) for run in runs.values()]
         if not kinds:
             cells = [
@@ -111,13 +120,23 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
     return rows, counted
 
 
-def measured_row(recipe: Recipe, runs: Sequence[RunResult]) -> str:
-    """The row of a recipe on one machine and of one --name, from a run of each seed."""
+def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
+    """What ``wanted`` leaves open: what the run chose by measurement, such as 'amp bf16', and the user's own images."""
+    chosen = run.args.values()
+    place = [str(chosen["datapath"])] if SPECS[wanted.data.dataname].of_the_user else []
+    return place + [
+        f"{name.replace('_', '-')} {'default' if chosen[name] is None else chosen[name]}"
+        for name in wanted.unmeasured()
+    ]
+
+
+def measured_row(recipe: Recipe, words: str, runs: Sequence[RunResult]) -> str:
+    """The row of a recipe from a run of each seed; ``words`` tell it from its other rows."""
     top1, best = ([getattr(run, name) for run in runs] for name in ("top1", "best_top1"))
     seeds = " ".join(str(run.seed) for run in runs)
     return row(
         [
-            f"{recipe.name} ({runs[0].name})" if runs[0].name else recipe.name,
+            f"{recipe.name} ({words})" if words else recipe.name,
             runs[0].network,
             "/".join(map(str, sorted({run.epochs for run in runs}))),
             f"{spread(top1)} ({len(runs)})",

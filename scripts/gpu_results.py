@@ -141,13 +141,17 @@ def measure(job: Job, about: dict[str, str]) -> int:
     own = job.own
     print(", ".join(f"{name} {value}" for name, value in about.items() if value), flush=True)
     results = {piece.name: earlier(job, piece) for piece in PIECES}
+    for name, one in results.items():
+        if one.get("tiny", own.tiny) != own.tiny:
+            kind = "of --tiny, which mean nothing" if one["tiny"] else "that were measured, not tried out with --tiny"
+            raise UserError(f"--output {job.folder}: holds figures {kind} ({name}); give another folder")
     for piece in chosen(own):
         if results[piece.name]["state"] == DONE:
             print(f"{piece.name}: finished before", flush=True)
             continue
         results[piece.name] = take(job, piece, about)
         report.write(job.folder, about, results)
-    print(f"\n{report.as_text(results)}\n\nFiles: {job.folder}", flush=True)
+    print(f"\n{report.as_text(about, results)}\n\nFiles: {job.folder}", flush=True)
     report.write(job.folder, about, results)
     states = [results[piece.name]["state"] for piece in chosen(own)]
     return 1 if FAILED in states else LEFT if WAITING in states else 0
@@ -180,8 +184,10 @@ def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
         print(f"{piece.name}: {why}", flush=True)
         return result(piece, FAILED, why)
     took = round(time.monotonic() - began, 1)
-    done = result(piece, DONE, "", lines) | {"seconds": took, "gpu before": before, "gpu after": nvidia_smi()}
-    report.replace(job.folder / "pieces" / f"{piece.name}.json", report.as_json(done | {"machine": about}))
+    done = result(piece, DONE, "", lines) | {
+        "seconds": took, "tiny": job.own.tiny, "gpu before": before, "gpu after": nvidia_smi(), "machine": about,
+    }  # fmt: skip
+    report.replace(job.folder / "pieces" / f"{piece.name}.json", report.as_json(done))
     shown = [report.cells(piece.name, line) for line in lines]
     print("\n".join("    " + "  ".join(filter(None, cells[1:])) for cells in shown), f"  [{took:.0f} s]", flush=True)
     return done

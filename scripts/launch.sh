@@ -25,6 +25,10 @@ elif [[ $* != --list ]]; then # a flag in the place of RECIPE or DATA
   exit 2
 fi
 
+if [[ $* != --list && -n ${NNODES:-} && (-z ${RDZV_ENDPOINT:-} || -z ${RDZV_ID:-}) ]]; then
+  echo "launch.sh: NNODES is set, so RDZV_ENDPOINT (HOST:PORT of one machine) and RDZV_ID (any name) must be too" >&2
+  exit 2
+fi
 trap 'exit 75' TERM USR1 # stopped before training
 if ! find_python requirements.txt; then
   echo "No Python here meets requirements.txt; 'bash scripts/quickstart.sh' installs what is missing into .venv" >&2

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     seconds = time.monotonic() - began
     bad = f", {failed:,} of them could not be read (column error)" if failed else ""
     where = f": {own.output}" if own.output else ""
-    print(f"{total:,} images in {seconds:.1f} s{bad}{where}", file=sys.stderr)
+    print(f"{total:,} image{'s' * (total != 1)} in {seconds:.1f} s{bad}{where}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -87,6 +87,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     if own.top_k > len(loaded.classes):
         raise UserError(f"--top-k {own.top_k}: {loaded.path} knows only {len(loaded.classes)} classes")
     workers = cores_per_process(1) if predictor.workers == "auto" else predictor.workers
+    log(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
     batches = stream(
         names, loaded.preprocessing, predictor.batch_size, workers, device=predictor.device,
         channels_last=predictor.channels_last,

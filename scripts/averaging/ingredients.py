@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 
 from utils.checkpoint import checkpoint
-from utils.checkpoint.inventory import CONTENTS, inventory
 from utils.config.settings import UserError
 
 DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
@@ -29,22 +26,25 @@ class Ingredient(NamedTuple):
 
 
 def read(path: Path, warn: Callable[[str], None]) -> Ingredient:
-    """A checkpoint file, or the ``final.pt`` of a run folder, its newest one if the run is not finished."""
+    """A checkpoint file, or the newest one of a run folder."""
     if path.is_dir():
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         newest = checkpoint.newest(folder, warn, checkpoint.load)
         if newest is None:
             raise UserError(f"--checkpoints {path}: holds no checkpoint that can be loaded")
         path, state = newest
-        if (folder / "final.pt").is_file():
-            path, state = folder / "final.pt", checkpoint.load(folder / "final.pt")
     else:
         state = checkpoint.load(path)
     lacking = [key for key in DESCRIPTION if key not in state]
     if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
         raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")
-    description = {key: state[key] for key in DESCRIPTION}
-    return Ingredient(path, checkpoint.weights_of(state, path), description)
+    weights = checkpoint.weights_of(state, path)
+    if checkpoint.average_moved_since_validation(state) and any(name.endswith("running_mean") for name in weights):
+        warn(
+            f"{path} was saved between two validations: the batch-norm statistics of its average are of other weights, "
+            "so its own top1, by which a greedy soup chooses, may be much too low"
+        )
+    return Ingredient(path, weights, {key: state[key] for key in DESCRIPTION})
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
@@ -94,10 +94,7 @@ def save(path: Path, weights: Weights, description: dict[str, Any], made_of: dic
     ``made_of`` says what they are the mean of. Raises ``UserError`` if it cannot be written.
     """
     cpu = {name: value.detach().cpu() for name, value in weights.items()}
-    state = {**description, "model": cpu, "ema": None, "soup": made_of}
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            torch.save({**state, CONTENTS: inventory(state)}, file)
-        os.replace(file.name, path)
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"--output {path}: cannot be written ({error})") from error
+        checkpoint.write_whole(path, {**description, "model": cpu, "ema": None, "soup": made_of})
+    except UserError as error:
+        raise UserError(f"--output: {error}") from error

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import torch
-from PIL import UnidentifiedImageError
 from torch.utils.data import Dataset
 
 from utils.config.settings import UserError
-from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
+from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole, why_unreadable
 from utils.data.preprocessing import Preprocessing
 from utils.data.sets.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.sources import empty_batch
@@ -214,6 +213,4 @@ def _problem_of(path: str) -> str | None:
 def reason(error: Exception) -> str:
     """Why an image cannot be decoded, in one line that does not repeat its path."""
     cause = error.__cause__ if isinstance(error, UserError) and isinstance(error.__cause__, Exception) else error
-    if isinstance(cause, UnidentifiedImageError):
-        return "is no image of a known format"
-    return " ".join(str(cause).split()) or type(cause).__name__
+    return why_unreadable(cause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config import arguments
+from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
 
@@ -57,6 +59,15 @@ def matches(args: Settings, wanted: Settings) -> bool:
     """Whether a run with ``args`` is of the experiment ``wanted``, of which a value to be measured may be any."""
     ours, theirs = identity(args), identity(wanted)
     return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
+
+
+def counts_for(args: Settings, wanted: Settings) -> bool:
+    """Whether a finished run with ``args`` can stand for ``wanted``: equal settings, and the same images.
+
+    A data set's name tells which those are, but of the user's own images (``--dataname folder``) only their place does.
+    """
+    places = {os.path.realpath(one.data.datapath or "") for one in (args, wanted)}
+    return matches(args, wanted) and (len(places) == 1 or not SPECS[wanted.data.dataname].of_the_user)
 
 
 def run_folders(root: Path) -> Iterator[Path]:

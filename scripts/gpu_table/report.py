@@ -45,18 +45,25 @@ def aim(line: Line) -> str:
     return "" if line.aim is None else f"{'at least' if line.at_least else 'at most'} {line.aim:g}"
 
 
-def as_rows(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """The table's rows of the pieces' results, which are as in their files; a piece without lines has one."""
+def as_rows(machine: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """The table's rows of the pieces' results, which are as in their files; a piece without lines has one.
+
+    The last column also says what was different from ``machine``, the table's, when an earlier call measured a piece.
+    """
     rows = []
     for name, result in results.items():
         lines = [Line(**fields) for fields in result["lines"]]
-        rows += [cells(name, line) for line in lines or [Line(result["what"], note=result["why"])]]
+        its_own = result.get("machine", machine)
+        other = ", ".join(f"{key} {value}" for key, value in its_own.items() if value != machine.get(key))
+        for line in lines or [Line(result["what"], note=result["why"])]:
+            *others, last = cells(name, line)
+            rows.append([*others, "; ".join(filter(None, (last, other and f"with {other}")))])
     return rows
 
 
-def as_text(results: Mapping[str, Mapping[str, Any]]) -> str:
+def as_text(machine: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
     """Aligned columns: words to the left, figures to the right."""
-    rows = [list(HEADERS), *as_rows(results)]
+    rows = [list(HEADERS), *as_rows(machine, results)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
     lines = [
@@ -72,14 +79,14 @@ def as_text(results: Mapping[str, Mapping[str, Any]]) -> str:
 def as_markdown(machine: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
     """A page: the machine and the table."""
     head = "\n".join(f"- {name}: {value}" for name, value in machine.items() if value)
-    rows = [HEADERS, ["---"] * len(HEADERS), *as_rows(results)]
+    rows = [HEADERS, ["---"] * len(HEADERS), *as_rows(machine, results)]
     body = "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)
     return f"# GPU results\n\n{head}\n\n{body}\n"
 
 
 def write(folder: Path, machine: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> None:
     """Write table.txt, table.md and results.json, and the archive, each replaced as a whole."""
-    replace(folder / "table.txt", as_text(results) + "\n")
+    replace(folder / "table.txt", as_text(machine, results) + "\n")
     replace(folder / "table.md", as_markdown(machine, results))
     replace(folder / "results.json", as_json({"machine": machine, "pieces": results}))
     pack(folder)

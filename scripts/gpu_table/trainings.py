@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scripts.common.runs import RunResult, read_run, run_folders
+from scripts.common.runs import RunResult, counts_for, read_run, run_folders
 from scripts.gpu_table.job import Job, PieceFailure
 from scripts.gpu_table.lines import RATIO, Line, figure
 from utils.config import arguments
@@ -27,22 +27,28 @@ TINY = {
 def trained(job: Job, recipe: str, seeds: int, data: str) -> list[RunResult]:
     """The finished runs of ``recipe``, which sweep.py makes or completes; their folders are those of the table."""
     seeds = 1 if job.own.tiny else seeds
-    flags = ("--epochs", 1, "--amp", "off", *TINY[recipe]) if job.own.tiny else ()
     job.run(
         "scripts/sweep.py", recipe, "--seeds", seeds, "--output", sweep_folder(job, recipe), "--datapath", data,
-        "--device", job.device, *flags,
+        "--device", job.device, *flags(job, recipe),
     )  # fmt: skip
-    return finished(job, recipe)
+    return finished(job, recipe, data)
+
+
+def flags(job: Job, recipe: str) -> tuple[object, ...]:
+    """What is not as in the recipe."""
+    return ("--epochs", 1, "--amp", "off", *TINY[recipe]) if job.own.tiny else ()
 
 
 def sweep_folder(job: Job, recipe: str) -> Path:
     return job.folder / "sweeps" / recipe.replace("/", "_")
 
 
-def finished(job: Job, recipe: str) -> list[RunResult]:
-    """The runs of ``recipe`` that are finished, by seed."""
+def finished(job: Job, recipe: str, data: str) -> list[RunResult]:
+    """The finished runs that have the settings of ``recipe`` as it is now, the newest of each seed, by seed."""
     runs = filter(None, map(read_run, run_folders(sweep_folder(job, recipe) / "runs")))
-    return sorted(runs, key=lambda run: run.seed)
+    wanted = arguments.parse(["--config", recipe, "--datapath", data, *map(str, flags(job, recipe))])
+    by_seed = {run.seed: run for run in sorted(runs, key=lambda run: run.folder.name) if counts_for(run.args, wanted)}
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def has_recipe(recipe: str) -> bool:
@@ -118,7 +124,7 @@ def airbench(job: Job) -> list[Line]:
         figure(f"{script.name}, {len(top1)} run(s): top-1", "%", [100 * value for value in top1]),
         figure(f"{script.name}: its clock", "s", seconds),
     ]
-    ours = [clocked_seconds(run) for run in finished(job, FAST)]
+    ours = [clocked_seconds(run) for run in finished(job, FAST, job.own.cifar10)]
     if not ours:
         return [*lines, Line(f"{FAST} beside it", note="left out: the piece 'fast' has no runs")]
     a, b = statistics.median(ours), statistics.median(seconds)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from scripts.common.runs import matches
 from utils.config import arguments
 from utils.config.arguments import OPTIONS
 from utils.config.settings import Settings, UserError, flag_of
@@ -46,6 +47,10 @@ def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Seque
                 made.append(Trial(point, seed, tuple(flags), arguments.parse(flags)))
             except UserError as error:
                 mistakes |= dict.fromkeys(error.mistakes)
+    for one, other in itertools.combinations([trial for trial in made if trial.seed == 0], 2):
+        if matches(one.args, other.args) or matches(other.args, one.args):  # a run of one would count for both
+            same = f"--set: {' '.join(one.point)} and {' '.join(other.point)} may be the same training; leave one out"
+            mistakes.setdefault(same)
     if mistakes:
         raise UserError(*mistakes)
     return made

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.common.runs import RunResult, matches, read_run, run_folders
+from scripts.common.runs import RunResult, counts_for, read_run, run_folders
 from scripts.sweeps.grid import Trial
 from utils.config.settings import UserError
 
@@ -55,7 +55,7 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
     for folder in run_folders(runs):
         result = read_run(folder)
         for trial in trials if result else ():
-            if trial.seed == result.seed and matches(result.args, trial.args):
+            if trial.seed == result.seed and counts_for(result.args, trial.args):
                 found[trial] = result
     return found
 

@@ -97,6 +97,13 @@ def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_
     assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
 
 
+def test_several_machines_without_a_meeting_point_are_told_what_to_set(environment, tmp_path):
+    several = environment | {"NNODES": "2", "RDZV_ID": "one"}
+    done = run("bash", SCRIPTS / "launch.sh", "digits/fc", env=several, cwd=tmp_path, code=2)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert done.stderr.startswith("launch.sh: NNODES is set, so RDZV_ENDPOINT")
+
+
 def test_a_recipe_of_digits_needs_no_folder_of_images(environment, tmp_path):
     for place in ([], ["DATA"]):  # which is said to do nothing
         flags = ["--device", "cpu", "--dry-run", "--epochs", "3"]

@@ -14,6 +14,7 @@ from scripts.common.recipes import MEASURED, NOT_MEASURED, REFERENCE, read_recip
 from tests.utils.data.test_readers import write_idx
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
+from utils.config.auto_augment import read_policy
 from utils.config.datasets import SPECS
 
 FOUND = {recipe.name: recipe for recipe in recipes()}
@@ -85,6 +86,11 @@ def test_a_recipe_opens_with_its_source_its_command_and_its_figures(name):
 @pytest.mark.parametrize("name", MANY_GPUS)
 def test_a_recipe_for_many_gpus_keeps_its_batch_on_any_number_of_them(name):
     assert len({parsed(name, n).data.global_batch_size for n in (1, 2, 3, 8, 64)}) == 1
+
+
+def test_randaugment_of_the_vision_transformer_applies_each_drawn_operation_as_big_visions_does():
+    policy = read_policy(parsed("imagenet/vit_small_patch16_bigvision").augmentation.auto_augment)
+    assert {name: policy.options[name] for name in ("n", "m", "p")} == {"n": 2, "m": 10, "p": 1}
 
 
 def test_a_header_is_read_part_by_part(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What ``load_model`` gives predicts what the run reported, for networks of every origin, and nothing else loads."""
 
 import re
+import shutil
 import warnings
 from pathlib import Path
 
@@ -205,6 +206,13 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_one_line(run, tmp_path, chang
     with pytest.raises(UserError, match=words) as caught:
         load_model(path)
     assert len(caught.value.mistakes) == 1
+
+
+def test_a_folder_with_a_damaged_last_checkpoint_says_which_one_it_takes_instead(run, tmp_path):
+    shutil.copy(run / "checkpoints/final.pt", tmp_path)
+    (tmp_path / "last.pt").write_bytes(b"garbage" * 50)
+    with pytest.warns(UserWarning, match=r"final\.pt is taken instead"):
+        assert load_model(tmp_path).path == tmp_path / "final.pt"
 
 
 def test_files_that_are_no_checkpoints_are_one_line_each(run, tmp_path):

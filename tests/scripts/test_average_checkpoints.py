@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 import main
 from models import build_model, load_model
 from scripts import average_checkpoints
-from scripts.averaging.ingredients import mean
+from scripts.averaging.ingredients import mean, read, save
 from scripts.averaging.soup import greedy, uniform
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
@@ -118,6 +118,47 @@ def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, cap
     assert [path.name for path in tmp_path.iterdir()] == ["soup.pt"], "nothing else is left"
 
 
+def test_a_soup_that_flags_show_other_pixels_evaluates_as_printed(runs, tmp_path, capsys):
+    flags = ("--mean", "0.9", "--tta", "flip")
+    lines = cooked(capsys, "--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", *flags)
+    assert lines[-1] == evaluated(capsys, tmp_path / "soup.pt")
+    assert load_model(tmp_path / "soup.pt").preprocessing.mean == (0.9,)
+
+
+def test_an_average_that_has_moved_since_its_statistics_were_computed_is_warned_of(runs, tmp_path):
+    state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
+    average = {"model": state["model"] | {"bn.running_mean": torch.zeros(1)}}
+    progress = state["progress"] | {"validated_step": state["progress"]["step"] - 1}
+    torch.save(state | {"ema": average, "progress": progress}, tmp_path / "moved.pt")
+    warned = []
+    read(tmp_path / "moved.pt", warned.append)
+    assert len(warned) == 1 and "was saved between two validations" in warned[0]
+
+
+def test_a_run_that_went_on_after_its_end_stands_for_its_newest_checkpoint(runs, tmp_path):
+    state = checkpoint.load(checkpoint.Path(runs[0]) / "checkpoints/final.pt")
+    torch.save(state, tmp_path / "final.pt")
+    later = state | {"progress": state["progress"] | {"step": state["progress"]["step"] + 1}}
+    torch.save(later, tmp_path / "last.pt")
+    assert read(tmp_path, warn=print).path == tmp_path / "last.pt"
+
+
+def test_a_soup_is_readable_like_any_new_file_and_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    weights = {"w": torch.zeros(3)}
+    save(tmp_path / "soup.pt", weights, {"arch": "fc"}, {"method": "uniform"})
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "soup.pt").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+    def full(state, file):
+        file.write(b"half of it")
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="^--output: cannot write .*second.pt"):
+        save(tmp_path / "second.pt", weights, {"arch": "fc"}, {"method": "uniform"})
+    assert {path.name for path in tmp_path.iterdir()} == {"soup.pt", "other"}
+
+
 def test_training_begins_from_a_soup_and_does_not_continue_it(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cooked(capsys, "--checkpoints", *runs[:2], "--output", "soup.pt")
@@ -198,7 +239,7 @@ def refused(*line):
 
 def test_another_network_is_refused_in_a_line(runs, tmp_path):
     (line,) = refused("--checkpoints", runs[0], runs[3], runs[1], "--output", tmp_path / "soup.pt")
-    assert line.startswith(f"--checkpoints {runs[3]}/checkpoints/final.pt: has another network than {runs[0]}")
+    assert line.startswith(f"--checkpoints {runs[3]}/checkpoints/last.pt: has another network than {runs[0]}")
     assert line.endswith("conv2 where that has fc") and not any(tmp_path.iterdir())
 
 
@@ -227,4 +268,7 @@ def test_mistakes_of_the_command_line_are_reported_before_any_work(runs, tmp_pat
     assert "exists already" in lines[2] and (tmp_path / "there.pt").read_text() == "mine"
     assert "its folder does not exist" in refused("--checkpoints", *runs[:2], "--output", tmp_path / "no/soup.pt")[0]
     assert refused("--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", "--evaluate")
+    half = ("--method", "greedy", "--choose-on", "half", "--max-val-batches", "1")
+    (line,) = refused("--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", *half)
+    assert line.startswith("--choose-on half contradicts --max-val-batches")
     assert refused("--checkpoints", runs[0], tmp_path, "--output", tmp_path / "soup.pt")[0].endswith("can be loaded")

@@ -26,6 +26,7 @@ from scripts.gpu_table import job as jobs
 from scripts.gpu_table import pieces, report, tiny, trainings
 from scripts.gpu_table.job import Job, OutOfTime, PieceFailure
 from scripts.gpu_table.lines import DIFFERENCE, RATIO, Line, benchmark_lines, figure
+from tests.scripts.test_sweep import keep_run
 from utils.config.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,6 +279,23 @@ def test_a_piece_that_resumes_begins_with_less_time_than_it_takes(made_up_pieces
     assert made_up_pieces.asked == ["b"]  # which fails
 
 
+def test_figures_of_the_tiny_form_are_never_shown_as_measured(made_up_pieces, tmp_path):
+    made_up_pieces.failing = False
+    assert gpu_results.main(["--output", str(tmp_path), "--tiny", "--cifar10", ".", "--imagenette", "."]) == 0
+    with pytest.raises(UserError, match="holds figures of --tiny, which mean nothing"):
+        gpu_results.main(["--output", str(tmp_path)])
+
+
+def test_a_row_measured_by_another_commit_says_so(made_up_pieces, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": "aaa"})
+    assert gpu_results.main(["--output", str(tmp_path)]) == 1  # b fails
+    made_up_pieces.failing = False
+    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": "bbb"})
+    assert gpu_results.main(["--output", str(tmp_path)]) == 0
+    a, b, c = (tmp_path / "table.txt").read_text().splitlines()[2:]
+    assert a.endswith("met; with commit aaa") and b.endswith("met") and c.endswith("met; with commit aaa")
+
+
 @pytest.mark.parametrize("error", [PieceFailure("why"), ZeroDivisionError("why")])
 def test_a_failed_piece_is_named_measured_again_and_spoils_no_other(made_up_pieces, tmp_path, capsys, error):
     made_up_pieces.error = error
@@ -351,6 +369,14 @@ def test_airbenchs_clock_counts_training_warmed_up_and_the_last_validation(tmp_p
     (tmp_path / "metrics.csv").write_text("epoch,step,images_per_second,seconds\n" + "\n".join(rows) + "\n")
     run = SimpleNamespace(folder=tmp_path, args=SimpleNamespace(data=SimpleNamespace(global_batch_size=512)))
     assert trainings.clocked_seconds(run) == pytest.approx(2 + (2 + 1 + 2) + 0.75)
+
+
+def test_runs_of_a_recipe_that_has_changed_since_do_not_count(tmp_path):
+    flags = ["--config", trainings.FAST, "--datapath", "D"]
+    for name, more in {"1": ["--seed", "1"], "2": ["--seed", "0"], "3": ["--seed", "0", "--lr", "1"]}.items():
+        keep_run(tmp_path / "sweeps" / "cifar10_fast" / "runs" / name, [*flags, *more], [94.0] * 8)
+    job = Job(Namespace(**{**vars(own()), "tiny": False}), tmp_path)
+    assert [run.folder.name for run in trainings.finished(job, trainings.FAST, "D")] == ["2", "1"]
 
 
 def test_an_aim_is_a_least_or_a_largest_value():

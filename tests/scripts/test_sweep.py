@@ -69,6 +69,8 @@ def test_a_value_of_a_setting_with_several_is_joined_by_plus():
         (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
+        (["digits/fc", "--set", "lr=0.1,1e-1"], "--set: lr=0.1 and lr=1e-1 may be the same training; leave one out"),
+        (["digits/fc", "--set", "amp=off,auto"], "--set: amp=off and amp=auto may be the same training"),
         (["digits/fc", "--set", "lr=0.1,fast"], "--lr 'fast': must be a number"),
         (["digits/fc", "--set", "nesterov=1"], "--set nesterov=1: the values of --nesterov are true and false"),
         (["digits/fc", "--set", "seed=1,2"], "--seed cannot be varied"),
@@ -122,6 +124,16 @@ def test_finished_runs_are_found_by_their_settings_and_seed(tmp_path):
     keep_run(tmp_path / "other device", [*planned[2].flags, "--device", "cpu", "--amp", "off"], [80.0, 90.0])
     assert set(jobs.finished(tmp_path, planned)) == {planned[3]}  # --amp shapes the result, --device does not
     assert identity(planned[0].args) == identity(planned[1].args) != identity(planned[2].args)
+
+
+def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
+    def planned(place, recipe="imagenette/resnet10t"):
+        return trials(recipe, [], 1, ["--datapath", str(tmp_path / place), "--epochs", "9"])
+
+    keep_run(tmp_path / "run", planned("flowers")[0].flags, [80.0] * 9)
+    assert len(jobs.finished(tmp_path, planned("flowers"))) == 1 and not jobs.finished(tmp_path, planned("birds"))
+    keep_run(tmp_path / "other", planned("here", "cifar10/conv2")[0].flags, [80.0] * 9)
+    assert len(jobs.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, "these are the same images anywhere"
 
 
 def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
