@@ -11,6 +11,7 @@ from PIL import Image
 import main
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import FLAGS, begin, copy_of, told
+from utils.checkpoint.resume import SHAPES_STATE
 from utils.config.arguments import parse
 from utils.config.settings import all_settings, as_flag
 from utils.optim.lr_policy import build_lr_policy
@@ -90,7 +91,7 @@ def test_each_setting_that_shapes_the_result_is_refused_with_both_values(run, ca
     )
     given = on if OTHER[name] is None else f"{flag} {OTHER[name]}"
     assert code == 2 and line.startswith(f"main.py: {given}: ") and f"was made with {as_flag(name, begun)}; " in line
-    assert "--resume-override" in line
+    assert ("--resume-override" in line) == (name not in SHAPES_STATE), "which it would refuse, too"
 
 
 def test_all_differences_are_told_at_once_and_nothing_is_touched(run, capsys):
@@ -210,6 +211,18 @@ def test_with_another_batch_the_next_epoch_begins_and_the_schedule_keeps_its_pla
     code, lines = told(capsys, (*line, "--max-steps", STEPS + 7 + 5))
     assert code == 0 and "after step 7 of an epoch, epoch 3 begins" in lines[-1]
     assert told(capsys, (*CPU, "--resume", run)) == (0, [])  # stopped and continued, as any run
+    policy = build_lr_policy(parse(["--epochs", "3"]).optimisation, steps)
+    assert rates(run)[3] == pytest.approx(policy(3 * steps - 1), rel=1e-5)
+    assert load(run, "final.pt")["progress"]["step"] == STEPS + 7 + steps
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps"),
+    [(("--train-samples", 320), 5), (("--balanced-sampler",), STEPS), (("--repeated-augmentation", 3), STEPS)],
+)
+def test_with_epochs_of_other_samples_the_next_one_begins_and_the_schedule_keeps_its_place(run, capsys, flags, steps):
+    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", *flags))
+    assert code == 0 and "after step 7 of an epoch, epoch 3 begins" in lines[-1]
     policy = build_lr_policy(parse(["--epochs", "3"]).optimisation, steps)
     assert rates(run)[3] == pytest.approx(policy(3 * steps - 1), rel=1e-5)
     assert load(run, "final.pt")["progress"]["step"] == STEPS + 7 + steps

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from utils.checkpoint.progress import NOTHING, Progress
-from utils.checkpoint.resume import ResumePoint
+from utils.checkpoint.progress import Progress
+from utils.checkpoint.resume import SHAPES_STATE, ResumePoint
+from utils.config.groups.loss import LossSettings
 from utils.config.settings import Settings, UserError, as_flag
 
-SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
-SHAPES_PLAN = ("seed", "global_batch_size", "drop_last")  # these and the data decide which samples a step sees
+SHAPES_PLAN = (  # these and the data decide which samples a step sees
+    "seed", "global_batch_size", "drop_last", "train_samples", "balanced_sampler", "repeated_augmentation",
+    "shard_window",
+)  # fmt: skip
 SHAPES_VALIDATION = ("max_val_batches", "val_batch_size")  # which images are validated
+SHOWS_VALIDATION = (  # and how the network sees them
+    "tta", "image_size", "val_image_size", "crop_pct", "crop_mode", "interpolation", "mean", "std",
+)  # fmt: skip
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
+SHAPES_LOSS = (*(option.name for option in dataclasses.fields(LossSettings)), "grad_penalty")
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
 
@@ -62,7 +70,7 @@ def carry_over(
     changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
-    of_others = "data" if data else "validation images" if differences.keys() & set(SHAPES_VALIDATION) else None
+    of_others = "data" if data else _other_validation(differences)
     if of_others or "best_metric" in differences:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"
@@ -71,6 +79,9 @@ def carry_over(
         if progress.step_in_epoch:
             changes.append(_skip_rest(progress, args))
         progress.shifted_steps += progress.epoch * steps_per_epoch - progress.updates
+    if 0 < progress.step_in_epoch < steps_per_epoch and any(name in differences for name in SHAPES_LOSS):
+        progress.forget_sums()
+        changes.append(f"another loss: epoch {progress.epoch + 1}'s training figures are of its remaining steps")
     if of_others or any(name in differences for name in SHAPES_STOPPING):
         progress.wait_anew()
     state = resume_point.state | {
@@ -85,13 +96,19 @@ def carry_over(
     return state, changes
 
 
+def _other_validation(differences: Collection[str]) -> str | None:
+    """What a validation measures on differs where these settings do; None if that stays."""
+    kinds = {"validation images": SHAPES_VALIDATION, "views of the validation images": SHOWS_VALIDATION}
+    return next((kind for kind, names in kinds.items() if any(name in differences for name in names)), None)
+
+
 def _skip_rest(progress: Progress, args: Settings) -> str:
     """Go to the beginning of the next epoch, or of this one if it is the last; gives a line for the log."""
     step = progress.step_in_epoch
     if progress.epoch + 1 < args.optimisation.epochs:
         progress.finish_epoch()
     progress.step_in_epoch = 0
-    progress.epoch_sums, progress.window_sums = list(NOTHING), list(NOTHING)
+    progress.forget_sums()
     return f"steps have other samples now: after step {step} of an epoch, epoch {progress.epoch + 1} begins"
 
 

@@ -123,8 +123,11 @@ class Progress:
         """Count the epoch as done."""
         self.epoch += 1
         self.step_in_epoch = 0
-        self.epoch_sums = list(NOTHING)
-        self.window_sums = list(NOTHING)
+        self.forget_sums()
+
+    def forget_sums(self) -> None:
+        """Begin the training figures of the epoch anew."""
+        self.epoch_sums, self.window_sums = list(NOTHING), list(NOTHING)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -20,6 +20,7 @@ from utils.config.settings import Settings, UserError, all_settings, as_flag, as
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress")
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
+SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
 Warn = Callable[[str], None]
 
@@ -89,8 +90,13 @@ class ResumePoint:
 
     def refuse_differences(self, args: Settings) -> None:
         """Raise ``UserError`` with a line for each of ``differences``."""
-        advice = f"remove the flag, start anew without --resume, or go on like this with {self._override}"
-        if mistakes := [f"{difference}; {advice}" for difference in self.differences(args).values()]:
+        way_out = "remove the flag, start anew without --resume"
+        other_state = way_out.replace(",", " or")
+        way_out += f", or go on like this with {self._override}"
+        if mistakes := [
+            f"{difference}; {other_state if name in SHAPES_STATE else way_out}"
+            for name, difference in self.differences(args).items()
+        ]:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:

@@ -265,9 +265,12 @@ def _recipe_path(config: str) -> Path | None:
 
 
 def _takes_back(option: dataclasses.Field, raw: Any) -> bool:
-    """Whether a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it."""
+    """Whether a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it.
+
+    Not where it is a choice, nor where ``off`` is one: ``--amp none`` would train in fp16 on a GPU.
+    """
     optional = option.default is None and option.metadata["in_recipe"]
-    return optional and raw in ("none", ["none"]) and "none" not in (option.metadata["choices"] or ())
+    return optional and raw in ("none", ["none"]) and {"none", "off"}.isdisjoint(option.metadata["choices"] or ())
 
 
 def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:

@@ -118,11 +118,12 @@ def _optimisation_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator
     clips = [name for name in ("clip_grad_norm", "clip_grad_value", "clip_grad_agc") if getattr(v, name) is not None]
     flags = " and ".join(f"--{name.replace('_', '-')}" for name in clips)
     yield Rule(tuple(clips), len(clips) > 1, f"{flags} are two ways to clip; give one")
-    yield Rule(
-        ("grad_penalty", "compile"),
-        v.grad_penalty and v.compile,
-        "--grad-penalty needs second derivatives, which --compile cannot make; remove one",
-    )
+    for name in ("compile", "matmul_weight_grad"):
+        yield Rule(
+            ("grad_penalty", name),
+            v.grad_penalty and getattr(v, name),
+            f"--grad-penalty needs second derivatives, which --{name.replace('_', '-')} cannot make; remove one",
+        )
 
 
 def _rate_rules(v: SimpleNamespace, is_explicit: IsExplicit, origins: dict[str, str], lr: float) -> Iterator[Rule]:

@@ -80,8 +80,8 @@ _ELSEWHERE = {
 FLAG_OF = {name: flag for flag, names in _ELSEWHERE.items() for name in names.split()}
 _VALUES = {
     "gpu": "cuda", "float16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "bfloat16": "bf16",
-    "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "steplr": "step", "onecycle": "one-cycle",
-    "polynomial": "poly",
+    "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "none": "off", "steplr": "step",
+    "onecycle": "one-cycle", "polynomial": "poly",
     "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "vflip": "vertical-flip", "rrc": "resized-crop",
 }  # fmt: skip
 SHORTEST_PREFIX, MOST_SHOWN = 3, 3

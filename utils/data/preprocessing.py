@@ -17,7 +17,7 @@ from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
 LARGEST_SIZE = 8192  # pixels, more than any network takes
-AS_SET = "as set"
+AS_SET, IMAGENETS = "as set", "ImageNet's, the default"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing,
     """
     own = Preprocessing.of(SPECS[settings.dataname])
     values, taken = asdict(own), {}
-    origins = dict.fromkeys(values, "the data set's own")
+    origins = dict.fromkeys(values, IMAGENETS if SPECS[settings.dataname].of_the_user else "the data set's own")
     if known is not None:
         taken = asdict(known.preprocessing)
         del taken["stored_size"]

@@ -74,6 +74,7 @@ class NonFiniteStepHandler:
             forward=partial(forward, self.model),
             backward=lambda batch, loss: (loss * scale * batch.weight).backward(),
             rank=self.distributed.rank,
+            scaled=resolve_amp(self.args.precision, self.distributed.device) == "fp16",
         )
         self._go_back()
         findings = self.distributed.gather(finding)

@@ -29,10 +29,10 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The trainable parameters of ``model``, or those among ``only``, in groups for an optimizer.
 
-    With one learning rate there is one group, or two without ``decay_norm_bias``: with weight decay, and norms and
-    biases without, the parameters of at most one dimension (the convention of timm and big_vision). Where learning
-    rates differ (``rates``), each has its own such groups, with its ``lr_scale`` and ``name``; then the parameters that
-    a timm network lists in ``no_weight_decay()`` do not decay either.
+    With one learning rate there is one group, or two without ``decay_norm_bias``: with weight decay, and without norms
+    and biases, which are the parameters of at most one dimension, and what a timm network lists in
+    ``no_weight_decay()``, such as a position embedding (the convention of timm). Where learning rates differ
+    (``rates``), each has its own such groups, with its ``lr_scale`` and ``name``.
     """
     wanted = None if only is None else {id(parameter) for parameter in only}
     named = [
@@ -40,28 +40,25 @@ def parameter_groups(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and (wanted is None or id(parameter) in wanted)
     ]
+    patterns = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+
+    def decay_of(name: str, parameter: nn.Parameter) -> float:
+        exempt = parameter.ndim <= 1 or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        return 0.0 if exempt and not settings.decay_norm_bias else settings.weight_decay
+
     rate_of = rates(settings, model)
     if rate_of is None:
-        return _by_weight_decay(settings, [parameter for _, parameter in named])
-    patterns = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+        of_decay: dict[float, list[nn.Parameter]] = {settings.weight_decay: []}
+        for name, parameter in named:
+            of_decay.setdefault(decay_of(name, parameter), []).append(parameter)
+        groups_by_decay = [{"params": params, "weight_decay": decay} for decay, params in of_decay.items()]
+        return [group for group in groups_by_decay if group["params"] or len(of_decay) == 1]
     groups: dict[tuple[Rate, float], dict[str, Any]] = {}
     for name, parameter in named:
-        exempt = parameter.ndim <= 1 or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-        decay = 0.0 if exempt and not settings.decay_norm_bias else settings.weight_decay
-        rate = rate_of[name]
+        rate, decay = rate_of[name], decay_of(name, parameter)
         group = {"params": [], "weight_decay": decay, "lr_scale": rate.scale, "name": rate.name}
         groups.setdefault((rate, decay), group)["params"].append(parameter)
     return list(groups.values())
-
-
-def _by_weight_decay(settings: OptimisationSettings, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-    if settings.decay_norm_bias or settings.weight_decay == 0:
-        return [{"params": parameters, "weight_decay": settings.weight_decay}]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] | None:

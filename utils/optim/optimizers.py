@@ -55,7 +55,8 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
 
     Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are taken as matrices
     (out, in x height x width). Updates are scaled to the size of AdamW's (Liu et al., Muon is scalable for LLM
-    training, 2025), so one learning rate and one weight decay serve both.
+    training, 2025), so one learning rate and one weight decay serve both. Weights that timm's Muon finds no matrices,
+    such as filters of one channel each, take its own AdamW steps, with Nesterov momentum.
     """
     import timm.optim
 
@@ -80,8 +81,10 @@ def _muon_sgd(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.o
     matrices, others = _matrices_and_others(model, "muon-sgd")
     hidden = parameter_groups(settings, model, matrices)
     muon = timm.optim.Muon(
-        [{**group, "weight_decay": 0.0} for group in hidden], lr=settings.lr, momentum=AIRBENCH_MOMENTUM, nesterov=True,
-        ns_steps=AIRBENCH_ITERATIONS, ns_coefficients="original", adjust_lr_fn="original",
+        # Otherwise filters of one channel would take AdamW's steps, at a rate that is many times too high for them.
+        [{**group, "weight_decay": 0.0, "use_muon": True} for group in hidden], lr=settings.lr,
+        momentum=AIRBENCH_MOMENTUM, nesterov=True, ns_steps=AIRBENCH_ITERATIONS, ns_coefficients="original",
+        adjust_lr_fn="original",
     )  # fmt: skip
     muon.register_step_pre_hook(_keep_norms)
     groups = parameter_groups(settings, model, others)
@@ -91,11 +94,11 @@ def _muon_sgd(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.o
 
 @torch.no_grad()
 def _keep_norms(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Scale each matrix or filter bank (out, ...) to the norm sqrt(out)."""
+    """Scale each matrix or filter bank (out, ...) to the norm sqrt(out); one of zeros stays as it is."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                parameter.mul_(len(parameter) ** 0.5 / torch.linalg.vector_norm(parameter))
+                parameter.mul_(len(parameter) ** 0.5 / torch.linalg.vector_norm(parameter).clamp(min=1e-12))
 
 
 def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

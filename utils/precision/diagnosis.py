@@ -123,12 +123,14 @@ def examine(
     forward: Callable[[IndexedBatch], tuple[torch.Tensor, ...]],
     backward: Callable[[IndexedBatch, torch.Tensor], None],
     rank: int,
+    scaled: bool = False,
 ) -> RankFinding:
     """Repeat a step's ``passes`` until one produces a non-finite value.
 
     ``forward`` gives a pass's logits (n, classes), loss and more, ``backward`` takes the loss. Gradients
     are left in place; the caller restores buffers and random state. A compiled network runs uncompiled. A sharded
-    network, which needs all ranks in every pass, goes through all of them.
+    network, which needs all ranks in every pass, goes through all of them. ``scaled``: a gradient scaler is in use,
+    which skips a step for its gradient's values, never for their norm.
     """
     found, samples = NonFinite(), []
     for part in passes:
@@ -149,7 +151,7 @@ def examine(
             samples = [int(index) for index in np.asarray(part.indices)[bad.cpu().numpy()]]
             if not is_sharded(model):
                 break
-    return RankFinding(rank, found, samples, "" if found else _too_large(model))
+    return RankFinding(rank, found, samples, "" if found or scaled else _too_large(model))
 
 
 def _too_large(model: nn.Module) -> str:

@@ -51,8 +51,8 @@ def plan(run: Run, components: Any) -> str:
         *_sizes(components, distributed),
         (
             "Batch",
-            f"{batch.batch_size} a process x {distributed.world_size} x {args.optimisation.accumulate} "
-            f"forward passes a step: {batch.global_batch_size} in total" + (remainder and f", {remainder}"),
+            f"{batch.batch_size} images x {distributed.world_size} process(es) x {args.optimisation.accumulate} "
+            f"forward pass(es): {batch.global_batch_size} in total" + (remainder and f", {remainder}"),
         ),
         *_exchange(args, distributed),
         ("Steps", f"{steps} an epoch x {args.optimisation.epochs} epochs = {total:,}" + _cut(args, total)),

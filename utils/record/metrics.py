@@ -173,8 +173,9 @@ class ValidationMeter(ClassificationMeter):
         bins = torch.bucketize(confidence, self._edges).clamp_(max=BINS - 1).masked_fill_(unknown, NOT_A_NUMBER)
         units = (confidence.double() * UNIT).masked_fill_(unknown, 0).round_().long()
         right, one, base = hits.long(), torch.ones_like(targets), 3 * self.classes
+        answered = (~largest.isnan()).long()  # NaN, as a logit, answers nothing
         places = (
             targets, predicted + self.classes, targets + 2 * self.classes, bins + base, bins + (base + BINS + 1),
             bins + (base + 2 * (BINS + 1)),
         )  # fmt: skip
-        self._class_sums.index_add_(0, torch.cat(places), torch.cat((one, one, right, one, right, units)))
+        self._class_sums.index_add_(0, torch.cat(places), torch.cat((one, answered, right, one, right, units)))

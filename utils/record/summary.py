@@ -136,8 +136,11 @@ def doubts(report: Report, data: Data, steps: int) -> list[str]:
             f"(ln {len(data.classes)} = {guessing:.2f}): the network is sure of wrong answers; what usually helps: a "
             "lower --lr, --warmup-epochs, --clip-grad-norm 1"
         )
-    counts = torch.bincount(data.validation.labels.cpu())
-    share = 100 * counts.max().item() / len(data.validation)
+    if report.by_class is not None:  # of the images that were counted: some may be cut off or unreadable
+        counts = torch.from_numpy(report.by_class.support)
+    else:
+        counts = torch.bincount(data.validation.labels.cpu())
+    share = 100 * counts.max().item() / counts.sum().item()
     if share < 100 and report.top1 <= share + ROUNDING:
         lines.append(
             f"val_top1 {report.top1:.2f} after {steps:,} step(s) is no better than always answering "

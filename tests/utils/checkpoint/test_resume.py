@@ -352,9 +352,10 @@ def test_each_other_setting_is_a_line_with_both_values_and_what_to_do():
     found = found_with(folder="a run", settings={"arch": "conv2", "lr": 0.3, "global_batch_size": 64, "no_such": 1})
     found.refuse_differences(parse(["--lr", "0.3"]))
     with pytest.raises(UserError) as caught:
-        found.refuse_differences(parse(["--lr", "0.5", "--epochs", "7"]))
+        found.refuse_differences(parse(["--lr", "0.5", "--epochs", "7", "--arch", "fc"]))
     advice = "remove the flag, start anew without --resume, or go on like this with --resume 'a run' --resume-override"
     assert caught.value.mistakes == [
+        "--arch fc: run/checkpoints/last.pt was made with --arch conv2; remove the flag or start anew without --resume",
         f"--epochs 7: run/checkpoints/last.pt was made with --epochs 20; {advice}",
         f"--lr 0.5: run/checkpoints/last.pt was made with --lr 0.3; {advice}",
     ]

@@ -119,6 +119,8 @@ WRONG_COMMAND_LINES = [
     ("--clip-grad-norm 1 --clip-grad-value 2", ("--clip-grad-norm", "--clip-grad-value", "give one")),
     ("--clip-grad-value 0", ("--clip-grad-value", "more than 0")),
     ("--grad-penalty 0.1 --compile", ("--grad-penalty", "--compile")),
+    ("--grad-penalty 0.1 --matmul-weight-grad auto", ("--grad-penalty", "--matmul-weight-grad")),
+    ("--amp none", ("--amp 'none': choose from off", "did you mean off?")),
     ("--grad-penalty -1", ("--grad-penalty", "at least 0")),
     ("--workers many", ("--workers", "whole number or auto")),
     ("--channels-last maybe", ("--channels-last", "choose from auto, on, off")),

@@ -43,12 +43,12 @@ def test_images_of_any_size_are_shown_as_to_the_weights():
         )
 
 
-def test_without_weights_everything_is_the_data_sets_own():
+def test_without_weights_images_of_the_users_own_are_shown_as_imagenets():
     found, line = resolved("folder", known=None)
     assert dataclasses.astuple(found) == (
         224, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 0.875, "center", "bilinear", None
     )  # fmt: skip
-    assert line.endswith("(the data set's own)") and line.count("(") == 1
+    assert line.endswith("(ImageNet's, the default)") and line.count("(") == 1
 
 
 def test_images_of_one_size_keep_it_and_are_shown_whole():

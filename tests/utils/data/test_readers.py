@@ -181,17 +181,19 @@ def test_the_fingerprint_changes_with_one_pixel_one_label_and_one_class_name(tmp
         (("--dataname", "cifar10", "--datapath", "{}/three"), "3 classes where cifar10 has 10"),
         (("--dataname", "folder", "--datapath", "{}/three", "--val-split", "0.1"), "already has val/"),
         (("--dataname", "folder", "--datapath", "{}/unknown"), "classes that .* lacks: d"),
+        (("--dataname", "folder", "--datapath", "{}/upper"), "lacks: A; perhaps A for a"),
         (("--dataname", "folder", "--datapath", "{}/hollow"), "hollow/train/b holds no images"),
     ],
 )
 def test_missing_and_wrong_data_is_one_line_that_says_what_to_do(tmp_path, flags, message):
     (tmp_path / "empty").mkdir()
-    for name in ("three", "unknown", "hollow"):
+    for name in ("three", "unknown", "upper", "hollow"):
         for split in ("train", "val"):
             write_folders(tmp_path / name / split, *some(6, 8, 3), ["a", "b", "c"])
     write_folders(tmp_path / "only/train", *some(6, 8, 3), ["a", "b", "c"])
     write_folders(tmp_path / "single", *some(4, 8, 1), ["a"])
     write_folders(tmp_path / "unknown/val", *some(1, 8, 1), ["d"])
+    write_folders(tmp_path / "upper/val", *some(1, 8, 1), ["A"])
     for path in (tmp_path / "hollow/train/b").iterdir():
         path.unlink()
     with pytest.raises(UserError, match=message) as raised:

@@ -90,17 +90,26 @@ def test_another_metric_makes_a_resume_forget_the_best(stopped, capsys, monkeypa
     assert " best_top1=40.0000 best_epoch=4 run=" in output.out.splitlines()[-1]
 
 
-def test_other_validation_images_make_a_resume_forget_the_best(stopped, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "of_other", "cut"),
+    [
+        (("--max-val-batches", "1"), "validation images", " max_val_batches=1"),
+        (("--tta", "flip"), "views of the validation images", ""),
+    ],
+)
+def test_other_validation_images_or_views_make_a_resume_forget_the_best(
+    stopped, capsys, monkeypatch, flags, of_other, cut
+):
     """Otherwise a figure of all images would be the one that figures of a few have to beat."""
     run, _ = stopped
     given = [Report(4.0, 30.0, 90.0, 64)] * 2
     monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
-    more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", "--max-val-batches", "1"]
+    more = ["--resume", str(run), "--resume-override", "--early-stopping", "9", *flags]
     assert main.main([*more, "--device", "cpu", "--max-steps", "92"]) == 0
     output = capsys.readouterr()
-    assert "the best result so far is of other validation images, and is forgotten" in output.err
+    assert f"the best result so far is of other {of_other}, and is forgotten" in output.err
     last = output.out.splitlines()[-1]
-    assert " max_val_batches=1 val_epoch=4 best_top1=30.0000 best_epoch=4 best_loss=4.0000 run=" in last
+    assert f"{cut} val_epoch=4 best_top1=30.0000 best_epoch=4 best_loss=4.0000 run=" in last
 
 
 def test_an_unknown_metric_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):

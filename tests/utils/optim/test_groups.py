@@ -41,11 +41,13 @@ def test_groups_are_timms(arch):
     assert described(found, model) == described(expected, model) and len(found) == len(expected) > 4
 
 
-def test_of_a_vision_transformer_the_position_embedding_does_not_decay_unless_everything_does():
+@pytest.mark.parametrize("layer_decay", [0.7, None])
+def test_of_a_vision_transformer_the_position_embedding_does_not_decay_unless_everything_does(layer_decay):
     model = timm.create_model("test_vit")
-    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(SETTINGS, model) for p in group["params"]}
+    settings = dataclasses.replace(SETTINGS, layer_decay=layer_decay)
+    decay_of = {id(p): group["weight_decay"] for group in parameter_groups(settings, model) for p in group["params"]}
     assert decay_of[id(model.pos_embed)] == 0 and decay_of[id(model.blocks[0].attn.qkv.weight)] == 0.05
-    everything = parameter_groups(dataclasses.replace(SETTINGS, decay_norm_bias=True), model)
+    everything = parameter_groups(dataclasses.replace(settings, decay_norm_bias=True), model)
     assert {group["weight_decay"] for group in everything} == {0.05}
 
 

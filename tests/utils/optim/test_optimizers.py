@@ -123,7 +123,8 @@ def names_without_decay(groups, model):
 def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
     model = timm.create_model(arch)
     ours = parameter_groups(decaying(decay_norm_bias=False), model)
-    theirs = timm.optim.param_groups_weight_decay(model, weight_decay=0.1)
+    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    theirs = timm.optim.param_groups_weight_decay(model, weight_decay=0.1, no_weight_decay_list=exempt)
     assert names_without_decay(ours, model) == names_without_decay(theirs, model) != set()
 
 
@@ -201,19 +202,30 @@ def orthogonal(matrix):
     return (left @ right).float()
 
 
-def test_muon_sgd_takes_steps_of_the_size_of_an_orthogonal_matrix_from_filters_of_fixed_norm():
+@pytest.mark.parametrize(("channels", "groups"), [(8, 1), (1, 1), (16, 16)])  # of colours, of grey images, depthwise
+def test_muon_sgd_takes_steps_of_the_size_of_an_orthogonal_matrix_from_filters_of_fixed_norm(channels, groups):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Conv2d(channels, 16, 3, groups=groups), nn.Flatten(), nn.Linear(16, 4))
     filters = model[0].weight
     muon, _ = muon_sgd(model)
     filters.grad = torch.randn_like(filters)
-    direction = orthogonal(filters.grad.flatten(1))
+    rows, columns = filters.grad.flatten(1).shape
+    direction = max(1, rows / columns) ** 0.5 * orthogonal(filters.grad.flatten(1))
     kept = filters.detach() * 4 / filters.detach().norm()  # the norm sqrt(16)
     muon.step()
     step = (kept - filters.detach()).flatten(1) / 0.24
     cosine = nn.functional.cosine_similarity(step.flatten(), direction.flatten(), dim=0)
     assert cosine > 0.97, "three iterations bring the singular values near 1, not to 1"
     assert step.norm() == pytest.approx(direction.norm().item(), rel=0.15)
+
+
+def test_muon_sgd_leaves_filters_that_begin_at_zero_to_their_first_step():
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16, 4))
+    filters = nn.init.zeros_(model[0].weight)  # as timm begins the last filters of a residual block
+    muon, _ = muon_sgd(model)
+    filters.grad = torch.randn_like(filters)
+    muon.step()
+    assert filters.detach().norm().item() == pytest.approx(0.24 * 4, rel=0.15)  # 16 singular values of about 0.24
 
 
 def test_muon_sgd_is_nesterov_sgd_for_the_rest_and_decays_it_alike_at_any_scale():

@@ -3,12 +3,14 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import main
 from models.small import FullyConnected
 from utils.data.sets.readers import MemoryImages
+from utils.record.class_metrics import ClassReport
 from utils.record.metrics import Report
 from utils.record.summary import doubts
 
@@ -30,6 +32,13 @@ def report(top1=90.0, loss=0.5):
 def test_a_good_result_is_left_uncommented():
     assert doubts(report(), SEVENTHS, 100) == []
     assert doubts(report(top1=100 * 4 / 7), SEVENTHS, 100) == []
+
+
+def test_the_most_frequent_classs_share_is_that_of_the_images_that_were_counted():
+    """Five of the seven: two cats could not be read, or were cut off."""
+    counted = ClassReport(np.array([0, 3, 2]), np.array([0, 5, 0]), np.array([0, 3, 0]), ece=0.0)
+    (line,) = doubts(Report(0.5, 60.0, 100.0, 5, counted), SEVENTHS, 9)
+    assert "always answering dog, the class of 60.00 % of" in line
 
 
 @pytest.mark.parametrize("correct", [0, 2, 3])

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from utils.config.settings import UserError
 from utils.data.images import jpeg
@@ -58,7 +58,14 @@ def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None 
             raise
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in SHORTAGES:
             raise UserError(f"{path}: cannot be read ({error}); use fewer --workers, or raise the limit") from error
-        raise UnreadableImage(path, " ".join(str(error).split()) or type(error).__name__) from error
+        raise UnreadableImage(path, why_unreadable(error)) from error
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why an image cannot be decoded, in one line that does not repeat its path, as Pillow does."""
+    if isinstance(error, UnidentifiedImageError):
+        return "is no image of a known format"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None) -> Image.Image:

@@ -73,7 +73,10 @@ def read_class_folders(train: Path, validation: Path, colour: str, lister: Liste
     classes = class_names(train)
     unknown = sorted(set(class_names(validation)) - set(classes))
     if unknown:
-        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}")
+        known = {name.casefold(): name for name in classes}
+        alike = [f"{name} for {known[name.casefold()]}" for name in unknown if name.casefold() in known]
+        hint = f"; perhaps {some(alike)}" if alike else ""
+        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{hint}")
     images, unread = image_files(train, classes, colour, lister)
     validation_images, also_unread = image_files(validation, classes, colour, lister, may_lack=True)
     warnings = (*_deeper(train, images, classes), *_left_out(unread + also_unread, train, validation))
