@@ -241,7 +241,7 @@ def measured(args: Settings, model: torch.nn.Module, data: Data, distributed: Di
 
     A dry run measures nothing.
     """
-    from models.weight_gradients import use_matrix_products, with_chosen_layers
+    from models.layers.weight_gradients import use_matrix_products, with_chosen_layers
     from utils.precision.choice import with_chosen_amp
 
     shape = (data.spec.channels, data.image_size, data.image_size)

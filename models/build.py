@@ -17,6 +17,7 @@ from torch import nn
 
 from models.hub import without_lines_of_retries
 from models.initialisation import initialise
+from models.layers.blur_pool import blur_before_strides
 from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
@@ -61,6 +62,8 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
         for layer in output_layers(model):
             layer.reset_parameters()
     initialise(model, settings.init)
+    if settings.blur_pool:
+        blur_before_strides(model)
     check_forward(settings.arch, model, classes=classes, channels=channels, image_size=image_size)
     return model
 
@@ -144,9 +147,12 @@ def constructor_arguments(
     """What timm's ``create_model`` or torchvision's ``get_model`` makes the same network with, besides its name.
 
     ``model`` is the one that ``build_model`` made of the same settings. Raises ``UserError`` for a network that no
-    argument of its library describes: our own, and those that were changed for small or grey images.
+    argument of its library describes: our own, and those that were changed for small or grey images or by
+    ``--blur-pool``.
     """
     library, name = locate(settings.arch)
+    if settings.blur_pool:
+        raise UserError(f"{settings.arch} was trained with --blur-pool, which no argument of its library describes")
     if library == "own":
         raise UserError(f"{settings.arch} is a network of this repository, which neither timm nor torchvision has")
     arguments = {"num_classes": classes, **options_of(settings, lambda: type(model).__init__)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False) -> Loaded:
         state = {**state, "ema": None}
     with torch.random.fork_rng(devices=[]):  # the checkpoint's weights replace the random ones
         network = build_model(
-            ModelSettings(arch=arch, model_kwargs=_model_kwargs(settings)), classes=len(classes),
-            channels=preprocessing.channels, image_size=preprocessing.image_size,
+            shape_of(arch, settings), classes=len(classes), channels=preprocessing.channels,
+            image_size=preprocessing.image_size,
         )  # fmt: skip
     checkpoint.load_weights(network, checkpoint.weights_of(state, path), str(path))
     if checkpoint.average_moved_since_validation(state) and layers_with_statistics(network):
@@ -101,9 +101,11 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     return newest
 
 
-def _model_kwargs(settings: dict[str, Any]) -> tuple[str, ...]:
+def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:
+    """The settings that shape a network, of all ``settings`` of a checkpoint or an exported file."""
     found = settings.get("model_kwargs")
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+    options = tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+    return ModelSettings(arch=arch, model_kwargs=options, blur_pool=settings.get("blur_pool") is True)
 
 
 def _are_names(classes: Any) -> bool:

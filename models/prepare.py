@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from models.build import build_model, check_forward
+from models.layers.recomputing import checkpoint_gradients
 from models.memory_format import channels_last_is_faster
 from models.pretrained import begins_anew, preprocessing_of
-from models.recomputing import checkpoint_gradients
 from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint

@@ -13,7 +13,7 @@ from utils.config.settings import UserError
 
 DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
 SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing"}
-SHAPING = ("model_kwargs",)  # settings that make another network of the same weights
+SHAPING = ("model_kwargs", "blur_pool")  # settings that make another network of the same weights
 Weights = dict[str, torch.Tensor]
 
 

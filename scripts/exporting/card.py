@@ -259,12 +259,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from models import build_model
-from utils.config.groups.model import ModelSettings
+from models.load import shape_of
 """
 _SAFETENSORS = """with safe_open("MODEL", framework="pt") as file:
     metadata = {name: json.loads(text) for name, text in file.metadata().items()}
 classes, shown = metadata["classes"], metadata["preprocessing"]
-settings = ModelSettings(arch=metadata["arch"], model_kwargs=tuple(metadata["model_kwargs"]))
+settings = shape_of(metadata["arch"], metadata)
 network = build_model(settings, classes=len(classes), channels=shown["channels"], image_size=shown["image_size"])
 network.load_state_dict(load_file("MODEL"))
 network.eval()

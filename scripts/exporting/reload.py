@@ -66,15 +66,15 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
     from safetensors import safe_open
 
     from models import build_model
-    from utils.config.groups.model import ModelSettings
+    from models.load import shape_of
 
     with safe_open(path, framework="pt") as file:
         metadata = {name: json.loads(value) for name, value in file.metadata().items()}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     shown = metadata["preprocessing"]
     network = build_model(
-        ModelSettings(arch=metadata["arch"], model_kwargs=tuple(metadata["model_kwargs"])),
-        classes=len(metadata["classes"]), channels=shown["channels"], image_size=shown["image_size"],
+        shape_of(metadata["arch"], metadata), classes=len(metadata["classes"]), channels=shown["channels"],
+        image_size=shown["image_size"],
     )  # fmt: skip
     network.load_state_dict(weights, strict=True)
     return _of_module(network.eval())

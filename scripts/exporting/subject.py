@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from models.build import constructor_arguments, locate
-from models.load import Loaded
+from models.load import Loaded, shape_of
 from utils.checkpoint.progress import Progress
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
@@ -75,18 +75,17 @@ class Subject:
         return " ".join((Path(path).name if of_the_user else name).split()) or "unknown data"
 
     @property
-    def model_kwargs(self) -> tuple[str, ...]:
-        """The run's --model-kwargs."""
-        found = self.loaded.settings.get("model_kwargs")
-        return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
+    def shape_settings(self) -> ModelSettings:
+        """What the network is built with."""
+        return shape_of(self.loaded.arch, self.loaded.settings)
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """See ``constructor_arguments``; raises ``UserError``."""
         shown = self.loaded.preprocessing
         return constructor_arguments(
-            ModelSettings(arch=self.loaded.arch, model_kwargs=self.model_kwargs), self.loaded.network,
-            classes=len(self.loaded.classes), channels=shown.channels, image_size=shown.image_size,
+            self.shape_settings, self.loaded.network, classes=len(self.loaded.classes), channels=shown.channels,
+            image_size=shown.image_size,
         )  # fmt: skip
 
     @property
@@ -119,7 +118,8 @@ class Subject:
         """What programs need beside the weights; plain values."""
         return {
             "arch": self.loaded.arch,
-            "model_kwargs": list(self.model_kwargs),
+            "model_kwargs": list(self.shape_settings.model_kwargs),
+            "blur_pool": self.shape_settings.blur_pool,
             "classes": list(self.loaded.classes),
             "preprocessing": self.loaded.preprocessing.state(),
             "input": "uint8 pixels" if self.inside else "float32, normalised",

@@ -59,7 +59,7 @@ OTHER = {
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
     "val_every_epochs": "2", "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
-    "model_kwargs": "a=1", "sync_bn": None,
+    "model_kwargs": "a=1", "blur_pool": None, "sync_bn": None,
     "grad_compression": "bf16", "local_sgd_after_epochs": "1", "local_sgd_group": "process",
     "matmul_weight_grad": "layers.1", "freeze_epoch": "1", "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip

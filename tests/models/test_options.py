@@ -10,7 +10,7 @@ from torch import nn
 
 import main
 from models import build_model, load_model
-from models.recomputing import checkpoint_gradients
+from models.layers.recomputing import checkpoint_gradients
 from tests.faults.small_run import told
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import main
-from models.weight_gradients import chosen_layers, takes_products, use_matrix_products, weight_gradient
+from models.layers.weight_gradients import chosen_layers, takes_products, use_matrix_products, weight_gradient
 from tests.end_to_end.processes import load
 from utils.config.settings import UserError
 
@@ -74,7 +74,7 @@ def test_other_convolutions_are_left_to_the_library(options):
 def test_auto_takes_the_layers_that_are_faster_and_changes_nothing(monkeypatch):
     model = network()
     autocast = torch.autocast("cpu", torch.bfloat16)
-    monkeypatch.setattr("models.weight_gradients._products_are_faster", lambda images, out: images.shape[1] == 8)
+    monkeypatch.setattr("models.layers.weight_gradients._products_are_faster", lambda images, out: images.shape[1] == 8)
     assert chosen_layers(model, torch.randn(2, 3, 6, 6), autocast) == ("2",)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -84,12 +84,14 @@ FLAGS = ["--device", "cpu", "--matmul-weight-grad", "auto", "--epochs", "1", "--
 
 def test_a_run_says_and_records_its_layers_and_a_resume_keeps_them(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("models.weight_gradients._products_are_faster", lambda images, out: images.shape[1] == 64)
+    monkeypatch.setattr(
+        "models.layers.weight_gradients._products_are_faster", lambda images, out: images.shape[1] == 64
+    )
     assert main.main([*FLAGS, "--max-steps", "2"]) == 0
     assert "--matmul-weight-grad auto: features.2 (measured)" in capsys.readouterr().out
     (run,) = tmp_path.glob("runs/digits/conv2/*")
     assert load(run, "last.pt")["settings"]["matmul_weight_grad"] == ["features.2"]
-    monkeypatch.setattr("models.weight_gradients._products_are_faster", lambda images, out: True)
+    monkeypatch.setattr("models.layers.weight_gradients._products_are_faster", lambda images, out: True)
     assert main.main([*FLAGS, "--max-steps", "3"]) == 0
     assert "--matmul-weight-grad auto" not in capsys.readouterr().out
     assert load(run, "last.pt")["settings"]["matmul_weight_grad"] == ["features.2"]
@@ -98,7 +100,7 @@ def test_a_run_says_and_records_its_layers_and_a_resume_keeps_them(monkeypatch, 
 
 def test_where_nothing_is_faster_the_run_is_that_without_the_flag(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("models.weight_gradients._products_are_faster", lambda images, out: False)
+    monkeypatch.setattr("models.layers.weight_gradients._products_are_faster", lambda images, out: False)
     assert main.main([*FLAGS, "--max-steps", "2"]) == 0
     (run,) = tmp_path.glob("runs/digits/conv2/*")
     assert load(run, "last.pt")["settings"]["matmul_weight_grad"] is None

@@ -27,6 +27,7 @@ _ELSEWHERE = {
     "image-size": "img-size input-size train-crop-size resolution",
     "val-image-size": "val-crop-size val-img-size eval-crop-size",
     "progressive-size": "min-res",
+    "blur-pool": "use-blurpool blurpool",
     "workers": "j num-workers",
     "batch-size": "train-batch-size per-device-train-batch-size per-gpu-batch-size bs",
     "val-batch-size": "validation-batch-size vb eval-batch-size test-batch-size per-device-eval-batch-size",

@@ -32,9 +32,9 @@ class Facts(NamedTuple):
     comes as pixels, not as files. ``cuts_validation``: not all validation images are validated.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
-    network has convolutions. ``has_statistics``: it has batch norm with running statistics. ``gathers_statistics``: and
-    updates some of them in training.
-    ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
+    network has convolutions. ``blurs``: ``--blur-pool`` has changed some of them. ``has_statistics``: it has batch
+    norm with running statistics. ``gathers_statistics``: and updates some of them in training. ``never_called``: those
+    of ``--fp32-layers`` that a forward pass leaves out.
     """
 
     continues: bool
@@ -53,6 +53,7 @@ class Facts(NamedTuple):
     warmup_steps: int
     remainder: int
     has_filters: bool
+    blurs: bool
     has_statistics: bool
     gathers_statistics: bool
     never_called: tuple[str, ...]
@@ -79,6 +80,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         warmup_steps=parts.lr_policy.warmup_steps if train else 0,
         remainder=parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
         has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
+        blurs=any(hasattr(module, "blur") for module in parts.model.modules()),
         has_statistics=any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()),
         gathers_statistics=bool(layers_with_statistics(parts.model)) or parts.freezing.releases_statistics,
         never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),

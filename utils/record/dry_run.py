@@ -208,6 +208,7 @@ def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
     options = {"dropout": model.drop, "stochastic depth": model.drop_path}
     built = "".join(f", {name} {value:g}" for name, value in options.items() if value is not None)
     built += "".join(f", {item}" for item in model.model_kwargs or ())
+    built += ", blurred before strides" if model.blur_pool else ""
     built += ", compiled" if model.compile else ""
     if model.matmul_weight_grad:
         built += f", weight gradients as matrix products ({_first_few([*model.matmul_weight_grad])})"

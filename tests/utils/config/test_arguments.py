@@ -265,7 +265,15 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--shard-window", "--shard-cache", "--shard-cache-gb", "--max-val-batches"}
     extra |= {"--image-column", "--label-column"}
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}
-    extra |= {"--drop", "--drop-path", "--model-kwargs", "--grad-checkpointing", "--sync-bn", "--shard-model"}
+    extra |= {
+        "--drop",
+        "--drop-path",
+        "--model-kwargs",
+        "--blur-pool",
+        "--grad-checkpointing",
+        "--sync-bn",
+        "--shard-model",
+    }
     extra |= {"--new-head", "--freeze", "--freeze-epoch", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}
     extra |= {"--grad-compression", "--bucket-mb"}
     extra |= {"--local-sgd-steps", "--local-sgd-after-epochs", "--local-sgd-group"}

@@ -72,6 +72,7 @@ CHANGES = {
     "drop": ("--arch timm/test_vit --image-size 32", "--drop 0.1"),
     "drop_path": ("--arch timm/test_vit --image-size 32", "--drop-path 0.1"),
     "model_kwargs": ("--arch timm/test_vit --image-size 32", "--model-kwargs qk_norm=true"),
+    "blur_pool": ("--arch timm/resnet18", "--blur-pool"),
     "sync_bn": None,
     "freeze": ("--arch vgg11", "--freeze features.0"),
     "freeze_epoch": ("--arch vgg11 --freeze features", "--freeze-epoch 5"),

@@ -57,6 +57,10 @@ class ModelSettings:
         None, "arguments of the network's constructor in its library", type=str, many=True, metavar="NAME=VALUE",
         check=lambda items: next(filter(None, map(not_empty, items)), None),
     )  # fmt: skip
+    blur_pool: bool = setting(
+        False, "blur what strided convolutions read, against aliasing",
+        effect=needs("a strided convolution of 16 or more input channels", lambda v: v.blurs),
+    )  # fmt: skip
     grad_checkpointing: bool = setting(
         False, "compute activations again in the backward pass: less memory, more time (timm's networks)",
         affects_result=False, in_evaluation=False,
