@@ -56,7 +56,7 @@ OTHER = {
     "lr_cycle_epochs": "1", "lr_cycle_mul": "2", "lr_cycle_decay": "0.5", "lr_pct_start": "0.5", "lr_div_factor": "9",
     "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "lookahead": "6 0.5", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
-    "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "compile": None,
+    "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "weight_decay_except": "*.bias", "compile": None,
     "val_every_epochs": "2", "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
     "model_kwargs": "a=1", "blur_pool": None, "sync_bn": None,

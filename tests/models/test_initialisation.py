@@ -90,5 +90,16 @@ def test_default_leaves_the_weights_as_the_library_made_them(arch):
     assert len(weights) > 3 and not any(torch.equal(changed[name], before[name]) for name in weights)
 
 
+def test_a_scheme_for_convolutions_is_the_other_and_leaves_linear_layers_alone():
+    ours, others, untouched = layers(), layers(), layers()
+    initialise(ours, "kaiming_normal_conv")
+    initialise(others, "kaiming_normal")
+    for name in ("conv", "conv1d"):
+        torch.testing.assert_close(ours[name].weight.std(), others[name].weight.std(), rtol=0.03, atol=0)
+        assert not ours[name].bias.any()
+    for key, value in untouched["linear"].state_dict().items():
+        assert torch.equal(ours["linear"].state_dict()[key], value)
+
+
 def test_there_is_a_formula_for_each_scheme_that_can_be_chosen():
-    assert {"default", *SCHEMES} == set(INITIALISATIONS) == {"default", *VARIANCES}
+    assert {"default", *SCHEMES} == set(INITIALISATIONS) == {"default", "kaiming_normal_conv", *VARIANCES}

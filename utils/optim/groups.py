@@ -29,10 +29,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The trainable parameters of ``model``, or those among ``only``, in groups for an optimizer.
 
-    With one learning rate there is one group, or two without ``decay_norm_bias``: with weight decay, and without norms
-    and biases, which are the parameters of at most one dimension, and what a timm network lists in
-    ``no_weight_decay()``, such as a position embedding (the convention of timm). Where learning rates differ
-    (``rates``), each has its own such groups, with its ``lr_scale`` and ``name``.
+    With one learning rate there is one group, or two: with weight decay, and without. No weight decay have those that
+    ``weight_decay_except`` names and, without ``decay_norm_bias``, norms and biases, which are the parameters of at
+    most one dimension, and what a timm network lists in ``no_weight_decay()``, such as a position embedding (the
+    convention of timm). Where learning rates differ (``rates``), each has its own such groups, with its ``lr_scale``
+    and ``name``. Raises ``UserError`` for a name that no parameter has.
     """
     wanted = None if only is None else {id(parameter) for parameter in only}
     named = [
@@ -40,25 +41,40 @@ def parameter_groups(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and (wanted is None or id(parameter) in wanted)
     ]
-    patterns = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    exempt = _without_decay(settings, model)
 
-    def decay_of(name: str, parameter: nn.Parameter) -> float:
-        exempt = parameter.ndim <= 1 or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-        return 0.0 if exempt and not settings.decay_norm_bias else settings.weight_decay
+    def decay_of(name: str) -> float:
+        return 0.0 if name in exempt else settings.weight_decay
 
     rate_of = rates(settings, model)
     if rate_of is None:
         of_decay: dict[float, list[nn.Parameter]] = {settings.weight_decay: []}
         for name, parameter in named:
-            of_decay.setdefault(decay_of(name, parameter), []).append(parameter)
+            of_decay.setdefault(decay_of(name), []).append(parameter)
         groups_by_decay = [{"params": params, "weight_decay": decay} for decay, params in of_decay.items()]
         return [group for group in groups_by_decay if group["params"] or len(of_decay) == 1]
     groups: dict[tuple[Rate, float], dict[str, Any]] = {}
     for name, parameter in named:
-        rate, decay = rate_of[name], decay_of(name, parameter)
+        rate, decay = rate_of[name], decay_of(name)
         group = {"params": [], "weight_decay": decay, "lr_scale": rate.scale, "name": rate.name}
         groups.setdefault((rate, decay), group)["params"].append(parameter)
     return list(groups.values())
+
+
+def _without_decay(settings: OptimisationSettings, model: nn.Module) -> set[str]:
+    """The names of the parameters that take no weight decay. Raises ``UserError`` for a pattern that fits none."""
+    named = dict(model.named_parameters())
+    exempt = set()
+    for pattern in settings.weight_decay_except or ():
+        fitting = fnmatch.filter(named, pattern)
+        if not fitting:
+            raise UserError(f"--weight-decay-except {pattern}: no parameter has this name; {_hint(pattern, [*named])}")
+        exempt.update(fitting)
+    if not settings.decay_norm_bias:
+        exempt.update(name for name, parameter in named.items() if parameter.ndim <= 1)
+        for pattern in model.no_weight_decay() if hasattr(model, "no_weight_decay") else ():
+            exempt.update(fnmatch.filter(named, pattern))
+    return exempt
 
 
 def rates(settings: OptimisationSettings, model: nn.Module) -> dict[str, Rate] | None:
@@ -87,10 +103,14 @@ def _scaled_by_name(scales: Sequence[str], names: Sequence[str]) -> dict[str, Ra
     used = {rate.name for rate in found.values()}
     for pattern, factor in wanted:
         if pattern not in used:
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
-            hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join(names[:6])}"
+            hint = _hint(pattern, names)
             raise UserError(f"--lr-scale {pattern}={factor:g}: no parameter is left that has this name; {hint}")
     return found
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+    return f"did you mean {', '.join(near)}?" if near else f"some are {', '.join(names[:6])}"
 
 
 def lr_scales(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> dict[str, float]:

@@ -248,7 +248,8 @@ def _optimizer(args: Settings, components: Any) -> str:
     if has_momentum(settings.optimizer):
         nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer in WITH_NESTEROV else ""
         phrases.append(f"momentum {settings.momentum:g}{nesterov}")
-    decay = "" if settings.decay_norm_bias else " (not on norms and biases)"
+    without = [*(settings.weight_decay_except or ()), *([] if settings.decay_norm_bias else ["norms and biases"])]
+    decay = f" (not on {', '.join(without)})" if without else ""
     phrases.append(f"weight decay {settings.weight_decay:g}{decay}")
     if settings.layer_decay is not None:
         phrases.append(f"layer decay {settings.layer_decay:g} over {len(scales)} layers")

@@ -247,7 +247,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
         "--clip-grad-agc",
     }
     extra |= {"--lr-scale", "--val-every-epochs", "--matmul-weight-grad"}
-    extra |= {"--layer-decay", "--sam-rho", "--sam-adaptive", "--lookahead"}
+    extra |= {"--weight-decay-except", "--layer-decay", "--sam-rho", "--sam-adaptive", "--lookahead"}
     extra |= {"--lr-base", "--lr-base-size", "--lr-base-scale", "--lr-min", "--lr-step-epochs", "--lr-power"}
     extra |= {"--lr-cycle-epochs", "--lr-cycle-mul", "--lr-cycle-decay", "--lr-pct-start", "--lr-div-factor"}
     extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}

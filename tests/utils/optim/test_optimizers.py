@@ -1,5 +1,6 @@
 """Optimizers and loss against torch's and timm's own, and against closed formulas."""
 
+import dataclasses
 import math
 
 import pytest
@@ -126,6 +127,40 @@ def test_no_decay_falls_on_norms_and_biases_as_in_timm(arch):
     exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
     theirs = timm.optim.param_groups_weight_decay(model, weight_decay=0.1, no_weight_decay_list=exempt)
     assert names_without_decay(ours, model) == names_without_decay(theirs, model) != set()
+
+
+@pytest.mark.parametrize(
+    ("patterns", "kinds"),
+    [
+        (("*bn*",), lambda name: "bn" in name),  # NVIDIA's and FFCV's: not the norms of the shortcuts
+        (("*bn*", "*downsample.1*"), lambda name: "bn" in name or "downsample.1" in name),  # torchvision's: all norms
+        (("fc.weight",), lambda name: name == "fc.weight"),
+    ],
+)
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_what_is_named_does_not_decay(patterns, kinds, layer_decay):
+    model = timm.create_model("resnet50", num_classes=10)
+    settings = OptimisationSettings(weight_decay=0.1, weight_decay_except=patterns, layer_decay=layer_decay)
+    expected = {name for name, _ in model.named_parameters() if kinds(name)}
+    groups = parameter_groups(settings, model)
+    assert names_without_decay(groups, model) == expected
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
+    norms = [name for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    of_norms = {f"{norm}.{name}" for norm in norms for name in ("weight", "bias")}
+    assert len(patterns) < 2 or expected == of_norms
+
+
+def test_named_and_one_dimensional_parameters_both_go_without_decay():
+    settings = dataclasses.replace(decaying(decay_norm_bias=False), weight_decay_except=("0.weight",))
+    model = network()
+    biases = {name for name, parameter in model.named_parameters() if parameter.ndim == 1}
+    assert names_without_decay(parameter_groups(settings, model), model) == {"0.weight", *biases}
+
+
+def test_a_name_that_no_parameter_has_is_a_mistake():
+    settings = dataclasses.replace(decaying(True), weight_decay_except=("0.wieght",))
+    with pytest.raises(UserError, match=r"--weight-decay-except 0\.wieght: no parameter .* did you mean 0\.weight"):
+        parameter_groups(settings, network())
 
 
 @pytest.mark.parametrize("decay_norm_bias", [True, False])

@@ -93,6 +93,7 @@ CHANGES = {
     "nesterov": ("", "--nesterov"),
     "weight_decay": ("", "--weight-decay 0.25"),
     "decay_norm_bias": ("", "--no-decay-norm-bias"),
+    "weight_decay_except": ("", "--weight-decay-except *.bias"),
     "loss": ("", "--loss bce"),
     "label_smoothing": ("", "--label-smoothing 0.1"),
     "bce_target_thresh": ("--loss bce", "--bce-target-thresh 0.2"),

@@ -8,7 +8,9 @@ from typing import Any
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
 from utils.config.field import between, needs, not_empty, positive_int, setting
 
-INITIALISATIONS = ("default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform")
+INITIALISATIONS = (
+    "default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform", "kaiming_normal_conv"
+)  # fmt: skip
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
 
 
@@ -104,5 +106,6 @@ class ModelSettings:
         check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
     )  # fmt: skip
     init: str = setting(
-        "default", "initialisation of convolution and linear weights", choices=INITIALISATIONS, in_evaluation=False
-    )
+        "default", "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone)",
+        choices=INITIALISATIONS, in_evaluation=False,
+    )  # fmt: skip

@@ -105,6 +105,11 @@ class OptimisationSettings:
         True, "apply weight decay to norms and biases too",
         effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
     )  # fmt: skip
+    weight_decay_except: tuple[str, ...] | None = setting(
+        None, "apply no weight decay to these parameters: names or globs, for example '*bn*'", type=str, many=True,
+        metavar="PATTERN", check=lambda names: next(filter(None, map(not_empty, names)), None),
+        effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
+    )  # fmt: skip
     layer_decay: float | None = setting(
         None, "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
         type=float, check=between(0, 1, open_low=True),
