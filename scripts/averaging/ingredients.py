@@ -67,7 +67,7 @@ def _differences(first: Ingredient, other: Ingredient) -> list[str]:
     words += [
         f"was made with other --{name.replace('_', '-')} {whose}"
         for name in SHAPING
-        if settings[0].get(name) != settings[1].get(name)
+        if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack one
     ]
     shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]
     return words + ([f"has weights of other names or shapes {whose}"] if shapes[0] != shapes[1] else [])

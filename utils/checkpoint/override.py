@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import SHAPES_STATE, ResumePoint
+from utils.checkpoint.resume import DEFAULTS, SHAPES_STATE, ResumePoint
 from utils.config.groups.loss import LossSettings
+from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import Settings, UserError, as_flag
+from utils.optim.groups import parameter_groups
 
 SHAPES_PLAN = (  # these and the data decide which samples a step sees
     "seed", "global_batch_size", "drop_last", "train_samples", "balanced_sampler", "repeated_augmentation",
@@ -24,6 +26,9 @@ SHOWS_VALIDATION = (  # and how the network sees them
 )  # fmt: skip
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 SHAPES_LOSS = (*(option.name for option in dataclasses.fields(LossSettings)), "grad_penalty")
+SHAPES_GROUPS = (
+    "weight_decay", "weight_decay_except", "decay_norm_bias", "layer_decay", "backbone_lr_scale", "lr_scale",
+)  # fmt: skip
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
 
@@ -44,6 +49,27 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
             mistakes.append(f"{differences[name]}; only its number can change there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
+
+
+def refuse_other_groups(resume_point: ResumePoint, args: Settings, model: nn.Module) -> None:
+    """Raise ``UserError`` if settings put the parameters of ``model`` into other groups than the checkpoint's.
+
+    An optimizer's state knows a parameter only by its place in the groups: in others it would get another's momentum.
+    """
+    differences = resume_point.differences(args)
+    changed = [differences[name] for name in SHAPES_GROUPS if name in differences]
+    if not changed:
+        return
+    stored = DEFAULTS | resume_point.state["settings"]
+    names = [option.name for option in dataclasses.fields(OptimisationSettings)]
+    begun = OptimisationSettings(**{name: stored[name] for name in names})
+    before, now = (
+        [[id(parameter) for parameter in group["params"]] for group in parameter_groups(settings, model)]
+        for settings in (begun, args.optimisation)
+    )
+    if before != now:
+        words = "its state fits no other groups of parameters, also with --resume-override"
+        raise UserError(*(f"{difference}; {words}" for difference in changed), on_all_ranks=True)
 
 
 def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...]) -> None:
@@ -86,12 +112,11 @@ def carry_over(
         progress.wait_anew()
     state = resume_point.state | {
         "progress": progress.state(),
-        "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"], resume_point.path),
+        "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"]),
     }
     if "local_sgd" in state:  # what each machine has for itself
         state["local_sgd"] = [
-            own | {"optimizer": _with_settings_of(optimizers, own["optimizer"], resume_point.path)}
-            for own in state["local_sgd"]
+            own | {"optimizer": _with_settings_of(optimizers, own["optimizer"])} for own in state["local_sgd"]
         ]
     return state, changes
 
@@ -112,18 +137,12 @@ def _skip_rest(progress: Progress, args: Settings) -> str:
     return f"steps have other samples now: after step {step} of an epoch, epoch {progress.epoch + 1} begins"
 
 
-def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any, path: Path) -> Any:
+def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) -> Any:
     """The stored state(s), with the hyperparameters of ``optimizers``."""
     states = stored if isinstance(stored, list) else [stored]
     results = []
     for optimizer, state in zip(optimizers, states, strict=True):
         groups = optimizer.state_dict()["param_groups"]
-        if [len(group["params"]) for group in groups] != [len(group["params"]) for group in state["param_groups"]]:
-            raise UserError(
-                "--weight-decay, --decay-norm-bias, --layer-decay, --backbone-lr-scale: group the parameters in "
-                f"another way than {path} does, whose state fits no other; leave them as they were",
-                on_all_ranks=True,
-            )
         values = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
         results.append(
             state | {"param_groups": [old | new for old, new in zip(state["param_groups"], values, strict=True)]}

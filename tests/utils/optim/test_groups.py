@@ -161,6 +161,31 @@ def test_another_scale_by_override_is_what_the_run_goes_on_with(tmp_path, monkey
     assert [group["lr_scale"] for group in state["optimizer"]["param_groups"]] == [0.25, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("begun", "other"),
+    [
+        # groups of the same sizes, but of other parameters: their momentum would be another's
+        (("--weight-decay-except", "layers.0.weight"), ("--weight-decay-except", "layers.2.weight")),
+        (("--lr-scale", "layers.0.bias=2"), ("--lr-scale", "layers.2.bias=2")),
+        (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
+    ],
+)
+def test_other_groups_of_parameters_are_refused_by_an_override(begun, other, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--device", "cpu", "--no-progress", "--arch", "fc", "--max-steps"]
+    assert main.main([*flags, "2", *begun]) == 0
+    (run,) = tmp_path.glob("runs/digits/fc/*")
+    before = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["state"]
+    capsys.readouterr()
+    line = [*flags[:3], "--resume", str(run), "--resume-override", *other, "--max-steps", "3"]
+    assert main.main(line) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert other[0] in said and "its state fits no other groups of parameters, also with --resume-override" in said
+    after = torch.load(run / "checkpoints/last.pt", weights_only=True)["optimizer"]["state"]
+    assert all(torch.equal(before[n]["momentum_buffer"], after[n]["momentum_buffer"]) for n in before)
+    assert main.main([*line[:6], *begun, "--weight-decay", "0.001", "--max-steps", "3"]) == 0
+
+
 def test_of_many_layers_a_dozen_are_charted_first_and_last_among_them():
     from utils.record.reporter import MOST_RATES, _spread
 
