@@ -391,11 +391,12 @@ def train(run: Run, components: Components, stop_signals: StopSignals, hooks: Ho
 def override(run: Run, components: Components) -> bool:
     """Apply --resume-override to the resume point; warn of each difference. Returns whether there are any."""
     from utils.checkpoint.override import carry_over, refuse_other_groups
+    from utils.optim.groups import parameter_groups
 
     if run.resume_point is None or not run.args.run.resume_override:
         return False
     with run.resume_point.fitting():
-        refuse_other_groups(run.resume_point, run.args, components.model)
+        refuse_other_groups(run.resume_point, run.args, lambda own: parameter_groups(own, components.model))
         state, differences = carry_over(
             run.resume_point, run.args, components.data.classes, components.data.fingerprint,
             components.train_loader.steps_per_epoch, components.optimizer,

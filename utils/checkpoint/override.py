@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import DEFAULTS, SHAPES_STATE, ResumePoint
 from utils.config.groups.loss import LossSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import Settings, UserError, as_flag
-from utils.optim.groups import parameter_groups
 
 SHAPES_PLAN = (  # these and the data decide which samples a step sees
     "seed", "global_batch_size", "drop_last", "train_samples", "balanced_sampler", "repeated_augmentation",
@@ -51,10 +49,13 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
         raise UserError(*mistakes, on_all_ranks=True)
 
 
-def refuse_other_groups(resume_point: ResumePoint, args: Settings, model: nn.Module) -> None:
-    """Raise ``UserError`` if settings put the parameters of ``model`` into other groups than the checkpoint's.
+def refuse_other_groups(
+    resume_point: ResumePoint, args: Settings, groups_of: Callable[[OptimisationSettings], list[dict[str, Any]]]
+) -> None:
+    """Raise ``UserError`` if ``args`` group the parameters in another way than the checkpoint's settings do.
 
-    An optimizer's state knows a parameter only by its place in the groups: in others it would get another's momentum.
+    ``groups_of`` gives an optimizer's groups. Its state knows a parameter only by its place in them: in others, one
+    would get another's momentum.
     """
     differences = resume_point.differences(args)
     changed = [differences[name] for name in SHAPES_GROUPS if name in differences]
@@ -64,7 +65,7 @@ def refuse_other_groups(resume_point: ResumePoint, args: Settings, model: nn.Mod
     names = [option.name for option in dataclasses.fields(OptimisationSettings)]
     begun = OptimisationSettings(**{name: stored[name] for name in names})
     before, now = (
-        [[id(parameter) for parameter in group["params"]] for group in parameter_groups(settings, model)]
+        [[id(parameter) for parameter in group["params"]] for group in groups_of(settings)]
         for settings in (begun, args.optimisation)
     )
     if before != now:

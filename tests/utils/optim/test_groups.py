@@ -165,8 +165,8 @@ def test_another_scale_by_override_is_what_the_run_goes_on_with(tmp_path, monkey
     ("begun", "other"),
     [
         # groups of the same sizes, but of other parameters: their momentum would be another's
-        (("--weight-decay-except", "layers.0.weight"), ("--weight-decay-except", "layers.2.weight")),
-        (("--lr-scale", "layers.0.bias=2"), ("--lr-scale", "layers.2.bias=2")),
+        (("--weight-decay-except", "layers.1.weight"), ("--weight-decay-except", "layers.3.weight")),
+        (("--lr-scale", "layers.1.bias=2"), ("--lr-scale", "layers.3.bias=2")),
         (("--no-decay-norm-bias",), ("--decay-norm-bias",)),
     ],
 )
