@@ -48,7 +48,7 @@ def test_there_are_the_scenarios_of_each_data_set():
     expected = {f"{data}/{arch}" for data in IDX for arch in SMALL}
     expected |= {f"digits/{arch}" for arch in OWN}
     expected |= {f"cifar10/{arch}" for arch in ("conv2", "conv4", "conv6", *VGG, "resnet18", "resnet34")}
-    expected |= {"cifar10/fast", "cifar10/airbench94"}
+    expected |= {"cifar10/fast", "cifar10/airbench"}
     expected |= {f"cifar100/{arch}" for arch in ("resnet18", "resnet34", "vgg19")}
     expected |= {f"imagenet/{arch}" for arch in ("resnet18", "resnet34", "resnet50", "resnet101", "mobilenet_v2")}
     expected |= {f"imagenet/resnet50_{variant}" for variant in ("v2", "a1", "a2", "a3", "ffcv16", "ffcv88")}

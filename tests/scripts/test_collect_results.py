@@ -57,12 +57,12 @@ def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, mo
 
 def test_runs_that_measured_another_value_for_themselves_share_no_mean(tmp_path, capsys, monkeypatch):
     for seed, amp in (("0", "bf16"), ("1", "bf16"), ("2", "off")):
-        flags = ["--config", "cifar10/fast", "--datapath", "D", "--matmul-weight-grad", "none", "--amp", amp]
+        flags = ["--config", "cifar10/airbench", "--datapath", "D", "--matmul-weight-grad", "none", "--amp", amp]
         keep_run(tmp_path / "runs" / seed, [*flags, "--seed", seed], [*[80.0] * 7, 94.0 if amp == "bf16" else 90.0])
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     for amp, top1 in (("bf16", "94.00 ± 0.00 % (2)"), ("off", "90.00 % (1)")):
-        assert cells(page, f"cifar10/fast (amp {amp})")[3] == top1
+        assert cells(page, f"cifar10/airbench (amp {amp})")[3] == top1
 
 
 def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, monkeypatch):

@@ -372,11 +372,11 @@ def test_airbenchs_clock_counts_training_warmed_up_and_the_last_validation(tmp_p
 
 
 def test_runs_of_a_recipe_that_has_changed_since_do_not_count(tmp_path):
-    flags = ["--config", trainings.FAST, "--datapath", "D"]
+    flags = ["--config", trainings.AIRBENCH, "--datapath", "D"]
     for name, more in {"1": ["--seed", "1"], "2": ["--seed", "0"], "3": ["--seed", "0", "--lr", "1"]}.items():
-        keep_run(tmp_path / "sweeps" / "cifar10_fast" / "runs" / name, [*flags, *more], [94.0] * 8)
+        keep_run(tmp_path / "sweeps" / "cifar10_airbench" / "runs" / name, [*flags, *more], [94.0] * 8)
     job = Job(Namespace(**{**vars(own()), "tiny": False}), tmp_path)
-    assert [run.folder.name for run in trainings.finished(job, trainings.FAST, "D")] == ["2", "1"]
+    assert [run.folder.name for run in trainings.finished(job, trainings.AIRBENCH, "D")] == ["2", "1"]
 
 
 def test_an_aim_is_a_least_or_a_largest_value():

@@ -185,7 +185,7 @@ def test_text_that_cannot_be_meant_gives_one_short_line(argv, word):
 # Each: the recipe, then one tuple a line, of words that the line must hold besides the recipe's path.
 WRONG_RECIPES = [
     ("epoch: 3", ("'epoch'", "epochs?")),
-    ("weight_deca: 3", ("'weight_deca'", "weight_decay?")),
+    ("weight_deca: 3", ("'weight_deca'", "weight_decay or weight_decay_except?")),
     ("1: 2", ("1 is not a setting",)),
     ("lr: 1\nlr: 2", ("'lr'", "twice")),
     ("batch-size: 1\nbatch_size: 1", ("batch_size", "twice")),

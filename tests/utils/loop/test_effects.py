@@ -15,7 +15,7 @@ SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 RICH = Facts(
     continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",), colour=True,
     in_memory=False, cuts_validation=True, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
-    has_statistics=True, gathers_statistics=True, never_called=(),
+    blurs=True, has_statistics=True, gathers_statistics=True, never_called=(),
 )  # fmt: skip
 FILES = "--dataname folder --datapath D"
 
@@ -109,6 +109,8 @@ NEEDS = [
     ("swa_lr", "--swa-lr 0.05", {}, "--swa-lr 0.05 does nothing: it needs --swa-start-epoch"),
     ("early_stopping_metric", "--early-stopping-metric loss", {}, "--early-stopping-metric loss does nothing: it needs --early"),
     ("early_stopping_delta", "--early-stopping-delta 1", {}, "--early-stopping-delta 1 does nothing: it needs --early-stop"),
+    ("blur_pool", "--blur-pool", {"blurs": False}, "--blur-pool does nothing: it needs a strided convolution of 16"),
+    ("weight_decay_except", "--weight-decay-except a --weight-decay 0", {}, "--weight-decay-except a does nothing: it needs a --weight"),
     ("drop_last", "--drop-last", {"remainder": 0}, "--drop-last does nothing: it needs a last step that is smaller"),
     ("tf32", "--tf32", {"on_gpu": False}, "--tf32 does nothing: it needs a GPU"),
     ("init_scale", "--init-scale 4 --amp bf16", {"precision": "bf16"}, "--init-scale 4 does nothing: it needs --amp fp16"),
