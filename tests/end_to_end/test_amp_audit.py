@@ -63,7 +63,7 @@ def test_a_step_that_training_saved_is_reproduced_and_the_advice_mends_training(
         network.features[2].weight.mul_(1e6)
     torch.save(network.state_dict(), tmp_path / "planted.pt")
     flags = ["--weights", tmp_path / "planted.pt", "--output", tmp_path / "runs", "--max-steps", "3", "--lr", "1e-12"]
-    flags += ["--no-progress", "--epochs", "1"]
+    flags += ["--no-progress", "--epochs", "1", "--batch-size", "8"]  # a CPU is slow at convolutions in fp16
     naive = Forked(*flags, "--amp", "fp16", "--dump-bad-batch")
     assert "step 1 skipped, not finite: output of features.2" in naive.communicate()[0]
     (saved,) = (tmp_path / "runs").rglob("bad_batches/step00000001_rank0.pt")

@@ -169,7 +169,7 @@ def test_a_nan_on_one_rank_stops_all_of_them_and_names_the_rank(tmp_path, amp):
     ],
 )
 def test_two_processes_follow_one_process_with_the_same_global_batch(tmp_path, flags, tolerance):
-    shared = (*FLAGS, *flags, "--amp", "fp16", "--init-scale", "256", "--global-batch-size", "64", "--max-steps", "4")
+    shared = (*FLAGS, *flags, "--amp", "fp16", "--init-scale", "256", "--global-batch-size", "16", "--max-steps", "4")
     one = train(*shared, "--output", tmp_path / "one")["run"]
     two = train(*shared, "--output", tmp_path / "two", processes=2)["run"]
     for name, value in load(one, "final.pt")["model"].items():
