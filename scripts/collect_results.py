@@ -38,9 +38,10 @@ Made by `python scripts/collect_results.py` from the runs in `results/`, never b
 at the end of training, as mean and standard deviation over n seeds; beside it the best validation's, which is chosen on
 the images that it is measured on. Time is that of a run's epochs with their validations, without the start. The
 literature's figures, and how they were reached, are in the headers of the recipes; so are figures of runs whose folders
-were not kept, for which the table says "not measured". Brackets after a recipe hold the runs' `--name`. `own-split`
-means FashionMNIST's images on a split of our own (`scripts/split_fashionmnist.py`), whose test images are not the data
-set's own, since the place of its files could not be reached.
+were not kept, for which the table says "not measured". Brackets after a recipe hold the runs' `--name`. A command is
+that of its commit, when the recipe may have had another name. `own-split` means FashionMNIST's images on a split of
+our own (`scripts/split_fashionmnist.py`), whose test images are not the data set's own, since the place of its files
+could not be reached.
 
 | recipe | network | epochs | top-1 (n) | best | literature | time | machine | commit | command |
 |---|---|---|---|---|---|---|---|---|---|
