@@ -143,8 +143,14 @@ def read_weights(args: Settings, resume_point: ResumePoint | None) -> Weights | 
     """The content of ``--weights``, or of the checkpoint to evaluate. A resume reads its own later."""
     if resume_point is not None:
         return Weights(resume_point.read(), resume_point.path) if args.run.evaluate else None
-    path = args.model.weights and Path(args.model.weights)
-    return Weights(checkpoint.load(path), path) if path else None
+    if not args.model.weights:
+        return None
+    weights = Weights(checkpoint.load(Path(args.model.weights)), Path(args.model.weights))
+    stored = weights.state.get("settings")
+    if isinstance(stored, dict) and stored.get("blur_pool") is True and not args.model.blur_pool:
+        # They fit the network without it, which computes something else.
+        raise UserError(f"--weights {weights.path}: was trained with --blur-pool; give that flag, too")
+    return weights
 
 
 def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weights: Weights | None) -> Known | None:

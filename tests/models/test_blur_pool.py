@@ -70,6 +70,11 @@ def test_a_checkpoint_is_evaluated_loaded_and_exported_with_its_blur(tmp_path, c
     trained = capsys.readouterr().out.split("val_loss=")[1].split()[0]
     assert train(["--evaluate", "--resume", str(run), "--device", "cpu", "--no-progress"]) == 0
     assert f"val_loss={trained}" in capsys.readouterr().out
+    weights = [*flags, "--weights", str(run / "checkpoints/final.pt")]
+    assert train(["--evaluate", *weights]) == 0 and f"val_loss={trained}" in capsys.readouterr().out
+    begin = [*weights, "--max-steps", "1", "--output", str(tmp_path / "tuned")]
+    assert train(begin) == 2 and "was trained with --blur-pool; give that flag, too" in capsys.readouterr().err
+    assert train([*begin, "--blur-pool"]) == 0
     network = load_model(run).network
     assert sum(hasattr(module, "blur") for module in network.modules()) > 1
     target = tmp_path / "model.safetensors"
