@@ -393,15 +393,13 @@ def override(run: Run, components: Components) -> bool:
     from utils.checkpoint.override import carry_over, refuse_other_groups
     from utils.optim.groups import parameter_groups
 
-    if run.resume_point is None or not run.args.run.resume_override:
+    point, data, steps = run.resume_point, components.data, components.train_loader.steps_per_epoch
+    if point is None or not run.args.run.resume_override:
         return False
-    with run.resume_point.fitting():
-        refuse_other_groups(run.resume_point, run.args, lambda own: parameter_groups(own, components.model))
-        state, differences = carry_over(
-            run.resume_point, run.args, components.data.classes, components.data.fingerprint,
-            components.train_loader.steps_per_epoch, components.optimizer,
-        )  # fmt: skip
-    run.resume_point = dataclasses.replace(run.resume_point, state=state)
+    with point.fitting():
+        refuse_other_groups(point, run.args, lambda own: parameter_groups(own, components.model))
+        state, differences = carry_over(point, run.args, data.classes, data.fingerprint, steps, components.optimizer)
+    run.resume_point = dataclasses.replace(point, state=state)
     for line in differences if run.is_main else ():
         run.warn(line)
     return bool(differences)
