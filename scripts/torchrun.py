@@ -69,6 +69,7 @@ class Launcher:
     def __init__(self) -> None:
         self.received = 0
         self.agent: LocalElasticAgent | None = None
+        self.unasked: list[int] | None = None  # codes of processes that ended before this launcher ended the rest
         self._ignored = [number for number in IGNORABLE if signal.getsignal(number) == signal.SIG_IGN]
 
     def listen(self) -> None:
@@ -112,8 +113,10 @@ class Launcher:
             return 0
         if self.received:
             return INTERRUPTED if self.received == signal.SIGINT else TRY_AGAIN
-        # A process saves only in agreement with all the others, however those have ended.
-        return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in codes), 1)
+        # A process that stops for another machine's signal saves in agreement with all the others, however those have
+        # ended. One that this launcher ended, since the other machine is silent, may have lost its peers before.
+        unasked = codes if self.unasked is None else self.unasked
+        return next((code for code in (TRY_AGAIN, INTERRUPTED) if code in unasked), 1)
 
 
 def asks_for_help(argv: list[str]) -> bool:
@@ -207,6 +210,7 @@ def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAg
 
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
             started = super()._start_workers(worker_group)
+            launcher.unasked = None
             launcher.listen()  # replaces the handlers that torch has just set
             return started
 
@@ -218,6 +222,8 @@ def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAg
             return result
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+            if launcher.unasked is None:
+                launcher.unasked = launcher.exit_codes()
             if self._pcontext:  # torch gives them 30 s when it ends them for a restart
                 self._pcontext.close(death_sig, self._seconds)
             super()._shutdown(death_sig)

@@ -149,6 +149,14 @@ def test_the_launchers_exit_code_says_what_to_do_next(codes, received, expected,
     assert launcher.exit_code(succeeded=not received and not any(codes) and bool(codes)) == expected
 
 
+@pytest.mark.parametrize(("unasked", "received", "expected"), [([], 0, 1), ([75], 0, 75), ([], signal.SIGTERM, 75)])
+def test_a_process_that_the_launcher_itself_had_to_end_does_not_say_stopped(unasked, received, expected, monkeypatch):
+    launcher = Launcher()
+    launcher.received, launcher.unasked = received, unasked  # [] after contact with the other machine was lost
+    monkeypatch.setattr(launcher, "exit_codes", lambda: [75])
+    assert launcher.exit_code(succeeded=False) == expected
+
+
 def test_a_mistake_ends_an_elastic_run_with_exit_code_2_and_without_restarts(environment, tmp_path):
     places = {"NNODES": "1:2", "RDZV_ENDPOINT": "localhost:0", "RDZV_ID": "test", "MAX_RESTARTS": "3"}
     places["PET_RDZV_CONF"] = "last_call_timeout=1"

@@ -5,6 +5,7 @@ Imports make a million objects, which Python goes through again and again as the
 
 from __future__ import annotations
 
+import atexit
 import gc
 
 
@@ -18,6 +19,8 @@ class GarbageCollection:
         """Look for no garbage until ``look_from_here``. For a process that is this program's alone."""
         self._was_put_off = True
         gc.disable()
+        # A teardown, after a traceback, must free what was left out: extension modules report leaks on stderr.
+        atexit.register(gc.unfreeze)
 
     def look_from_here(self) -> None:
         """Look for garbage among what is made from now on; what exists, apart from garbage, is left out for good.
