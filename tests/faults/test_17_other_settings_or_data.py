@@ -54,7 +54,7 @@ OTHER = {
     "distillation_alpha": "0.25", "distillation_temperature": "4", "lr_policy": "constant", "lr_gamma": "0.5", "layer_decay": "0.5", "backbone_lr_scale": "0.1", "lr_scale": "*.bias=2",
     "lr_base_size": "64", "lr_base_scale": "sqrt", "lr_min": "0.01", "lr_step_epochs": "1", "lr_power": "3",
     "lr_cycle_epochs": "1", "lr_cycle_mul": "2", "lr_cycle_decay": "0.5", "lr_pct_start": "0.5", "lr_div_factor": "9",
-    "warmup_epochs": "1", "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
+    "warmup_epochs": "1", "warmup_lr": "0.01", "warmup_prefix": None, "lr_per_epoch": None, "ema_warmup": None, "accumulate": "2", "clip_grad_norm": "1", "clip_grad_value": "1",
     "clip_grad_agc": "0.01", "grad_penalty": "0.1", "sam_rho": "0.05", "sam_adaptive": None, "lookahead": "6 0.5", "ema_decay": "0.5", "ema_bn_batches": "3", "amp": "bf16", "init_scale": "2",
     "fp32_layers": "layers", "augment": "flip", "nesterov": None, "decay_norm_bias": None, "weight_decay_except": "*.bias", "compile": None,
     "val_every_epochs": "2", "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",

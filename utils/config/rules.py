@@ -134,10 +134,12 @@ def _rate_rules(v: SimpleNamespace, is_explicit: IsExplicit, origins: dict[str, 
         both and origins["lr"] == origins["lr_base"],
         "--lr and --lr-base both say what the learning rate is; give one",
     )
+    peak = ("lr", "lr_base", "lr_base_size", "lr_base_scale", "optimizer", "global_batch_size", "batch_size")
+    yield Rule(("lr_min", *peak), v.lr_min >= lr, f"--lr-min {v.lr_min:g} is not below the peak learning rate, {lr:g}")
     yield Rule(
-        ("lr_min", "lr", "lr_base", "lr_base_size", "lr_base_scale", "optimizer", "global_batch_size", "batch_size"),
-        v.lr_min >= lr,
-        f"--lr-min {v.lr_min:g} is not below the peak learning rate, {lr:g}",
+        ("warmup_lr", *peak),
+        v.warmup_lr is not None and v.warmup_lr > lr,
+        f"--warmup-lr {v.warmup_lr or 0:g} is above the peak learning rate, {lr:g}",
     )
     yield Rule(
         ("lr_milestones", "lr_policy"),

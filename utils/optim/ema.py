@@ -30,9 +30,10 @@ class Position(Protocol):
 class MovingAverage:
     """``module``, a copy of ``model`` whose weights follow the model's: average = d x average + (1 - d) x weights.
 
-    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``decay``, and in the n-th
-    update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's ``ExponentialMovingAverage``: with the full decay
-    from the beginning, the average would consist of initial weights for some 1 / (1 - decay) updates.
+    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``decay``, and with
+    ``warmup``, in the n-th update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's
+    ``ExponentialMovingAverage``: with the full decay from the beginning, the average consists of initial weights for
+    some 1 / (1 - decay) updates.
 
     Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
@@ -41,8 +42,9 @@ class MovingAverage:
 
     has_begun = True
 
-    def __init__(self, model: nn.Module, decay: float, module: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, decay: float, module: nn.Module | None = None, warmup: bool = True) -> None:
         self.module, self.decay = module if module is not None else copy.deepcopy(model), decay
+        self.warmup = warmup
         self._averaged: Pairs = {}
         self._copied: Pairs = {}
         pairs = zip(_tensors(self.module), _tensors(model), strict=True)
@@ -53,7 +55,7 @@ class MovingAverage:
 
     def decay_of(self, updates: int) -> float:
         """The decay of the update that follows ``updates`` others."""
-        return min(self.decay, (1 + updates) / (10 + updates))
+        return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
@@ -176,7 +178,7 @@ def build_average(
     if isinstance(optimizer, ScheduleFreeSGD):
         return ScheduleFreeAverage(model, optimizer)
     if settings.ema_decay is not None:
-        return MovingAverage(model, settings.ema_decay, module)
+        return MovingAverage(model, settings.ema_decay, module, settings.ema_warmup)
     first = settings.first_averaged_epoch(epochs)
     return EpochAverage(model, first) if first is not None else None
 

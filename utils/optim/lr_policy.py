@@ -18,11 +18,13 @@ class LRPolicy:
     """``policy(step)`` is the learning rate of optimizer step ``step`` (from 0).
 
     ``total_steps`` is the planned length. Over ``warmup_steps`` the rate rises linearly: step k has
-    (k + 1) / warmup_steps of ``lr``. Later steps have ``lr`` times the factor that ``POLICIES`` gives for ``policy``,
-    and at least ``lr_min``. From ``swa_step`` on, if there is one, all steps have ``swa_lr``.
+    (k + 1) / warmup_steps of ``lr`` or, with a ``warmup_lr``, rises from that by k / warmup_steps of the rest. Later
+    steps have ``lr`` times the factor that ``POLICIES`` gives for ``policy``, and at least ``lr_min``. From
+    ``swa_step`` on, if there is one, all steps have ``swa_lr``. The rate changes every ``hold_steps`` steps.
 
-    Policies that fall smoothly may restart: the first cycle takes ``cycle_steps``, each further one ``cycle_mul`` times
-    as many, and begins at ``cycle_decay`` times the rate. ``power`` is that of ``poly``, ``step_length`` the steps
+    Policies that fall smoothly begin after the warm-up if ``warmup_prefix`` holds, otherwise with it, and may restart:
+    the first cycle takes ``cycle_steps``, each further one ``cycle_mul`` times as many, and begins at ``cycle_decay``
+    times the rate. ``power`` is that of ``poly``, ``step_length`` the steps
     between two drops of ``step``. ``one-cycle`` and ``triangular`` rise from ``lr`` / ``div_factor`` over the fraction
     ``pct_start`` of all steps.
     """
@@ -43,13 +45,22 @@ class LRPolicy:
     div_factor: float | None = None
     swa_step: int | None = None
     swa_lr: float = 0.0
+    warmup_lr: float | None = None
+    warmup_prefix: bool = True
+    hold_steps: int = 1
 
     def __call__(self, step: int) -> float:
+        step -= step % self.hold_steps
         if self.swa_step is not None and step >= self.swa_step:
             return self.swa_lr
         if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
+            return self._warm(step)
         return self.lr * max(self.floor, POLICIES[self.policy](self, step))
+
+    def _warm(self, step: int) -> float:
+        if self.warmup_lr is not None:
+            return self.warmup_lr + (self.lr - self.warmup_lr) * step / self.warmup_steps
+        return self.lr * min(1.0, (step + self.hold_steps) / self.warmup_steps)
 
     @property
     def floor(self) -> float:
@@ -58,7 +69,7 @@ class LRPolicy:
 
     def position(self, step: int) -> tuple[int, float]:
         """The cycle, from 0, and how much of it is over: from 0 up to 1, which is reached at the planned end."""
-        done, length = step - self.warmup_steps, self.total_steps - self.warmup_steps
+        done, length = step - self._begin, self.total_steps - self._begin
         if self.cycle_steps is None or length < 1:
             return 0, min(1.0, done / max(1, length))
         cycle, begin, cycle_length = 0, 0.0, float(self.cycle_steps)
@@ -66,11 +77,16 @@ class LRPolicy:
             cycle, begin, cycle_length = cycle + 1, begin + cycle_length, cycle_length * self.cycle_mul
         return cycle, min(1.0, (done - begin) / cycle_length) if step < self.total_steps else 1.0
 
+    @property
+    def _begin(self) -> int:
+        """The step with which a policy that falls smoothly begins."""
+        return self.warmup_steps if self.warmup_prefix else 0
+
     def restarts(self) -> list[int]:
         """The first step of each further cycle."""
         steps, begin, length = [], 0.0, float(self.cycle_steps or math.inf)
-        while (begin := begin + length) < self.total_steps - self.warmup_steps:
-            steps.append(self.warmup_steps + math.ceil(begin))
+        while (begin := begin + length) < self.total_steps - self._begin:
+            steps.append(self._begin + math.ceil(begin))
             length *= self.cycle_mul
         return steps
 
@@ -151,4 +167,7 @@ def build_lr_policy(
         div_factor=settings.lr_div_factor,
         swa_step=(constant_from - 1) * steps_per_epoch if constant_from else None,
         swa_lr=average.swa_lr if constant_from else 0.0,
+        warmup_lr=settings.warmup_lr,
+        warmup_prefix=settings.warmup_prefix,
+        hold_steps=steps_per_epoch if settings.lr_per_epoch else 1,
     )

@@ -283,7 +283,7 @@ def _average(args: Settings, components: Any) -> str:
     if args.optimisation.optimizer in SCHEDULE_FREE:
         kind = "that of the schedule-free optimizer"
     elif decay is not None:
-        kind = f"decay {decay:g}"
+        kind = f"decay {decay:g}{'' if args.average.ema_warmup else ' from the first step on'}"
     elif first is not None:
         kind = f"mean of the weights after each epoch from epoch {first} on"
     else:
@@ -338,7 +338,11 @@ def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:
     if policy.lr_min:
         words.append(f"not below {policy.lr_min:g}")
     if settings.warmup_epochs:
-        words.append(f"warm-up over {settings.warmup_epochs:g} epochs")
+        first = f" from {policy.warmup_lr:g}" if policy.warmup_lr is not None else ""
+        within = "" if policy.warmup_prefix else ", in which the schedule begins"
+        words.append(f"warm-up over {settings.warmup_epochs:g} epochs{first}{within}")
+    if settings.lr_per_epoch:
+        words.append("changes with each epoch")
     if policy.swa_step is not None:
         words.append(f"constant from epoch {policy.swa_step // steps + 1} on")
     return [*words, *filter(None, [lr_source(args)])]

@@ -255,7 +255,8 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--random-erase", "--random-erase-mode", "--random-erase-count", "--rotation"}
     extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
     extra |= {"--best-metric", "--early-stopping", "--early-stopping-metric", "--early-stopping-delta"}
-    extra |= {"--swa-start-epoch", "--swa-lr"}
+    extra |= {"--swa-start-epoch", "--swa-lr", "--ema-warmup"}
+    extra |= {"--warmup-lr", "--warmup-prefix", "--lr-per-epoch"}
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}

@@ -30,13 +30,18 @@ def set_all(model, value):
 
 # Below, the decays are 1/10, 2/11, 3/12, 4/13, 5/14 (0.36), 6/15 (0.4) ..., as long as they are lower than the flag's.
 @pytest.mark.parametrize(
-    ("decay", "decays"), [(0.999, [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14]), (0.2, [1 / 10, 2 / 11, 0.2, 0.2, 0.2])]
+    ("decay", "warmup", "decays"),
+    [
+        (0.999, True, [1 / 10, 2 / 11, 3 / 12, 4 / 13, 5 / 14]),
+        (0.2, True, [1 / 10, 2 / 11, 0.2, 0.2, 0.2]),
+        (0.999, False, [0.999] * 5),
+    ],
 )
-def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay, decays):
+def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay, warmup, decays):
     initial, values = 4.0, [1.0, 3.0, -2.0, 5.0, 0.5]
     model = network()
     set_all(model, initial)
-    average = MovingAverage(model, decay)
+    average = build_average(model, AverageSettings(ema_decay=decay, ema_warmup=warmup), epochs=1)
     for updates, value in enumerate(values):
         set_all(model, value)
         average.update(updates)

@@ -93,6 +93,44 @@ def test_warm_up_then_cosine_equals_torchs_sequence_of_both():
     assert [policy(step) for step in range(40)] == pytest.approx(torch_rates(make, 40), abs=1e-12)
 
 
+def by_epoch(epochs, steps=3, **settings):
+    """The rates of each epoch of ``steps`` steps, which must be the same within an epoch."""
+    settings = OptimisationSettings(lr=0.4, epochs=epochs, lr_per_epoch=True, **settings)
+    policy = build_lr_policy(settings, steps_per_epoch=steps)
+    rates = np.array([policy(step) for step in range(epochs * steps)]).reshape(epochs, steps)
+    assert (rates == rates[:, :1]).all()
+    return rates[:, 0]
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+def test_a_rate_per_epoch_with_a_warm_up_from_a_hundredth_equals_torchvisions_references():
+    def make(optimizer):
+        warm = lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5)
+        cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=25)
+        return lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[5])
+
+    rates = by_epoch(30, warmup_epochs=5.0, warmup_lr=0.004)
+    assert rates == pytest.approx(torch_rates(make, 30), abs=1e-12)
+
+
+def test_a_rate_per_epoch_whose_schedule_begins_with_the_warm_up_equals_timms():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    scheduler = CosineLRScheduler(optimizer, t_initial=30, warmup_t=5, warmup_lr_init=1e-4, lr_min=1e-6)
+    expected = []
+    for epoch in range(30):
+        scheduler.step(epoch)
+        expected.append(optimizer.param_groups[0]["lr"])
+    rates = by_epoch(30, warmup_epochs=5.0, warmup_lr=1e-4, warmup_prefix=False, lr_min=1e-6)
+    assert rates == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_rate_per_epoch_warms_up_by_equal_parts_and_never_above_the_highest():
+    rates = by_epoch(12, warmup_epochs=4.0)
+    assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4]) and rates[8] == pytest.approx(0.2)
+    assert by_epoch(3, warmup_epochs=0.5)[0] == 0.4
+    assert list(by_epoch(6, lr_policy="multistep", lr_milestones=(2.5,))) == pytest.approx([0.4] * 3 + [0.04] * 3)
+
+
 @pytest.mark.parametrize("floor", [0, 0.03])
 @pytest.mark.parametrize("div_factor", [25.0, 4.0])
 @pytest.mark.parametrize(("total", "share"), [(40, 0.3), (41, 0.2), (1000, 0.23)])

@@ -21,6 +21,10 @@ class AverageSettings:
         None, "decay of a moving average of the weights, for example 0.999; validation reports its results",
         type=float, check=between(0, 1, open_low=True, open_high=True),
     )  # fmt: skip
+    ema_warmup: bool = setting(
+        True, "let --ema-decay grow to its value: the first weights hardly count then",
+        effect=needs("--ema-decay", lambda v: v.ema_decay is not None),
+    )  # fmt: skip
     ema_bn_batches: int = setting(
         16, "training batches to compute the average's batch-norm statistics over before each validation; 3 take about "
         "as long as a step",

@@ -22,13 +22,14 @@ def _of_policies(*policies: str) -> Any:
 
 
 _RESTARTS = needs("--lr-cycle-epochs", lambda v: v.lr_cycle_epochs is not None)
+_WARMS_UP = needs("--warmup-epochs", lambda v: v.warmup_steps > 0)
 _FROM_BASE = needs("--lr-base", lambda v: v.lr_base is not None)
 
 
 def _restarts(v: Any) -> str | None:
     if v.lr_policy not in RESTARTING_POLICIES:
         return f"does nothing: it needs --lr-policy {' or '.join(RESTARTING_POLICIES)}, not {v.lr_policy}"
-    if v.lr_cycle_epochs >= v.epochs - v.warmup_epochs:
+    if v.lr_cycle_epochs >= v.epochs - v.warmup_epochs * v.warmup_prefix:
         return f"never restarts: --epochs {v.epochs} end before"
     return None
 
@@ -165,6 +166,23 @@ class OptimisationSettings:
     warmup_epochs: float = setting(
         0.0, "epochs of linear warm-up", check=not_negative,
         effect=needs("to be at least half a step", lambda v: v.warmup_steps > 0),
+    )  # fmt: skip
+    warmup_lr: float | None = setting(
+        None, "learning rate of the first step of the warm-up [--lr divided by its steps]", type=float, check=positive,
+        effect=_WARMS_UP,
+    )  # fmt: skip
+    warmup_prefix: bool = setting(
+        True,
+        "begin the schedule after the warm-up; otherwise with it, as timm does by default (cosine, gaussian, linear, "
+        "poly)",
+        effect=needs(
+            f"--warmup-epochs and --lr-policy {' or '.join(RESTARTING_POLICIES)}",
+            lambda v: v.warmup_steps > 0 and v.lr_policy in RESTARTING_POLICIES,
+        ),
+    )
+    lr_per_epoch: bool = setting(
+        False, "all steps of an epoch have the learning rate of its first",
+        effect=needs("a rate that changes", lambda v: v.lr_policy != "constant" or v.warmup_steps > 0),
     )  # fmt: skip
     accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
     clip_grad_norm: float | None = setting(None, "clip the unscaled gradient to this norm", type=float, check=positive)
