@@ -85,7 +85,7 @@ def test_the_table_above_holds_every_setting_that_shapes_the_result():
 def test_each_setting_that_shapes_the_result_is_refused_with_both_values(run, capsys, name):
     flag = "--" + name.replace("_", "-")
     begun = load(run, "last.pt")["settings"][name]
-    on = {"decay_norm_bias": "--no-decay-norm-bias"}.get(name, flag)
+    on = f"--no-{flag[2:]}" if begun is True else flag
     code, (line,) = told(
         capsys, (*CPU, "--resume", run, *([on] if OTHER[name] is None else [flag, *OTHER[name].split()]))
     )
