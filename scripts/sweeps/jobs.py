@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from utils.config.settings import UserError
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
+RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Places:
 
     def environment(self, place: int) -> dict[str, str]:
         """The variables of a process on ``place``."""
-        # Both of its outputs go into one file, whose last line says why it failed.
+        # Both of its outputs go into one file, in the order in which they are written.
         chosen = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self.count > 1:
             chosen.setdefault("OMP_NUM_THREADS", str(self.threads))
@@ -60,11 +62,13 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
     return found
 
 
-def run_all(trials: Sequence[Trial], folder: Path, places: Places, ended: Callable[[Trial, str], None]) -> list[str]:
+def run_all(
+    trials: Sequence[Trial], folder: Path, places: Places, ended: Callable[[Trial, RunResult | str], None]
+) -> list[str]:
     """Train all ``trials`` into ``folder``/runs; gives a line for each that failed.
 
-    ``ended`` is called after each with '' or why it failed. Ctrl-C and SIGTERM reach the trainings, which save, and
-    are raised here when all have ended. Raises ``UserError`` if one of them reports the user's mistake.
+    ``ended`` is called after each with its result or why there is none. Ctrl-C and SIGTERM end the trainings, which
+    save, and are raised here when all have ended. Raises ``UserError`` if one of them reports the user's mistake.
     """
     waiting, jobs, failures = list(trials), [], []
     try:
@@ -75,10 +79,10 @@ def run_all(trials: Sequence[Trial], folder: Path, places: Places, ended: Callab
             time.sleep(LOOK_SECONDS)
             for job in [job for job in jobs if job.process.poll() is not None]:
                 jobs.remove(job)
-                failure = _failure(job)
-                ended(job.trial, failure)
-                if failure:
-                    failures.append(f"{job.trial.name}: {failure}")
+                outcome = _outcome(job)
+                ended(job.trial, outcome)
+                if isinstance(outcome, str):
+                    failures.append(f"{job.trial.name}: {outcome}")
                 if job.process.returncode == 2:
                     raise UserError(failures[-1])
     finally:
@@ -102,10 +106,15 @@ def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
     return Job(trial, process, place, output)
 
 
-def _failure(job: Job) -> str:
-    """'' or the last that a failed training said."""
-    if job.process.returncode == 0:
-        return ""
-    lines = job.output.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return f"{said.removeprefix('main.py: ')} (exit code {job.process.returncode}; see {job.output})"
+def _outcome(job: Job) -> RunResult | str:
+    """The result of the run that a training that has ended names as its own, or why there is none.
+
+    It knows its run better than ``finished`` does: main.py recognises images that were moved.
+    """
+    said, code = job.output.read_text(encoding="utf-8", errors="replace"), job.process.returncode
+    if code == 0:
+        named = RUN.findall(said)
+        result = read_run(Path(named[-1])) if named else None
+        return result or f"it ended without a result (see {job.output})"
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+    return f"{last.removeprefix('main.py: ')} (exit code {code}; see {job.output})"

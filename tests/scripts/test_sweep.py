@@ -197,6 +197,25 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
     assert "seed=0: what it said (exit code 1; see " in "".join(failures)
 
 
+def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
+    fake_main("print('a run is finished')")
+    code, said = told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)
+    assert code == 1 and said.out.startswith("[0/1] seed=0: it ended without a result (see ")
+    (folder := tmp_path / "cut").mkdir()
+    fake_main(f"print('val_top1=1 val_epoch=1 best_top1=1 run={keep_run(folder / 'a', ['--epochs', '9'], [1.0])}')")
+    assert told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)[0] == 1
+
+
+def test_a_run_on_images_that_were_moved_since_is_the_trainings_result(fake_main, tmp_path, capsys, monkeypatch):
+    recipe, more = "imagenette/resnet10t", ["--epochs", "2", "--datapath"]
+    run = keep_run(tmp_path / "out/runs/a", ["--config", recipe, *more, str(tmp_path / "before")], [80.0, 90.0])
+    fake_main(f"print('{run} is finished'); print('val_top1=90.0000 val_epoch=2 run={run}')")
+    sweeping = [recipe, "--seeds", "1", "--output", tmp_path / "out", *more, tmp_path / "now"]
+    code, said = told(sweeping, capsys, monkeypatch)
+    assert code == 0 and said.out.startswith("[1/1] seed=0: top1 90.00 after 3 s\n")
+    assert str(run) in (tmp_path / "out/sweep.csv").read_text()
+
+
 def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=2))
     ended = []
