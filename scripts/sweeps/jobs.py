@@ -18,6 +18,7 @@ from utils.config.settings import UserError
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
+OWN_LINE = "main.py: "  # so begin its errors, and its warnings
 RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
 
 
@@ -116,5 +117,11 @@ def _outcome(job: Job) -> RunResult | str:
         named = RUN.findall(said)
         result = read_run(Path(named[-1])) if named else None
         return result or f"it ended without a result (see {job.output})"
-    last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
-    return f"{last.removeprefix('main.py: ')} (exit code {code}; see {job.output})"
+    return f"{_reason(said)} (exit code {code}; see {job.output})"
+
+
+def _reason(said: str) -> str:
+    """Why main.py failed, of all that it said: the last of its errors, which libraries may have written below."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(OWN_LINE) and not line.startswith(f"{OWN_LINE}warning: ")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix(OWN_LINE)

@@ -197,6 +197,20 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
     assert "seed=0: what it said (exit code 1; see " in "".join(failures)
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("epoch 1\nmain.py: warning: a doubt\nmain.py: why\nepoch 2\nmain.py: warning: more\n[W] of a library", "why"),
+        ("main.py: warning: a doubt\nTraceback\nValueError: why\n\n", "ValueError: why"),
+        ("\n", "it said nothing"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_main, tmp_path):
+    fake_main(f"import sys; print({said!r}); sys.exit(1)")
+    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    assert failure.startswith(f"seed=0: {reason} (exit code 1; see ")
+
+
 def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
     fake_main("print('a run is finished')")
     code, said = told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)
