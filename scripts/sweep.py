@@ -24,6 +24,7 @@ from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Places, finished, run_all
 from utils.config.settings import UserError
+from utils.runtime.console import outlive_terminal
 
 NAME = "sweep.py"
 STOPPED = 75  # by SIGTERM, with everything saved
@@ -123,4 +124,5 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
 
 
 if __name__ == "__main__":
+    outlive_terminal()  # as its trainings do, which would go on without it
     sys.exit(run_tool(NAME, main))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -24,12 +23,16 @@ RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of
 
 @dataclass
 class Job:
-    """A training under way in process ``process``, on place ``place``; what it prints goes to ``output``."""
+    """A training under way in process ``process``, on place ``place``.
+
+    What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said.
+    """
 
     trial: Trial
     process: subprocess.Popen
     place: int
     output: Path
+    begins: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def run_all(
                     raise UserError(failures[-1])
     finally:
         for job in jobs:
-            job.process.send_signal(signal.SIGINT)
+            job.process.terminate()  # Ctrl-C they ignore where a shell's & began the sweep
         for job in jobs:
             job.process.wait()
     return failures
@@ -99,12 +102,13 @@ def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
     output = folder / "output" / f"{name}.txt"
     output.parent.mkdir(parents=True, exist_ok=True)
     flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
-    with open(output, "w", encoding="utf-8") as file:
+    with open(output, "ab") as file:  # where the training of a sweep that was killed may still write
+        begins = file.tell()
         process = subprocess.Popen(
             [sys.executable, str(MAIN), *flags], stdout=file, stderr=subprocess.STDOUT, env=places.environment(place),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
         )  # fmt: skip
-    return Job(trial, process, place, output)
+    return Job(trial, process, place, output, begins)
 
 
 def _outcome(job: Job) -> RunResult | str:
@@ -112,7 +116,7 @@ def _outcome(job: Job) -> RunResult | str:
 
     It knows its run better than ``finished`` does: main.py recognises images that were moved.
     """
-    said, code = job.output.read_text(encoding="utf-8", errors="replace"), job.process.returncode
+    said, code = job.output.read_bytes()[job.begins :].decode(errors="replace"), job.process.returncode
     if code == 0:
         named = RUN.findall(said)
         result = read_run(Path(named[-1])) if named else None

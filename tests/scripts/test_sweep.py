@@ -20,7 +20,8 @@ from utils.config.settings import UserError
 MAIN_ENDS_WITH = "import sys; print('first'); print('main.py: what it said', file=sys.stderr); sys.exit({code})"
 MAIN_WAITS = """
 import pathlib, signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as where a shell's & began the sweep
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_name('began').touch()
 time.sleep(60)
 """
@@ -257,6 +258,31 @@ def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(number, code
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert err.count("\n") == 1 and err.startswith("sweep.py: ")
+
+
+def test_a_closed_terminal_ends_no_sweep(fake_main, tmp_path):
+    fake_main(MAIN_WAITS)
+    program = (
+        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
+        f"jobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
+    )
+    line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+
+
+def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp_path):
+    for said in ("main.py: first", "second"):
+        fake_main(f"import sys; print({said!r}); sys.exit(1)")
+        (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    assert failure.startswith("seed=0: second (exit code 1; ")
+    assert (tmp_path / "output/seed0.txt").read_text() == "main.py: first\nsecond\n"
 
 
 def test_gpus_and_threads_are_shared_out(monkeypatch):
