@@ -27,16 +27,24 @@ time.sleep(60)
 """
 
 
-def keep_run(folder, flags, top1, *, epochs=None, ended=True):
-    """A run's folder as main.py leaves it: settings, an epoch's row for each of ``top1``, and the log's last line."""
+EARLY = "Stopped early: no better val_top1"
+
+
+def keep_run(folder, flags, top1, *, epochs=None, ended=True, best=None, log=""):
+    """A run's folder as main.py leaves it: settings, an epoch's row for each of ``top1``, and the log's last lines.
+
+    An epoch has 10 steps, unless ``log`` tells otherwise.
+    """
     folder.mkdir(parents=True)
     args = arguments.parse(list(flags))
     header = f"main.py {' '.join(flags)}\npython 3\nmachine: a computer\ncommit: 0123456789"
     (folder / "config.yaml").write_text(arguments.as_recipe(args, header))
-    rows = [f"{epoch},{value},1.5" for epoch, value in enumerate(top1, 1)]
-    (folder / "metrics.csv").write_text("\n".join(["epoch,val_top1,seconds", *rows]) + "\n")
-    last = f"2026-11-22 08:00:00 val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1=1 run=x\n"
-    (folder / "log.txt").write_text("2026-11-22 08:00:00 Run x\n" + last * ended)
+    rows = [f"{epoch},{10 * epoch},{value},1.5" for epoch, value in enumerate(top1, 1)]
+    (folder / "metrics.csv").write_text("\n".join(["epoch,step,val_top1,seconds", *rows]) + "\n")
+    stamp, best = "2026-11-22 08:00:00", max(top1) if best is None else best
+    last = f"val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1={best:.4f} best_epoch=1 run=x"
+    lines = ["Run x", *log.splitlines(), *[last] * ended]
+    (folder / "log.txt").write_text("".join(f"{stamp} {line}\n" for line in lines))
     return folder
 
 
@@ -106,8 +114,24 @@ def test_a_run_that_was_cut_or_is_under_way_is_no_result(tmp_path):
     assert read_run(keep_run(tmp_path / "under way", flags, [90.0, 95.0, 93.0], ended=False)) is None
     assert read_run(keep_run(tmp_path / "max steps", flags, [90.0, 95.0])) is None
     assert read_run(keep_run(tmp_path / "went on", flags, [90.0, 95.0, 93.0], epochs=2)) is None
-    early = read_run(keep_run(tmp_path / "early", [*flags, "--early-stopping", "1"], [90.0, 95.0]))
-    assert early.top1 == 95.0
+    early = ([*flags, "--early-stopping", "1"], [90.0, 95.0])
+    assert read_run(keep_run(tmp_path / "early", *early, log=EARLY)).top1 == 95.0
+    assert read_run(keep_run(tmp_path / "before early", *early)) is None
+    went_on = f"{EARLY}\nval_top1=1 val_loss=1 val_epoch=1 best_top1=1 best_epoch=1 run=x"
+    assert read_run(keep_run(tmp_path / "early before", *early, log=went_on)) is None
+    for steps, whole in ((10, True), (11, False)):
+        log = f"fc: 9 parameters; batch 64; {steps} steps an epoch; mixed precision off"
+        assert (read_run(keep_run(tmp_path / f"{steps} steps", flags, [90.0] * 3, log=log)) is not None) == whole
+
+
+def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path):
+    flags = ["--arch", "fc", "--epochs", "2", "--best-metric", "loss"]
+    assert read_run(keep_run(tmp_path / "by loss", flags, [95.0, 93.0], best=93.0)).best_top1 == 93.0
+    planned = trials("digits/fc", [], 2, ["--epochs", "1"])
+    for number, (trial, best) in enumerate(zip(planned, (float("nan"), 90.0), strict=True)):
+        keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
+    shown = report.as_table(jobs.finished(tmp_path / "runs", planned)).splitlines()[2].split()
+    assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "log.txt"])
@@ -160,7 +184,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
 def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
     planned = trials("digits/fc", ["epochs=3,2"], 1, ["--early-stopping", "1"])
     for number, trial in enumerate(planned):
-        keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0])
+        keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0], log=EARLY)
     report.write_csv(tmp_path / "sweep.csv", planned, jobs.finished(tmp_path, planned))
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -267,14 +291,14 @@ def test_a_closed_terminal_ends_no_sweep(fake_main, tmp_path):
         f"jobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
     )
     line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
-    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE)
+    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 75
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
 
 
 def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp_path):
