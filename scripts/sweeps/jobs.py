@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from utils.config.settings import UserError
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
+LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
 OWN_LINE = "main.py: "  # so begin its errors, and its warnings
 RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
 
@@ -98,17 +100,29 @@ def run_all(
 
 
 def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
-    name = "_".join((*trial.point, f"seed{trial.seed}")).replace(os.sep, "-")
-    output = folder / "output" / f"{name}.txt"
-    output.parent.mkdir(parents=True, exist_ok=True)
+    output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
-    with open(output, "ab") as file:  # where the training of a sweep that was killed may still write
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        file = open(output, "ab")  # noqa: SIM115 - added to: the training of a sweep that was killed may still write
+    except OSError as error:
+        raise UserError(f"--output {folder}: {output} cannot be written ({error.strerror})") from error
+    with file:
         begins = file.tell()
         process = subprocess.Popen(
             [sys.executable, str(MAIN), *flags], stdout=file, stderr=subprocess.STDOUT, env=places.environment(place),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
         )  # fmt: skip
     return Job(trial, process, place, output, begins)
+
+
+def _file_name(trial: Trial) -> str:
+    """The trial's name as one file's name of its own: where that needs other characters or fewer, with a digest."""
+    text = "_".join((*trial.point, f"seed{trial.seed}"))
+    plain = os.fsencode(text.replace(os.sep, "-"))
+    if os.fsencode(text) == plain and len(plain) <= LONGEST_NAME:
+        return text
+    return f"{plain[:LONGEST_NAME].decode(errors='ignore')}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"
 
 
 def _outcome(job: Job) -> RunResult | str:

@@ -13,7 +13,7 @@ from scripts import sweep
 from scripts.common.command_line import run_tool
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, report
-from scripts.sweeps.grid import trials
+from scripts.sweeps.grid import Trial, trials
 from utils.config import arguments
 from utils.config.settings import UserError
 
@@ -71,6 +71,12 @@ def test_a_value_of_a_setting_with_several_is_joined_by_plus():
     assert [t.args.augmentation.augment for t in found] == [("shift", "flip"), ("none",)]
 
 
+def test_weights_to_begin_with_are_among_what_can_be_varied():
+    found = trials("digits/fc", ["weights=a/b.pt,none"], 1, [])
+    assert [t.args.model.weights for t in found] == ["a/b.pt", None]
+    assert [arguments.parse([*t.flags, "--resume", "auto"]).model.weights for t in found] == ["a/b.pt", None]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -78,6 +84,7 @@ def test_a_value_of_a_setting_with_several_is_joined_by_plus():
         (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
+        (["digits/fc", "--set", "lr=0.05", "--set", "lr=0.1"], "--set lr is given twice; write lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=0.1,1e-1"], "--set: lr=0.1 and lr=1e-1 may be the same training; leave one out"),
         (["digits/fc", "--set", "amp=off,auto"], "--set: amp=off and amp=auto may be the same training"),
         (["digits/fc", "--set", "lr=0.1,fast"], "--lr 'fast': must be a number"),
@@ -234,6 +241,27 @@ def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_mai
     fake_main(f"import sys; print({said!r}); sys.exit(1)")
     (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
     assert failure.startswith(f"seed=0: {reason} (exit code 1; see ")
+
+
+def test_each_trainings_output_has_a_file_of_its_own_however_long_its_values(fake_main, tmp_path):
+    fake_main("import sys; print(sys.argv); sys.exit(1)")
+    long = "augment=" + "+".join(["resized-crop", "flip"] * 9)
+    settings = [long, f"{long}+flip", "datapath=a/b", "datapath=a-b", "lr=1"]
+    planned = [Trial((values,), 0, ("--name", values), None) for values in settings]
+    jobs.run_all(planned, tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    files = {path.name: path.read_text() for path in (tmp_path / "output").iterdir()}
+    assert len(files) == len(settings) and all(
+        any(f"'{values}'" in text for text in files.values()) for values in settings
+    )
+    assert {"lr=1_seed0.txt", "datapath=a-b_seed0.txt"} <= files.keys()
+    assert max(map(len, files)) < 120
+
+
+def test_an_output_that_cannot_be_written_is_one_line(fake_main, tmp_path, capsys, monkeypatch):
+    (tmp_path / "output").write_text("a file")
+    code, said = told(["digits/fc", "--output", tmp_path], capsys, monkeypatch)
+    assert code == 2 and said.err.startswith(f"sweep.py: --output {tmp_path}: {tmp_path / 'output'}")
+    assert said.err.count("\n") == 1
 
 
 def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
