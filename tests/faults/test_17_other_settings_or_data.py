@@ -329,3 +329,22 @@ def test_auto_knows_images_again_that_were_moved(tmp_path, monkeypatch, capsys, 
     run, _ = auto(capsys, "data", *max_steps)
     (tmp_path / "data").rename(tmp_path / "moved")
     assert auto(capsys, "moved") == (run, "") and len(rows(run)) == 3
+
+
+def test_weights_begin_a_run_with_auto_and_are_not_read_when_it_goes_on(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("start.pt", "other.pt"):
+        shutil.copyfile(trained / "checkpoints/best.pt", name)
+    begin = (*FLAGS, "--resume", "auto", "--weights")
+    assert told(capsys, (*begin, "none.pt"))[0] == 2
+    assert told(capsys, (*begin, "start.pt", "--max-steps", "5")) == (0, [])
+    (folder,) = Path("runs/digits/fc").iterdir()
+    loss = float(rows(folder)[0]["train_loss"])
+    Path("start.pt").unlink()
+    assert told(capsys, (*begin, "start.pt")) == (0, []) and [row["epoch"] for row in rows(folder)] == list("123")
+    code, (line,) = told(capsys, (*begin, "other.pt", "--max-steps", "5"))
+    assert code == 0 and line.endswith(f"the nearest, {folder}, has --weights start.pt where this has other.pt")
+    (new,) = (path for path in Path("runs/digits/fc").iterdir() if path != folder)
+    assert float(rows(new)[0]["train_loss"]) == loss < 1.5, "of five steps of a network that was trained"
+    code, lines = told(capsys, (*CPU, "--resume", folder, "--weights", "other.pt"))
+    assert (code, lines) == (2, ["main.py: --resume PATH brings its own weights; remove --weights"])
