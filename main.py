@@ -148,7 +148,9 @@ def find_resume_point(run: Run, command_line: arguments.CommandLine) -> None:
     from utils.record.run_folder import RunFolder
 
     parent = RunFolder.parent(run.args)
-    point = run.resume_point = run.distributed.run_on_rank0(lambda: find(run.args, parent, run.warn))
+    point = run.resume_point = run.distributed.run_on_rank0(
+        lambda: find(run.args, parent, run.warn, lambda: read_data(run).fingerprint), long_work="Finding the run"
+    )
     if point is None:
         return
     run.args = args = command_line.resolve(run.distributed.world_size, point.settings)

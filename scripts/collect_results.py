@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
-from scripts.common.runs import RunResult, matches, read_run, run_folders
+from scripts.common.runs import STOPPED_EARLY, RunResult, deviation, matches, read_run, run_folders
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
@@ -154,7 +154,7 @@ def measured_row(recipe: Recipe, words: str, runs: Sequence[RunResult]) -> str:
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation of a sample, in percent."""
     mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} ± {statistics.stdev(values):.2f} %" if len(values) > 1 else f"{mean} %"
+    return f"{mean} ± {deviation(values):.2f} %" if len(values) > 1 else f"{mean} %"
 
 
 def command(run: RunResult) -> str:
@@ -192,8 +192,9 @@ def keep(recipe: str, run: RunResult) -> None:
         text = (run.folder / name).read_text(encoding="utf-8")
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
-        if name == "log.txt":  # the result alone
-            text = "".join(line for line in text.splitlines(keepends=True) if " val_top1=" in line)
+        if name == "log.txt":  # the result alone, and whether early stopping was its end
+            lines = text.splitlines(keepends=True)
+            text = "".join(line for line in lines if " val_top1=" in line or STOPPED_EARLY.match(line))
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.common.runs import RunResult
 from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Places, finished, run_all
 from utils.config.settings import UserError
+from utils.runtime.console import outlive_terminal
 
 NAME = "sweep.py"
 STOPPED = 75  # by SIGTERM, with everything saved
@@ -78,27 +80,23 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
     """Train what is not finished yet, and show all results. Returns the exit code."""
     from utils.record.metrics import cut_words
 
-    runs = folder / "runs"
-    before = finished(runs, planned)
-    if before:
-        print(f"{len(before)} of {len(planned)} runs are finished already", flush=True)
-    done = len(before)
+    results = finished(folder / "runs", planned)
+    if results:
+        print(f"{len(results)} of {len(planned)} runs are finished already", flush=True)
 
-    def ended(trial: Trial, failure: str) -> None:
-        nonlocal done
-        done += not failure
-        result = None if failure else finished(runs, [trial]).get(trial)
-        text = failure or "not finished"
-        if result:
-            cut = cut_words(result.args.data.max_val_batches)
-            text = f"top1{cut} {result.top1:.2f} after {result.seconds:.0f} s"
-        print(f"[{done}/{len(planned)}] {trial.name}: {text}", flush=True)
+    def ended(trial: Trial, outcome: RunResult | str) -> None:
+        text = outcome
+        if not isinstance(outcome, str):
+            results[trial] = outcome
+            cut = cut_words(outcome.args.data.max_val_batches)
+            text = f"top1{cut} {outcome.top1:.2f} after {outcome.seconds:.0f} s"
+        print(f"[{len(results)}/{len(planned)}] {trial.name}: {text}", flush=True)
 
     failures: list[str] = []
     try:
-        failures = run_all([trial for trial in planned if trial not in before], folder, places(own.processes), ended)
+        failures = run_all([trial for trial in planned if trial not in results], folder, places(own.processes), ended)
     finally:
-        show(own, planned, folder)
+        show(own, planned, folder, results)
     return 1 if failures else 0
 
 
@@ -113,11 +111,10 @@ def places(processes: int | str) -> Places:
     return Places(count, threads=max(1, cores() // count), gpus=gpus)
 
 
-def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> None:
+def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found: Mapping[Trial, RunResult]) -> None:
     """Write and print the results so far."""
     from scripts.sweeps import report
 
-    found = finished(folder / "runs", planned)
     results = {trial: found[trial] for trial in planned if trial in found}
     if not results:
         return
@@ -127,4 +124,5 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> Non
 
 
 if __name__ == "__main__":
+    outlive_terminal()  # as its trainings do, which would go on without it
     sys.exit(run_tool(NAME, main))

@@ -432,6 +432,7 @@ class TraVal:
         """
         if not names or self.checkpointer is None:
             return
+        self.reporter.keep_time(self.progress)
 
         def save() -> None:
             self.writer.flush()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,17 @@ from utils.config.settings import Settings, UserError
 from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
 
 FREE = {"seed"}  # runs that differ in it alone are repetitions
-LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) ", re.MULTILINE)
+LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
+STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
+STEPS_AN_EPOCH = re.compile(r"; (\d+) steps an epoch;")
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run. Accuracies in percent: ``top1`` of the last validation, ``best_top1`` of the best one.
+    """A finished run. Accuracies in percent: ``top1`` of the last validation, ``best_top1`` that of best.pt.
 
-    ``seconds``: of all epochs together, with validation, without start and pauses.
+    ``best_top1`` is NaN if no validation's loss was finite. ``seconds``: of all epochs together, with validation,
+    without start and pauses.
     """
 
     folder: Path
@@ -70,6 +75,11 @@ def counts_for(args: Settings, wanted: Settings) -> bool:
     return matches(args, wanted) and (len(places) == 1 or not SPECS[wanted.data.dataname].of_the_user)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of a sample; NaN if one of them is, for which ``statistics.stdev`` may raise."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
 def run_folders(root: Path) -> Iterator[Path]:
     """All folders of runs at or below ``root``, in order."""
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
@@ -85,13 +95,16 @@ def read_run(folder: Path) -> RunResult | None:
         args = arguments.parse(["--config", str(folder / "config.yaml")])
         with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        ended = LAST_LINE.findall((folder / "log.txt").read_text(encoding="utf-8"))
-        if not rows or not ended or int(ended[-1]) != int(rows[-1]["epoch"]) or not _whole(args, rows):
+        log = (folder / "log.txt").read_text(encoding="utf-8")
+        ends = [*LAST_LINE.finditer(log)]
+        if not rows or not ends or int(ends[-1][1]) != int(rows[-1]["epoch"]):
+            return None
+        if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):
             return None
         top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
         return RunResult(
             folder=folder, args=args, command=_comment(text, "main.py "), machine=_comment(text, MACHINE),
-            commit=_comment(text, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=max(top1),
+            commit=_comment(text, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
             seconds=sum(float(row["seconds"]) for row in rows),
         )  # fmt: skip
     except UserError as error:
@@ -100,9 +113,16 @@ def read_run(folder: Path) -> RunResult | None:
         raise UserError(f"{folder}: config.yaml, metrics.csv or log.txt cannot be read ({error})") from error
 
 
-def _whole(args: Settings, rows: list[dict[str, str]]) -> bool:
-    """Whether the last of the ``rows`` is that of the last epoch, or early stopping came before."""
-    return int(rows[-1]["epoch"]) == args.optimisation.epochs or args.run.early_stopping is not None
+def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
+    """Whether a run with these ``rows`` trained all epochs, or early stopping ended it; --max-steps may have cut it.
+
+    ``log``: its lines since it was begun or went on; of a kept run, its result alone.
+    """
+    if int(rows[-1]["epoch"]) < args.optimisation.epochs:
+        return STOPPED_EARLY.search(log) is not None
+    planned = STEPS_AN_EPOCH.findall(log)
+    before = int(rows[-2]["step"]) if planned and rows[1:] else 0
+    return not planned or int(rows[-1]["step"]) - before >= int(planned[-1])
 
 
 def _comment(text: str, beginning: str) -> str:

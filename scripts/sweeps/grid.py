@@ -35,6 +35,10 @@ def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Seque
     Raises ``UserError`` with the mistakes of all of them, each once.
     """
     choices = [_values(text) for text in varied]
+    names = [values[0][0] for values in choices]
+    if twice := {name: None for name in names if names.count(name) > 1}:
+        every = {name: ",".join(value for values in choices for own, value in values if own == name) for name in twice}
+        raise UserError(*(f"--set {name} is given twice; write {name}={values}" for name, values in every.items()))
     made: list[Trial] = []
     mistakes: dict[str, None] = {}
     for combination in itertools.product(*choices):

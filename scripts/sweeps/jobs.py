@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import signal
+import re
 import subprocess
 import sys
 import time
@@ -17,16 +18,23 @@ from utils.config.settings import UserError
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
+LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
+OWN_LINE = "main.py: "  # so begin its errors, and its warnings
+RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
 
 
 @dataclass
 class Job:
-    """A training under way in process ``process``, on place ``place``; what it prints goes to ``output``."""
+    """A training under way in process ``process``, on place ``place``.
+
+    What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said.
+    """
 
     trial: Trial
     process: subprocess.Popen
     place: int
     output: Path
+    begins: int
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Places:
 
     def environment(self, place: int) -> dict[str, str]:
         """The variables of a process on ``place``."""
-        # Both of its outputs go into one file, whose last line says why it failed.
+        # Both of its outputs go into one file, in the order in which they are written.
         chosen = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self.count > 1:
             chosen.setdefault("OMP_NUM_THREADS", str(self.threads))
@@ -60,11 +68,13 @@ def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
     return found
 
 
-def run_all(trials: Sequence[Trial], folder: Path, places: Places, ended: Callable[[Trial, str], None]) -> list[str]:
+def run_all(
+    trials: Sequence[Trial], folder: Path, places: Places, ended: Callable[[Trial, RunResult | str], None]
+) -> list[str]:
     """Train all ``trials`` into ``folder``/runs; gives a line for each that failed.
 
-    ``ended`` is called after each with '' or why it failed. Ctrl-C and SIGTERM reach the trainings, which save, and
-    are raised here when all have ended. Raises ``UserError`` if one of them reports the user's mistake.
+    ``ended`` is called after each with its result or why there is none. Ctrl-C and SIGTERM end the trainings, which
+    save, and are raised here when all have ended. Raises ``UserError`` if one of them reports the user's mistake.
     """
     waiting, jobs, failures = list(trials), [], []
     try:
@@ -75,37 +85,61 @@ def run_all(trials: Sequence[Trial], folder: Path, places: Places, ended: Callab
             time.sleep(LOOK_SECONDS)
             for job in [job for job in jobs if job.process.poll() is not None]:
                 jobs.remove(job)
-                failure = _failure(job)
-                ended(job.trial, failure)
-                if failure:
-                    failures.append(f"{job.trial.name}: {failure}")
+                outcome = _outcome(job)
+                ended(job.trial, outcome)
+                if isinstance(outcome, str):
+                    failures.append(f"{job.trial.name}: {outcome}")
                 if job.process.returncode == 2:
                     raise UserError(failures[-1])
     finally:
         for job in jobs:
-            job.process.send_signal(signal.SIGINT)
+            job.process.terminate()  # Ctrl-C they ignore where a shell's & began the sweep
         for job in jobs:
             job.process.wait()
     return failures
 
 
 def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
-    name = "_".join((*trial.point, f"seed{trial.seed}")).replace(os.sep, "-")
-    output = folder / "output" / f"{name}.txt"
-    output.parent.mkdir(parents=True, exist_ok=True)
+    output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
-    with open(output, "w", encoding="utf-8") as file:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        file = open(output, "ab")  # noqa: SIM115 - added to: the training of a sweep that was killed may still write
+    except OSError as error:
+        raise UserError(f"--output {folder}: {output} cannot be written ({error.strerror})") from error
+    with file:
+        begins = file.tell()
         process = subprocess.Popen(
             [sys.executable, str(MAIN), *flags], stdout=file, stderr=subprocess.STDOUT, env=places.environment(place),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
         )  # fmt: skip
-    return Job(trial, process, place, output)
+    return Job(trial, process, place, output, begins)
 
 
-def _failure(job: Job) -> str:
-    """'' or the last that a failed training said."""
-    if job.process.returncode == 0:
-        return ""
-    lines = job.output.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return f"{said.removeprefix('main.py: ')} (exit code {job.process.returncode}; see {job.output})"
+def _file_name(trial: Trial) -> str:
+    """The trial's name as one file's name of its own: where that needs other characters or fewer, with a digest."""
+    text = "_".join((*trial.point, f"seed{trial.seed}"))
+    plain = os.fsencode(text.replace(os.sep, "-"))
+    if os.fsencode(text) == plain and len(plain) <= LONGEST_NAME:
+        return text
+    return f"{plain[:LONGEST_NAME].decode(errors='ignore')}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"
+
+
+def _outcome(job: Job) -> RunResult | str:
+    """The result of the run that a training that has ended names as its own, or why there is none.
+
+    It knows its run better than ``finished`` does: main.py recognises images that were moved.
+    """
+    said, code = job.output.read_bytes()[job.begins :].decode(errors="replace"), job.process.returncode
+    if code == 0:
+        named = RUN.findall(said)
+        result = read_run(Path(named[-1])) if named else None
+        return result or f"it ended without a result (see {job.output})"
+    return f"{_reason(said)} (exit code {code}; see {job.output})"
+
+
+def _reason(said: str) -> str:
+    """Why main.py failed, of all that it said: the last of its errors, which libraries may have written below."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(OWN_LINE) and not line.startswith(f"{OWN_LINE}warning: ")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix(OWN_LINE)

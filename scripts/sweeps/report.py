@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.common.command_line import table
-from scripts.common.runs import RunResult
+from scripts.common.runs import RunResult, deviation
 from scripts.sweeps.grid import Trial
 from utils.record.metrics import cut_words
 
@@ -32,7 +32,7 @@ def label(point: Sequence[str], runs: Sequence[RunResult]) -> str:
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation of a sample; the mean alone of a single value."""
     mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} +- {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+    return f"{mean} +- {deviation(values):.2f}" if len(values) > 1 else mean
 
 
 def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> None:
@@ -84,7 +84,7 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     for place, runs in enumerate(points.values()):
         values = [run.top1 for run in runs]
         axes.plot(values, [place] * len(values), "o", color=BLUE, alpha=0.8, markersize=6, markeredgewidth=0, zorder=3)
-        error = statistics.stdev(values) if len(values) > 1 else 0.0
+        error = deviation(values) if len(values) > 1 else 0.0
         axes.errorbar(statistics.fmean(values), place, xerr=error, fmt="|", color=GREY, capsize=4, markersize=14)
     axes.set_yticks(
         range(len(points)),

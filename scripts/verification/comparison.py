@@ -17,7 +17,7 @@ from utils.checkpoint.checkpoint import load
 from utils.checkpoint.inventory import CONTENTS
 
 OF_THE_CALL = ("output", "resume")  # settings of this call only: what to do and where
-CLOCKS = ("seconds", "images_per_second")
+CLOCKS = ("seconds", "images_per_second", "progress/epoch_seconds")
 
 
 @dataclass
@@ -66,13 +66,13 @@ def _checkpoints(run: Path) -> list[str]:
 
 
 def checkpoint(path: Path, free_settings: Iterable[str] = ()) -> dict[str, Any]:
-    """A checkpoint as {"model/0.weight": leaf}; empty when there is none."""
+    """A checkpoint as {"model/0.weight": leaf}, without clocks; empty when there is none."""
     if not path.is_file():
         return {}
     state = load(path)
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
     kept = {name: value for name, value in state["settings"].items() if name not in free_settings}
-    return dict(_flat({**state, "settings": kept}))
+    return {path: leaf for path, leaf in _flat({**state, "settings": kept}) if path not in CLOCKS}
 
 
 def _flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:

@@ -295,3 +295,56 @@ def test_a_checkpoint_outside_a_run_folder_begins_a_folder_that_auto_finds(run, 
     assert told(capsys, (*FLAGS, "--resume", "auto")) == (0, [])
     (new,) = run.parent.iterdir()
     assert load(new, "final.pt")["progress"]["epoch"] == 3
+
+
+# ------------------------------------------------------------------------------------ --resume auto
+
+ON_IMAGES = (*FLAGS, "--dataname", "folder", "--batch-size", "4", "--image-size", "8", "--workers", "0")
+
+
+def auto(capsys, folder, *more):
+    """A command with ``--resume auto`` on the images in ``folder``: the run that it ends with, and its stderr."""
+    assert main.main([*ON_IMAGES, "--resume", "auto", "--datapath", folder, *more]) == 0
+    said = capsys.readouterr()
+    return Path(said.out.rpartition("run=")[2].strip()), said.err
+
+
+@pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])
+def test_auto_takes_no_run_on_other_images_of_the_users_own(tmp_path, monkeypatch, capsys, max_steps):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "flowers", "abcd")
+    images(tmp_path / "birds", "abcd", first=100)
+    flowers, _ = auto(capsys, "flowers", *max_steps)
+    birds, err = auto(capsys, "birds")
+    assert birds != flowers and len(rows(birds)) == 3
+    began = f"begins a new run; {flowers} was trained on other images, those in {tmp_path / 'flowers'}"
+    assert err == f"main.py: warning: --resume auto: {began}\n"
+    assert auto(capsys, "flowers") == (flowers, "") and auto(capsys, "birds") == (birds, "")
+
+
+@pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])
+def test_auto_knows_images_again_that_were_moved(tmp_path, monkeypatch, capsys, max_steps):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "data", "abcd")
+    run, _ = auto(capsys, "data", *max_steps)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert auto(capsys, "moved") == (run, "") and len(rows(run)) == 3
+
+
+def test_weights_begin_a_run_with_auto_and_are_not_read_when_it_goes_on(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("start.pt", "other.pt"):
+        shutil.copyfile(trained / "checkpoints/best.pt", name)
+    begin = (*FLAGS, "--resume", "auto", "--weights")
+    assert told(capsys, (*begin, "none.pt"))[0] == 2
+    assert told(capsys, (*begin, "start.pt", "--max-steps", "5")) == (0, [])
+    (folder,) = Path("runs/digits/fc").iterdir()
+    loss = float(rows(folder)[0]["train_loss"])
+    Path("start.pt").unlink()
+    assert told(capsys, (*begin, "start.pt")) == (0, []) and [row["epoch"] for row in rows(folder)] == list("123")
+    code, (line,) = told(capsys, (*begin, "other.pt", "--max-steps", "5"))
+    assert code == 0 and line.endswith(f"the nearest, {folder}, has --weights start.pt where this has other.pt")
+    (new,) = (path for path in Path("runs/digits/fc").iterdir() if path != folder)
+    assert float(rows(new)[0]["train_loss"]) == loss < 1.5, "of five steps of a network that was trained"
+    code, lines = told(capsys, (*CPU, "--resume", folder, "--weights", "other.pt"))
+    assert (code, lines) == (2, ["main.py: --resume PATH brings its own weights; remove --weights"])

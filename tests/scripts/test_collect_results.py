@@ -8,7 +8,8 @@ import pytest
 from scripts import collect_results
 from scripts.common.command_line import run_tool
 from scripts.common.recipes import recipes
-from tests.scripts.test_sweep import keep_run
+from scripts.common.runs import read_run
+from tests.scripts.test_sweep import EARLY, keep_run
 
 RUN = ["--config", "digits/fc", "--device", "cpu", "--output", "somewhere", "--resume=auto", "--no-progress"]
 TOP1 = {0: 97.5, 1: 98.0, 2: 96.5}
@@ -100,6 +101,13 @@ def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys,
     texts = [path.read_text() for path in kept]
     assert not [text for text in texts if str(tmp_path) in text or "/elsewhere" in text]
     assert any("run=RUNS/moved" in text for text in texts)
+
+
+def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
+    run = keep_run(tmp_path / "run", [*RUN, "--early-stopping", "2"], [98.0] * 5, log=EARLY)
+    collect_results.keep("digits/fc", read_run(run))
+    assert read_run(tmp_path / "kept/digits/fc/run").epochs == 5
 
 
 def test_the_page_is_what_the_kept_runs_give(tmp_path, capsys, monkeypatch):

@@ -13,29 +13,38 @@ from scripts import sweep
 from scripts.common.command_line import run_tool
 from scripts.common.runs import identity, read_run
 from scripts.sweeps import jobs, report
-from scripts.sweeps.grid import trials
+from scripts.sweeps.grid import Trial, trials
 from utils.config import arguments
 from utils.config.settings import UserError
 
 MAIN_ENDS_WITH = "import sys; print('first'); print('main.py: what it said', file=sys.stderr); sys.exit({code})"
 MAIN_WAITS = """
 import pathlib, signal, sys, time
-signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as where a shell's & began the sweep
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_name('began').touch()
 time.sleep(60)
 """
 
 
-def keep_run(folder, flags, top1, *, epochs=None, ended=True):
-    """A run's folder as main.py leaves it: settings, an epoch's row for each of ``top1``, and the log's last line."""
+EARLY = "Stopped early: no better val_top1"
+
+
+def keep_run(folder, flags, top1, *, epochs=None, ended=True, best=None, log=""):
+    """A run's folder as main.py leaves it: settings, an epoch's row for each of ``top1``, and the log's last lines.
+
+    An epoch has 10 steps, unless ``log`` tells otherwise.
+    """
     folder.mkdir(parents=True)
     args = arguments.parse(list(flags))
     header = f"main.py {' '.join(flags)}\npython 3\nmachine: a computer\ncommit: 0123456789"
     (folder / "config.yaml").write_text(arguments.as_recipe(args, header))
-    rows = [f"{epoch},{value},1.5" for epoch, value in enumerate(top1, 1)]
-    (folder / "metrics.csv").write_text("\n".join(["epoch,val_top1,seconds", *rows]) + "\n")
-    last = f"2026-11-22 08:00:00 val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1=1 run=x\n"
-    (folder / "log.txt").write_text("2026-11-22 08:00:00 Run x\n" + last * ended)
+    rows = [f"{epoch},{10 * epoch},{value},1.5" for epoch, value in enumerate(top1, 1)]
+    (folder / "metrics.csv").write_text("\n".join(["epoch,step,val_top1,seconds", *rows]) + "\n")
+    stamp, best = "2026-11-22 08:00:00", max(top1) if best is None else best
+    last = f"val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1={best:.4f} best_epoch=1 run=x"
+    lines = ["Run x", *log.splitlines(), *[last] * ended]
+    (folder / "log.txt").write_text("".join(f"{stamp} {line}\n" for line in lines))
     return folder
 
 
@@ -62,6 +71,12 @@ def test_a_value_of_a_setting_with_several_is_joined_by_plus():
     assert [t.args.augmentation.augment for t in found] == [("shift", "flip"), ("none",)]
 
 
+def test_weights_to_begin_with_are_among_what_can_be_varied():
+    found = trials("digits/fc", ["weights=a/b.pt,none"], 1, [])
+    assert [t.args.model.weights for t in found] == ["a/b.pt", None]
+    assert [arguments.parse([*t.flags, "--resume", "auto"]).model.weights for t in found] == ["a/b.pt", None]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -69,6 +84,7 @@ def test_a_value_of_a_setting_with_several_is_joined_by_plus():
         (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
+        (["digits/fc", "--set", "lr=0.05", "--set", "lr=0.1"], "--set lr is given twice; write lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=0.1,1e-1"], "--set: lr=0.1 and lr=1e-1 may be the same training; leave one out"),
         (["digits/fc", "--set", "amp=off,auto"], "--set: amp=off and amp=auto may be the same training"),
         (["digits/fc", "--set", "lr=0.1,fast"], "--lr 'fast': must be a number"),
@@ -105,8 +121,24 @@ def test_a_run_that_was_cut_or_is_under_way_is_no_result(tmp_path):
     assert read_run(keep_run(tmp_path / "under way", flags, [90.0, 95.0, 93.0], ended=False)) is None
     assert read_run(keep_run(tmp_path / "max steps", flags, [90.0, 95.0])) is None
     assert read_run(keep_run(tmp_path / "went on", flags, [90.0, 95.0, 93.0], epochs=2)) is None
-    early = read_run(keep_run(tmp_path / "early", [*flags, "--early-stopping", "1"], [90.0, 95.0]))
-    assert early.top1 == 95.0
+    early = ([*flags, "--early-stopping", "1"], [90.0, 95.0])
+    assert read_run(keep_run(tmp_path / "early", *early, log=EARLY)).top1 == 95.0
+    assert read_run(keep_run(tmp_path / "before early", *early)) is None
+    went_on = f"{EARLY}\nval_top1=1 val_loss=1 val_epoch=1 best_top1=1 best_epoch=1 run=x"
+    assert read_run(keep_run(tmp_path / "early before", *early, log=went_on)) is None
+    for steps, whole in ((10, True), (11, False)):
+        log = f"fc: 9 parameters; batch 64; {steps} steps an epoch; mixed precision off"
+        assert (read_run(keep_run(tmp_path / f"{steps} steps", flags, [90.0] * 3, log=log)) is not None) == whole
+
+
+def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path):
+    flags = ["--arch", "fc", "--epochs", "2", "--best-metric", "loss"]
+    assert read_run(keep_run(tmp_path / "by loss", flags, [95.0, 93.0], best=93.0)).best_top1 == 93.0
+    planned = trials("digits/fc", [], 2, ["--epochs", "1"])
+    for number, (trial, best) in enumerate(zip(planned, (float("nan"), 90.0), strict=True)):
+        keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
+    shown = report.as_table(jobs.finished(tmp_path / "runs", planned)).splitlines()[2].split()
+    assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "log.txt"])
@@ -159,7 +191,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
 def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
     planned = trials("digits/fc", ["epochs=3,2"], 1, ["--early-stopping", "1"])
     for number, trial in enumerate(planned):
-        keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0])
+        keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0], log=EARLY)
     report.write_csv(tmp_path / "sweep.csv", planned, jobs.finished(tmp_path, planned))
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -197,6 +229,60 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
     assert "seed=0: what it said (exit code 1; see " in "".join(failures)
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("epoch 1\nmain.py: warning: a doubt\nmain.py: why\nepoch 2\nmain.py: warning: more\n[W] of a library", "why"),
+        ("main.py: warning: a doubt\nTraceback\nValueError: why\n\n", "ValueError: why"),
+        ("\n", "it said nothing"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_main, tmp_path):
+    fake_main(f"import sys; print({said!r}); sys.exit(1)")
+    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    assert failure.startswith(f"seed=0: {reason} (exit code 1; see ")
+
+
+def test_each_trainings_output_has_a_file_of_its_own_however_long_its_values(fake_main, tmp_path):
+    fake_main("import sys; print(sys.argv); sys.exit(1)")
+    long = "augment=" + "+".join(["resized-crop", "flip"] * 9)
+    settings = [long, f"{long}+flip", "datapath=a/b", "datapath=a-b", "lr=1"]
+    planned = [Trial((values,), 0, ("--name", values), None) for values in settings]
+    jobs.run_all(planned, tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    files = {path.name: path.read_text() for path in (tmp_path / "output").iterdir()}
+    assert len(files) == len(settings) and all(
+        any(f"'{values}'" in text for text in files.values()) for values in settings
+    )
+    assert {"lr=1_seed0.txt", "datapath=a-b_seed0.txt"} <= files.keys()
+    assert max(map(len, files)) < 120
+
+
+def test_an_output_that_cannot_be_written_is_one_line(fake_main, tmp_path, capsys, monkeypatch):
+    (tmp_path / "output").write_text("a file")
+    code, said = told(["digits/fc", "--output", tmp_path], capsys, monkeypatch)
+    assert code == 2 and said.err.startswith(f"sweep.py: --output {tmp_path}: {tmp_path / 'output'}")
+    assert said.err.count("\n") == 1
+
+
+def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, capsys, monkeypatch):
+    fake_main("print('a run is finished')")
+    code, said = told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)
+    assert code == 1 and said.out.startswith("[0/1] seed=0: it ended without a result (see ")
+    (folder := tmp_path / "cut").mkdir()
+    fake_main(f"print('val_top1=1 val_epoch=1 best_top1=1 run={keep_run(folder / 'a', ['--epochs', '9'], [1.0])}')")
+    assert told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)[0] == 1
+
+
+def test_a_run_on_images_that_were_moved_since_is_the_trainings_result(fake_main, tmp_path, capsys, monkeypatch):
+    recipe, more = "imagenette/resnet10t", ["--epochs", "2", "--datapath"]
+    run = keep_run(tmp_path / "out/runs/a", ["--config", recipe, *more, str(tmp_path / "before")], [80.0, 90.0])
+    fake_main(f"print('{run} is finished'); print('val_top1=90.0000 val_epoch=2 run={run}')")
+    sweeping = [recipe, "--seeds", "1", "--output", tmp_path / "out", *more, tmp_path / "now"]
+    code, said = told(sweeping, capsys, monkeypatch)
+    assert code == 0 and said.out.startswith("[1/1] seed=0: top1 90.00 after 3 s\n")
+    assert str(run) in (tmp_path / "out/sweep.csv").read_text()
+
+
 def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=2))
     ended = []
@@ -224,6 +310,31 @@ def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(number, code
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert err.count("\n") == 1 and err.startswith("sweep.py: ")
+
+
+def test_a_closed_terminal_ends_no_sweep(fake_main, tmp_path):
+    fake_main(MAIN_WAITS)
+    program = (
+        "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
+        f"jobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
+    )
+    line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+
+
+def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp_path):
+    for said in ("main.py: first", "second"):
+        fake_main(f"import sys; print({said!r}); sys.exit(1)")
+        (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    assert failure.startswith("seed=0: second (exit code 1; ")
+    assert (tmp_path / "output/seed0.txt").read_text() == "main.py: first\nsecond\n"
 
 
 def test_gpus_and_threads_are_shared_out(monkeypatch):

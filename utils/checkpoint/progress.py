@@ -33,7 +33,7 @@ class Progress:
     ``best_value``: --best-metric of best.pt, whose top-1 is ``best_top1`` if it is of a whole epoch. ``stopping_value``
     and ``stopping_epoch``: the figure that early stopping watches, when it last improved, and that epoch. Both values
     are None as long as there is none. ``averaged_epochs``: epochs whose weights are in the stochastic weight average,
-    the last of which ended with step ``averaged_step``.
+    the last of which ended with step ``averaged_step``. ``epoch_seconds``: what an epoch that is cut has taken so far.
     """
 
     epoch: int = field(default=0, metadata=REQUIRED)
@@ -59,6 +59,7 @@ class Progress:
     stopping_epoch: int = 0
     averaged_epochs: int = 0
     averaged_step: int = 0
+    epoch_seconds: float = 0.0
 
     @property
     def moved_steps(self) -> int:
@@ -122,7 +123,7 @@ class Progress:
     def finish_epoch(self) -> None:
         """Count the epoch as done."""
         self.epoch += 1
-        self.step_in_epoch = 0
+        self.step_in_epoch, self.epoch_seconds = 0, 0.0
         self.forget_sums()
 
     def forget_sums(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import stat
@@ -15,6 +16,7 @@ import torch
 
 from utils.checkpoint import checkpoint
 from utils.checkpoint.sharded import Places
+from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
@@ -146,16 +148,17 @@ class ResumePoint:
             raise UserError(f"{self.path}: does not fit this run ({reason})", on_all_ranks=True) from error
 
 
-def find(args: Settings, parent: Path, warn: Warn) -> ResumePoint | None:
+def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str] = lambda: "") -> ResumePoint | None:
     """The checkpoint that ``--resume``, or ``--weights`` with ``--evaluate``, means; None to start a new run.
 
-    ``parent`` holds all runs of this data set and network. Raises ``UserError``.
+    ``parent`` holds all runs of this data set and network. ``fingerprint`` reads that of the data to train on; without
+    it, images of the user's own are those of a run only where that run found them. Raises ``UserError``.
     """
     if args.run.resume == "auto":
         wanted = {"name": args.run.name, **args.result_values()}
         for name in args.unmeasured():  # any value that was measured when a run began
             del wanted[name]
-        return newest_run(parent, wanted, warn)
+        return newest_run(parent, wanted, warn, functools.partial(_of_these_images, args, functools.cache(fingerprint)))
     if args.run.resume:
         # To evaluate, the weights are enough; to continue, nothing may be missing.
         return from_path(Path(args.run.resume), warn, checkpoint.load if args.run.evaluate else checkpoint.load_run)
@@ -180,14 +183,17 @@ def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = c
     return ResumePoint.of(path, state, folder if (folder / "config.yaml").is_file() else None)
 
 
-def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> ResumePoint | None:
+def newest_run(
+    parent: Path, wanted: dict[str, Any], warn: Warn, is_wanted: Callable[[dict[str, Any]], bool] = lambda state: True
+) -> ResumePoint | None:
     """The newest run below ``parent`` that has the settings ``wanted`` and a checkpoint that verifies.
 
-    Without one, calls ``warn`` with the reason why a new run begins although there are others.
+    ``is_wanted`` looks at the checkpoint's state: a run that it refuses is passed over. Without a run, calls ``warn``
+    with the reason why a new one begins although there are others.
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
-    lost, empty, others = [], [], {}
+    strange, lost, empty, others = [], [], [], {}
     for folder in sorted(_run_folders(parent), reverse=True):
         settings = _settings_of(folder, wanted)
         if settings is not None and settings != wanted:
@@ -195,21 +201,39 @@ def newest_run(parent: Path, wanted: dict[str, Any], warn: Warn) -> ResumePoint 
         if settings != wanted:
             continue
         newest = checkpoint.newest(folder / "checkpoints", warn)
-        if newest:
+        if newest and is_wanted(newest[1]):
             return ResumePoint.of(*newest, folder)
-        if any((folder / "checkpoints").glob("*.pt")):
+        if newest:
+            strange.append(f"{folder} was trained on other images, those in {newest[1]['settings'].get('datapath')}")
+        elif any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
         else:
             empty.append(folder)
     if lost:
         warn(f"--resume auto: begins a new run; repair {lost[0]} or move it away to silence these lines")
+    elif strange:
+        warn(f"--resume auto: begins a new run; {strange[0]}")
     elif empty:
         warn(f"--resume auto: begins a new run; {empty[0]} {_WITHOUT_CHECKPOINT}")
     elif others:
         nearest = min(others, key=lambda folder: len(others[folder]))  # of several the first, which is the newest
         warn(f"--resume auto: begins a new run; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
     return None
+
+
+def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict[str, Any]) -> bool:
+    """Whether the run with the checkpoint ``state`` was trained on the images that ``args`` name.
+
+    A data set's name tells which those are, but of the user's own images only their place does; elsewhere they are the
+    same if their ``fingerprint`` is, as of a folder that was moved.
+    """
+    if not SPECS[args.data.dataname].of_the_user:
+        return True
+    begun = state["settings"].get("datapath")
+    at_its_place = isinstance(begun, str) and "\0" not in begun
+    at_its_place = at_its_place and os.path.realpath(begun) == os.path.realpath(args.data.datapath)
+    return at_its_place or state["fingerprint"] == fingerprint()
 
 
 _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"

@@ -310,8 +310,8 @@ def _start_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterator[Rule]:
     )
     yield Rule(
         ("resume", "weights"),
-        v.resume and is_explicit("weights"),
-        "--resume brings its own weights; remove --weights",
+        v.resume not in (None, "auto") and v.weights and is_explicit("weights"),  # auto may begin a run, with these
+        "--resume PATH brings its own weights; remove --weights",
     )
     yield Rule(
         ("resume_override", "resume"),

@@ -53,15 +53,25 @@ class Reporter:
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
         self.steps_per_epoch = 0
         self._trained: float | None = None  # when the previous epoch's training part ended
+        self._began: float | None = None
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
         """Start the clocks of an epoch, or of the rest of one."""
         self.steps_per_epoch = steps_per_epoch
         self._began = self._window_began = time.perf_counter()
         self._between_seconds = self._began - self._trained if self._trained else 0.0
-        self._step_before = progress.step
+        self._seconds_before, self._step_before = progress.epoch_seconds, progress.step
         self._data_seconds = 0.0
         self._count_before, self._window_before = progress.epoch_sums[COUNT], progress.window_sums[COUNT]
+
+    def epoch_seconds(self) -> float:
+        """How long the epoch has taken so far, without the pauses before it was resumed."""
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def keep_time(self, progress: Progress) -> None:
+        """Let a checkpoint within an epoch know how long that epoch has taken."""
+        if progress.step_in_epoch and self._began is not None:
+            progress.epoch_seconds = self.epoch_seconds()
 
     def end_training(self, progress: Progress) -> None:
         """Report the steps since the last log line; stop the clock of the epoch's training part."""
@@ -133,7 +143,7 @@ class Reporter:
         ``raw`` is the raw weights' result if ``result`` is that of their average. The epoch's sums must still be in
         ``progress``.
         """
-        training, seconds = Report.from_sums(progress.epoch_sums), time.perf_counter() - self._began
+        training, seconds = Report.from_sums(progress.epoch_sums), self.epoch_seconds()
         images_per_second = (training.count - self._count_before) / self._train_seconds
         last = StepRecord(*progress.last_step)
         return row_of(

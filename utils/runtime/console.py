@@ -19,11 +19,10 @@ GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # from a pipe, terminal and s
 def begin(program: str) -> None:
     """Prepare this process; its lines begin with ``program``.
 
-    Until other handlers take over, Ctrl-C ends it without a traceback. A closed terminal does not end it: SIGHUP is
-    ignored and later output discarded; a run has its log file.
+    Until other handlers take over, Ctrl-C ends it without a traceback. A closed terminal does not end it; a run has
+    its log file.
     """
-    outlive_readers()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    outlive_terminal()
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):  # not after a shell's &, which makes a process ignore it
@@ -45,6 +44,12 @@ def log_at_once(line: str) -> None:
     """Write a line to stderr from a signal handler, which may have interrupted another write."""
     with suppress(OSError):
         os.write(2, f"{line}\n".encode())
+
+
+def outlive_terminal() -> None:
+    """Let a closed terminal not end this process: SIGHUP is ignored and later output discarded."""
+    outlive_readers()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def outlive_readers() -> None:

@@ -137,7 +137,7 @@ WRONG_COMMAND_LINES = [
     ("--download", ("--download", "digits")),
     ("--evaluate", ("--evaluate", "--resume", "--weights", "--pretrained")),
     ("--evaluate --resume auto", ("--evaluate", "--resume auto")),
-    ("--resume auto --weights x.pt", ("--resume", "--weights")),
+    ("--resume y.pt --weights x.pt", ("--resume", "--weights")),
     ("--resume auto --resume-override", ("--resume-override", "--resume auto")),
     ("--resume-override", ("--resume-override", "needs --resume PATH")),
     ("--evaluate --resume x.pt --resume-override", ("--resume-override", "--evaluate")),

@@ -127,6 +127,31 @@ def test_after_the_last_epoch_with_mixing_accuracies_are_called_as_without(clock
         assert ("top1 (mixed) 50.00" in writer.lines[0]) == mixed and ("top1 50.00" in writer.lines[0]) != mixed
 
 
+def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
+    progress = Progress(epoch=1)
+    reporter, _ = told()
+    reporter.keep_time(progress)
+    assert progress.epoch_seconds == 0, "nothing has begun"
+    for seconds in (7.0, 5.0):
+        reporter, _ = told()
+        reporter.begin_epoch(progress, 20)
+        clock.now += seconds
+        after_steps(progress, 10)
+        reporter.keep_time(progress)
+        clock.now += 1000  # the pause between two processes
+        progress = Progress.from_state(progress.state())
+    reporter.begin_epoch(progress, 20)
+    clock.now += 0.5
+    reporter.end_training(progress)
+    assert reporter.row(progress, None, None)["seconds"] == 12.5
+    progress.finish_epoch()
+    reporter.keep_time(progress)
+    assert progress.epoch_seconds == 0
+    reporter.begin_epoch(progress, 20)
+    clock.now += 3
+    assert reporter.epoch_seconds() == 3
+
+
 def time_left(writer):
     return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
 
