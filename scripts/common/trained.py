@@ -35,7 +35,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) ->
     parser.add_argument(
         "--amp", choices=FORMATS, help="mixed precision [as the run, otherwise off on a CPU, fp16 on a GPU]"
     )
-    parser.add_argument("--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as the run]")
+    parser.add_argument(
+        "--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as a process of the run]"
+    )
 
 
 def find_run(text: str) -> Path:

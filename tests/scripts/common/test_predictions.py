@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.predictions import Chosen, predict_split, settings_of
 from scripts.common.trained import autocast_of, find_run, open_run
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -120,6 +120,32 @@ def figures(report):
 def test_the_report_is_that_of_the_program(digits_run, capsys, tta):
     predictions = predict_split(load_model(digits_run), Chosen(device="cpu", tta=tta, progress=False))
     assert figures(predictions.report) == evaluated(capsys, "--resume", digits_run, "--tta", tta)
+
+
+def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_skipped(
+    digits_run, tmp_path, monkeypatch
+):  # fmt: skip
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
+    loaded = load_model(digits_run)
+    loaded.settings["decode"] = "gpu"
+    there = {"device": "cpu", "datapath": str(tree), "workers": "0", "progress": False}
+    for chosen in (Chosen(**there), Chosen(**there, skip_bad_images=True)):
+        assert predict_split(loaded, chosen).labels.tolist() == [2, 2, 2, 7, 7, 7]
+    for device, decode in (("cpu", "cpu"), ("cuda", "gpu")):
+        monkeypatch.setattr("scripts.common.predictions.chosen_device", lambda name, found=device: torch.device(found))
+        assert settings_of(loaded, Chosen()).data.decode == decode
+    assert settings_of(loaded, Chosen(skip_bad_images=True)).data.decode == "cpu"
+
+
+def test_a_forward_pass_has_as_many_images_as_in_a_process_of_the_run(digits_run):
+    loaded = load_model(digits_run)
+    loaded.settings.update({"global_batch_size": 1024, "batch_size": 128})
+    assert settings_of(loaded, CPU).data.val_batch_size == 128
+    assert settings_of(loaded, Chosen(device="cpu", batch_size=7)).data.val_batch_size == 7
+    loaded.settings["val_batch_size"] = 250
+    assert settings_of(loaded, CPU).data.val_batch_size == 250
+    loaded.settings.clear()
+    assert settings_of(loaded, CPU).data.val_batch_size is None
 
 
 def test_layers_that_the_run_kept_in_fp32_stay_so(digits_run, capsys, tmp_path):
