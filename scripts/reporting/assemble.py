@@ -41,7 +41,7 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
             gathered.without.append((source.name, error.mistakes[0]))
             continue
         if records[number] is None:
-            records[number] = from_settings(source.name, loaded.settings, {})
+            records[number] = from_settings(source.name, loaded.settings)
         try:
             if not own.no_predictions:
                 gathered.add(number, source, records[number], loaded, predict(loaded, own, source), len(sources))
@@ -101,9 +101,9 @@ class Gathered:
         with bar(len(chosen.samples), f"pictures of {source.name}") as advance:
             sides = add_pictures(predicted, chosen, self.thumbnails, advance)
         made = detail(predicted, chosen, self.thumbnails, sides, runs)
-        self.data["details"].append(made | {"classes": self._classes(predictions.classes)})
-        self.figures[number] = figures_of(analysis, predictions)
-        words, agrees = self._check(analysis, record, loaded.path.name)
+        figures, (words, agrees) = figures_of(analysis, predictions), self._check(analysis, record, loaded.path.name)
+        self.data["details"].append(made | {"classes": self._classes(predictions.classes)})  # nothing fails any more
+        self.figures[number] = figures
         self.checks.append((f"{record.name}: {words}" if runs > 1 else words, agrees))
         self.notes += [
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)

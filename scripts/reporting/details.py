@@ -179,7 +179,7 @@ def against_record(
     column = "raw_val_top1" if raw and "raw_val_top1" in record.epochs else "val_top1"
     recorded = record.epochs.get(column, np.empty(0))
     top1 = float(f"{analysis.top1:.6g}")  # as metrics.csv rounds it
-    if not len(recorded):
+    if not np.isfinite(recorded).any():
         return f"Validated {checkpoint} for this report; the run has no figure to compare it with.", None
     same = np.flatnonzero(np.abs(recorded - top1) <= AS_RECORDED)
     if len(same):

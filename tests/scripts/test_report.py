@@ -24,6 +24,7 @@ from scripts.reporting.analysis import Analysis
 from scripts.reporting.markup import element
 from scripts.reporting.page import Report, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord
+from tests.scripts.common.test_predictions import tree_of_digits
 from tests.test_structure import ROOT
 from utils.config.settings import UserError
 
@@ -287,6 +288,34 @@ def test_what_is_missing_is_named_and_the_rest_is_shown(digits_run, tmp_path, wi
     assert "warning: Without predictions" in capsys.readouterr().err
     last = (folder / "metrics.csv").read_text().splitlines()[-1].split(",")[7]
     assert f"{float(last):.2f}" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        ("class_metrics.csv", "val_precision", "1e-"),
+        ("class_metrics.csv", "val_f1", "x"),
+        ("metrics.csv", "epoch", "xx1"),
+        ("metrics.csv", "epoch", None),
+    ],
+)
+def test_a_damaged_table_is_named_and_the_rest_is_shown(digits_run, tmp_path, name, column, value):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    rows = [line.split(",") for line in (folder / name).read_text().splitlines()]
+    rows[0 if value is None else 1][rows[0].index(column)] = value or "epxch"
+    (folder / name).write_text("\n".join(map(",".join, rows)))
+    page = made(tmp_path, str(folder), *(["--no-predictions"] if value is None else []))
+    assert f"{name} cannot be read" in page.text and page.data["charts"]
+    assert bool(page.data["details"]) == (value is not None)
+
+
+def test_an_image_that_cannot_be_read_is_left_out_and_named_where_that_is_asked_for(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
+    (tree / "7/x.png").write_bytes(b"")
+    line = (digits_run, "--datapath", str(tree))
+    assert not made(tmp_path, *line).data["details"]
+    page = made(tmp_path, *line, "--skip-bad-images")
+    assert page.data["details"] and "1 image(s) that cannot be read are left out" in page.text
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):
