@@ -110,6 +110,7 @@ def detail(predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, sides: 
     analysis, rows = predicted.analysis, chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
     cells, dropped = _cells(analysis, MOST_CELLS // runs)
+    order = analysis.order_by_confusion()
     with_pictures = [(pair, [places[row] for row in found if row in sides]) for pair, found in chosen.cells]
     return {
         "run": predicted.run,
@@ -119,7 +120,7 @@ def detail(predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, sides: 
         "matrix": [list(column) for column in zip(*cells, strict=True)],
         "matrixNote": f"{dropped:,} further cells with the fewest images are not shown." if dropped else "",
         "shownCells": [[pair.truth, pair.predicted, found] for pair, found in with_pictures if found],
-        "order": analysis.order_by_confusion(),
+        "order": order if order != sorted(order) else None,
         "support": analysis.support.tolist(),
         "taken": analysis.taken.tolist(),
         "hits": analysis.hits.tolist(),

@@ -19,7 +19,7 @@ from PIL import Image
 from scripts import report
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting import details, run_parts, thumbnails
+from scripts.reporting import analysis, assemble, details, run_parts, thumbnails
 from scripts.reporting.analysis import Analysis
 from scripts.reporting.markup import element
 from scripts.reporting.page import Report, as_json, grouped, page_data, render
@@ -207,6 +207,21 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
     data = page_data([run]) | {"details": [detail], "classes": [list(names)], "images": store.uris}
     assert store.uris and len(render(Report([run], data))) < 10_000_000
     assert sum(map(len, store.uris)) <= thumbnails.BUDGET_BYTES
+
+
+def test_runs_whose_classes_have_no_room_are_left_out_and_named(page, predictions, monkeypatch):
+    gathered = assemble.Gathered(thumbnails.Thumbnails(budget=0), None)
+    for name in "abc":
+        gathered._keep(name, {"hits": [0] * (assemble.DETAIL_BYTES // 5)}, ("ape", "bee"))
+    assert len(gathered.data["details"]) == 2 and gathered.data["classes"] == [["ape", "bee"]]
+    ((name, words),) = gathered.left_out
+    assert name == "c" and "no room" in words
+    assert page.data["details"][0]["order"] and page.data["classTable"] is None
+    monkeypatch.setattr(analysis, "ORDERED_CLASSES", 5)
+    made = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
+    predicted = details.Predicted(0, made, predictions.classes, predictions.ids, None, "digits")
+    nothing = details.Chosen([], [], [])
+    assert details.detail(predicted, nothing, thumbnails.Thumbnails(), {}, 1)["order"] is None
 
 
 # ------------------------------------------------------------------------------- several, and missing
