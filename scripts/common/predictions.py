@@ -18,7 +18,7 @@ from torch import nn
 
 from models.load import Loaded
 from models.prepare import to_memory_format
-from scripts.common.trained import chosen_device, warn
+from scripts.common.trained import warn
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.datasets import SPECS
@@ -152,7 +152,7 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which all of the run's shared
         begun["val_batch_size"] = batch_size
-    if chosen.skip_bad_images or chosen_device(chosen.device).type == "cpu":
+    if chosen.skip_bad_images or chosen.device == "cpu" or not torch.cuda.is_available():
         begun.pop("decode", None)
     return arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
 

@@ -139,10 +139,11 @@ def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_
     there = {"device": "cpu", "datapath": str(tree), "workers": "0", "progress": False}
     for chosen in (Chosen(**there), Chosen(**there, skip_bad_images=True)):
         assert predict_split(loaded, chosen).labels.tolist() == [2, 2, 2, 7, 7, 7]
-    for device, decode in (("cpu", "cpu"), ("cuda", "gpu")):
-        monkeypatch.setattr("scripts.common.predictions.chosen_device", lambda name, found=device: torch.device(found))
-        assert settings_of(loaded, Chosen()).data.decode == decode
-    assert settings_of(loaded, Chosen(skip_bad_images=True)).data.decode == "cpu"
+    for there_is_one in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there_is_one=there_is_one: there_is_one)
+        assert settings_of(loaded, Chosen()).data.decode == ("gpu" if there_is_one else "cpu")
+    for chosen in (CPU, Chosen(skip_bad_images=True)):
+        assert settings_of(loaded, chosen).data.decode == "cpu"
 
 
 def test_a_forward_pass_has_as_many_images_as_in_a_process_of_the_run(digits_run):
