@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     steps.refuse_other_networks("timm", subject)
     refuse_stored_images(loaded)
     settings = {**loaded.settings, "fp32_layers": None}  # exports compute in float32
-    chosen = Chosen(datapath=own.datapath, device="cpu", amp="off", tta="none", progress=own.progress)
+    chosen = dataclasses.replace(Chosen.of(own), device="cpu", amp="off", tta="none")
     ours = predict_split(dataclasses.replace(loaded, settings=settings), chosen)
     with tempfile.TemporaryDirectory() as folder:
         timm_file, onnx_file = Path(folder, "model.safetensors"), Path(folder, "model.onnx")
@@ -82,6 +82,7 @@ def build_parser() -> ToolParser:
     parser.add_argument("run", metavar="RUN", help="a checkpoint, a run folder, or auto: the newest run below runs/")
     parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
     parser.add_argument("--datapath", metavar="FOLDER", help="the run's data, if it is elsewhere now")
+    parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bar")
     return parser
 

@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
     refuse_mistakes(own)
     place = Place.of(own.output, own.to)
     find_run(own.run)
+    from scripts.common.predictions import Chosen
     from scripts.exporting import steps
     from scripts.exporting.card import Exported, card
     from scripts.exporting.checking import ExportFailure
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
             model = folder / place.model
             steps.write(own.to, subject, model, images)
             if own.quantise:
-                quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, own.datapath)
+                quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, Chosen.of(own))
             checked = steps.check(own.to, subject, model, images, bool(own.quantise))
             text = card(Exported(subject, own.to, place.model, checked, source, quantised))
             # A class is named as its folder, which may be no text in any encoding.
@@ -83,6 +84,9 @@ def build_parser() -> ToolParser:
     )  # fmt: skip
     parser.add_argument(
         "--calibration-images", type=whole(1, 10**5), default=256, metavar="N", help="--quantise static: how many [256]"
+    )
+    parser.add_argument(
+        "--skip-bad-images", action="store_true", help="--quantise: leave out unreadable images, and name them"
     )
     parser.add_argument("--images", metavar="FOLDER", help="compare on these images [on some of the run's validation]")
     parser.add_argument("--datapath", metavar="FOLDER", help="the run's data, if it is elsewhere now")

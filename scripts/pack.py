@@ -31,7 +31,9 @@ from utils.runtime.cpu import cores_per_process
 if TYPE_CHECKING:
     from scripts.packing.encoding import Encoding
     from scripts.packing.plan import Part, Plan
+    from utils.config.groups.data import DataSettings
     from utils.data.progress_log import ProgressLog
+    from utils.data.sets.datasets import Data
     from utils.data.shards.index import Contents
 
 NAME = "pack.py"
@@ -54,13 +56,14 @@ def main(argv: list[str]) -> int:
     from utils.data.sets.datasets import get_data, prepare
     from utils.data.shards.index import PARTS
 
-    refuse_same_folder(own.output, args.data.datapath)
+    refuse_place(own.output, args.data)
     prepare(args.data, log)
     import torch
 
     data = get_data(args.data, torch.device("cpu"))
     for line in data.warnings:
         log(f"warning: {line}")
+    refuse_to_keep(encodings, data)
     folder = make_folder(own.output)
     plan = Plan.of(folder, data, encodings, own.shard_samples, args.data.skip_bad_images)
     contents = completed(plan, workers, progress)
@@ -94,7 +97,11 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--shard-samples", type=whole(1), default=2000, metavar="N", help="images of a shard at most [2000]"
     )
-    parser.add_argument("--verify", metavar="DIR", help="only read the shards in DIR again and compare every byte")
+    parser.add_argument(
+        "--verify", metavar="DIR",
+        help="only read the shards in DIR again and compare every byte; of tar files without checksums, headers and "
+        "sizes",
+    )  # fmt: skip
     return parser
 
 
@@ -122,10 +129,30 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     return {"train": training, "val": validation}
 
 
-def refuse_same_folder(output: str, datapath: str | None) -> None:
-    """Shards in the folder of the data would be taken for the data."""
-    if datapath is not None and Path(output).resolve() == Path(datapath).resolve():
+def refuse_place(output: str, data: DataSettings) -> None:
+    """Raise ``UserError`` where the shards, or their folder, would be taken for the data."""
+    from utils.data.sets.class_folders import training_folder, validation_folder
+
+    if data.datapath is None:
+        return
+    root, place = Path(data.datapath).resolve(), Path(output).resolve()
+    if place == root:
         raise UserError(f"--output {output}: is the folder of the images; choose another")
+    trees = [training_folder(root), validation_folder(root)]
+    if data.dataname == "shards" or (data.dataname == "folder" and data.val_split is not None):
+        trees.append(root)  # tar files, or class folders, are looked for in it
+    for tree in filter(None, trees):
+        if tree.resolve() in (place, *place.parents):
+            raise UserError(f"--output {output}: lies in {tree}, where images are read from; choose another")
+
+
+def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
+    """Raise ``UserError`` if files are to be kept where there are none."""
+    from utils.data.sets.readers import MemoryImages
+
+    for split, images in (("train", data.train), ("val", data.validation)):
+        if isinstance(images, MemoryImages) and encodings[split].format == "keep":
+            raise UserError("--format keep is for files, and these images are in memory; use raw, png or jpeg")
 
 
 def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
@@ -214,7 +241,10 @@ def verify(folder: Path, workers: int, progress: ProgressLog) -> int:
         raise UserError(f"--verify {folder}: holds no shards.json; a packing that was cut is finished by repeating it")
     refuse_faults(faults_of(folder, contents.splits, workers, progress))
     count = sum(len(split.records) for split in contents.splits.values())
-    print(f"{folder}: {count:,} images are as they were packed")
+    if all(split.checked for split in contents.splits.values()):
+        print(f"{folder}: {count:,} images are as they were packed")
+    else:
+        print(f"{folder}: headers and sizes of {count:,} images are as indexed; these files have no checksums")
     return 0
 
 

@@ -92,13 +92,15 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
         names, loaded.preprocessing, predictor.batch_size, workers, device=predictor.device,
         channels_last=predictor.channels_last,
     )  # fmt: skip
-    total, failed, write = 0, 0, writer(file, form, own.top_k)
+    total, failed = 0, 0
     shows_lines = own.output is None and sys.stdout.isatty()  # which a bar would break up
     progress = ProgressLog(log, bar=not shows_lines)
     with progress.counting("Predicting", None, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
         with enough_memory(predictor.batch_size):
             for batch in batches:
+                if not total:  # an empty list is a mistake, which leaves no header behind
+                    write = writer(file, form, own.top_k)
                 for row in rows_of(batch, predictor.logits(batch.images), loaded.classes, own.top_k):
                     write(row)
                     failed += row.error is not None

@@ -54,6 +54,7 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="images to predict [val]")
     parser.add_argument("--datapath", metavar="DIR", help="class folders to predict instead of the run's own images")
+    parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
     parser.add_argument(
         "--heat-maps",
         action="store_true",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 NAME = "serve.py"
 LOOPBACK = "127.0.0.1"
 MOST_CONNECTIONS = 256
+MOST_MEGAPIXELS = 178  # Pillow's own limit against decompression bombs
 HEADER_BYTES = 16_384  # of a request, at most
 
 
@@ -43,13 +44,15 @@ def main(argv: list[str]) -> int:
     """The tool; serves until it is interrupted and returns its exit code."""
     own = build_parser().parse_args(argv)
     find_run(own.run)
+    if own.max_megapixels > MOST_MEGAPIXELS:
+        raise UserError(f"--max-megapixels {own.max_megapixels:g}: Pillow decodes at most {MOST_MEGAPIXELS} million")
     need_packages()
     with listening(own.host, own.port) as listener:
         service = build_service(own)
         from scripts.serving.app import build_app
 
         address, port, *_ = listener.getsockname()
-        app = build_app(service, allowed_names(own.host, address))
+        app = build_app(service, allowed_names(own, address))
         print(announcement(service.predictor, own.host, port), flush=True)
         if not is_loopback(address):
             warn(f"--host {own.host}: whoever can reach this machine can use it; there is no password")
@@ -69,6 +72,11 @@ def build_parser() -> ToolParser:
     parser.add_argument(
         "--host", default=LOOPBACK, metavar="NAME", help=f"address to listen on [{LOOPBACK}: this machine]"
     )
+    parser.add_argument(
+        "--allow-name", action="append", default=[], metavar="NAME",
+        help="a name by which it may be asked, such as a reverse proxy's; may be repeated [any address, this machine's "
+        "own names, --host]",
+    )  # fmt: skip
     parser.add_argument("--port", type=whole(0, 65535), default=8000, metavar="N", help="0: any free one [8000]")
     parser.add_argument("--max-megabytes", type=positive_number, default=20, metavar="X", help="largest file [20]")
     parser.add_argument("--max-megapixels", type=positive_number, default=50, metavar="X", help="largest image [50]")
@@ -108,12 +116,13 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def allowed_names(host: str, address: str) -> set[str] | None:
-    """The names by which the server may be asked; None, for any, if other machines can reach it.
-
-    ``host``: what --host says. ``address``: where the socket listens, which shows whether they can.
-    """
-    return {LOOPBACK, "localhost", "::1", host.lower(), address} if is_loopback(address) else None
+def allowed_names(own: argparse.Namespace, address: str) -> set[str]:
+    """The names by which the server that listens at ``address`` may be asked, beside any address."""
+    names = {"localhost", own.host, *own.allow_name}
+    if not is_loopback(address):
+        machine = socket.gethostname()
+        names |= {machine, machine.partition(".")[0], f"{machine.partition('.')[0]}.local"}
+    return {name.lower() for name in names}
 
 
 def announcement(predictor: Predictor, host: str, port: int) -> str:

@@ -139,8 +139,8 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
 def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     """The run's settings, with what is ``chosen`` instead. Raises ``UserError``.
 
-    For one process, whatever their number: so any number of ranks computes the same batches, and those of a
-    ``main.py --evaluate`` in one process.
+    For one process, whatever their number: so any number of ranks computes the same batches. A batch is what a process
+    of the run had in a forward pass. Files are decoded on the CPU where ``--decode gpu`` cannot work.
     """
     flags = {
         "datapath": chosen.datapath, "device": chosen.device, "amp": chosen.amp, "val-batch-size": chosen.batch_size,
@@ -149,6 +149,11 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     line = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     line += ["--skip-bad-images"] * chosen.skip_bad_images
     begun = ResumePoint(loaded.path, {"settings": loaded.settings}, digest="").settings
+    batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
+    if batch_size is not None:  # otherwise one process would get the global batch, which all of the run's shared
+        begun["val_batch_size"] = batch_size
+    if chosen.skip_bad_images or chosen.device == "cpu" or not torch.cuda.is_available():
+        begun.pop("decode", None)
     return arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from models.load import Loaded
 
 AUTO, RUNS = "auto", Path("runs")  # the newest run below that folder
+BEGINNING = re.compile(r"\d{4}-\d\d-\d\d_")
 FORMATS = ("off", "fp16", "bf16")
 NOT_FINITE = "the network's output is not finite; try --amp off"  # about an image whose numbers overflow, say
 
@@ -35,7 +38,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) ->
     parser.add_argument(
         "--amp", choices=FORMATS, help="mixed precision [as the run, otherwise off on a CPU, fp16 on a GPU]"
     )
-    parser.add_argument("--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as the run]")
+    parser.add_argument(
+        "--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as a process of the run]"
+    )
 
 
 def find_run(text: str) -> Path:
@@ -53,11 +58,18 @@ def find_run(text: str) -> Path:
 
 
 def _newest_run() -> Path:
-    """Of the runs below ``RUNS`` that hold a checkpoint, the one that began last: a folder's name begins with it."""
+    """Of the runs below ``RUNS`` that hold a checkpoint, the one that began last."""
     folders = [path.parent for path in RUNS.rglob("config.yaml") if _checkpoints_in(path.parent)]
     if not folders:
         raise UserError(f"RUN auto: there is no run with a checkpoint below {RUNS.absolute()}; give its folder")
-    return max(folders, key=lambda folder: (folder.name, str(folder)))
+    return max(folders, key=lambda folder: (_beginning(folder), str(folder)))
+
+
+def _beginning(folder: Path) -> str:
+    """When a run began, as its folder's name begins; of a renamed folder, when its settings were written."""
+    if BEGINNING.match(folder.name):
+        return folder.name
+    return datetime.fromtimestamp((folder / "config.yaml").stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _checkpoints_in(folder: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -169,8 +170,12 @@ def code(one: Exported) -> str:
         "safetensors": (_SAFETENSORS_IMPORTS, _SAFETENSORS, _RUN_TORCH),
         "torchvision": (_TORCHVISION_IMPORTS, _TORCHVISION, _RUN_TORCH),
     }[one.name]
-    load = load.replace('"MODEL"', json.dumps(one.model)).replace("METADATA", METADATA)
-    load = load.replace('"BESIDE"', json.dumps(metadata_beside(Path(one.model)).name)).replace("NAME", one.subject.name)
+    beside = metadata_beside(Path(one.model)).name
+    values = {
+        '"MODEL"': json.dumps(one.model), '"BESIDE"': json.dumps(beside), "METADATA": METADATA,
+        "NAME": one.subject.name,
+    }  # fmt: skip
+    load = re.sub("|".join(values), lambda found: values[found[0]], load)  # at once: a file may be called NAME
     shown = one.subject.loaded.preprocessing
     result = _PROBABILITIES if one.subject.inside else _SOFTMAX
     return f"{imports}\n{load}\n\n{preparation(shown, one.subject.inside)}\n\n\n{run}\n{result}"

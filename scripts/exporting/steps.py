@@ -46,19 +46,18 @@ def write(name: str, subject: Subject, path: Path, images: torch.Tensor) -> None
         writers.write_torchvision(subject, path)
 
 
-def quantise(how: str, subject: Subject, path: Path, count: int, datapath: str | None) -> tuple[str, ...]:
+def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen) -> tuple[str, ...]:
     """Quantise the ONNX file ``path``; lines about what that costs and saves.
 
-    ``count``: training images to calibrate on, for ``how`` 'static'. ``datapath``: of the run's data if they are
-    elsewhere now.
+    ``count``: training images to calibrate on, for ``how`` 'static'. ``chosen``: the images to score on.
     """
     calibration, origin = None, ""
     if how == "static":
-        calibration = to_calibrate_on(subject.loaded, datapath, count)
+        calibration = to_calibrate_on(subject.loaded, chosen.datapath, count)
         origin = f", calibrated on {len(calibration):,} training images"
-    before, bytes_before = score(subject, path, datapath), path.stat().st_size
+    before, bytes_before = score(subject, path, chosen), path.stat().st_size
     onnx_files.quantise(path, how, subject, calibration)
-    after = score(subject, path, datapath)
+    after = score(subject, path, chosen)
     onnx_files.replace_metadata(path, {"validation": figures_of(after)})
     return (
         f"{how} quantisation: top-1 {before.top1:.2f} % before and {after.top1:.2f} % after, "
@@ -67,11 +66,11 @@ def quantise(how: str, subject: Subject, path: Path, count: int, datapath: str |
     )
 
 
-def score(subject: Subject, path: Path, datapath: str | None) -> Report:
-    """The validation of an ONNX file in onnxruntime, on all images that the run validates on."""
+def score(subject: Subject, path: Path, chosen: Chosen) -> Report:
+    """The validation of an ONNX file in onnxruntime, on all ``chosen`` images."""
     settings = {**subject.loaded.settings, "fp32_layers": None}  # the file has no such layers
     network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject), settings=settings)
-    return predict_split(network, Chosen(datapath=datapath, device="cpu", amp="off", tta="none")).report
+    return predict_split(network, dataclasses.replace(chosen, device="cpu", amp="off", tta="none")).report
 
 
 def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Reads shards again and compares every byte with the index."""
+"""Reads shards again and compares with the index every byte, or where it has no checksums, headers and sizes."""
 
 from __future__ import annotations
 

@@ -18,11 +18,13 @@ from scripts.reporting.analysis import Analysis
 from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, short_ids
 from scripts.reporting.figures import Figure, shown
 from scripts.reporting.heat_maps import explainer
-from scripts.reporting.page import Report, grouped, page_data
+from scripts.reporting.page import Report, as_json, grouped, page_data
 from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import Source
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
 from utils.config.settings import UserError
+
+DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
 
 
 def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
@@ -41,7 +43,7 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
             gathered.without.append((source.name, error.mistakes[0]))
             continue
         if records[number] is None:
-            records[number] = from_settings(source.name, loaded.settings, {})
+            records[number] = from_settings(source.name, loaded.settings)
         try:
             if not own.no_predictions:
                 gathered.add(number, source, records[number], loaded, predict(loaded, own, source), len(sources))
@@ -49,11 +51,14 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             gathered.without.append((source.name, str(reason)))
     data = page_data(records) | gathered.data
+    if data["details"]:
+        data["classTable"] = None  # which would stand in for them
+    notes = gathered.notes + grouped(gathered.left_out, len(sources))
     reasons = "; ".join(grouped(gathered.without, len(sources)))
     why = f"Without predictions, pictures and confusions: {reasons}" if reasons else ""
     if why:
         print(f"warning: {why}", file=sys.stderr)
-    return Report(records, data, gathered.figures, gathered.notes, gathered.checks, why)
+    return Report(records, data, gathered.figures, notes, gathered.checks, why)
 
 
 def open_network(source: Source, own: argparse.Namespace) -> Loaded:
@@ -82,6 +87,8 @@ class Gathered:
         self.notes: list[str] = []
         self.checks: list[tuple[str, bool | None]] = []
         self.without: list[tuple[str, str]] = []
+        self.left_out: list[tuple[str, str]] = []
+        self.room = DETAIL_BYTES
 
     def add(
         self, number: int, source: Source, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
@@ -101,9 +108,9 @@ class Gathered:
         with bar(len(chosen.samples), f"pictures of {source.name}") as advance:
             sides = add_pictures(predicted, chosen, self.thumbnails, advance)
         made = detail(predicted, chosen, self.thumbnails, sides, runs)
-        self.data["details"].append(made | {"classes": self._classes(predictions.classes)})
-        self.figures[number] = figures_of(analysis, predictions)
-        words, agrees = self._check(analysis, record, loaded.path.name)
+        figures, (words, agrees) = figures_of(analysis, predictions), self._check(analysis, record, loaded.path.name)
+        self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
+        self.figures[number] = figures
         self.checks.append((f"{record.name}: {words}" if runs > 1 else words, agrees))
         self.notes += [
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)
@@ -121,12 +128,20 @@ class Gathered:
             False,
         )
 
-    def _classes(self, names: tuple[str, ...]) -> int:
-        """The place of these names in the page's data; runs with the same ones share them."""
-        names = [name.encode("utf-8", "replace").decode() for name in names]
-        if names not in self.data["classes"]:
-            self.data["classes"].append(names)
-        return self.data["classes"].index(names)
+    def _keep(self, name: str, made: dict[str, Any], classes: Sequence[str]) -> None:
+        """Put a run's part onto the page while there is room, for it grows with the number of classes.
+
+        Runs with the same names of classes share them.
+        """
+        shared, names = self.data["classes"], [name.encode("utf-8", "replace").decode() for name in classes]
+        size = len(as_json(made)) + (0 if names in shared else len(as_json(names)))
+        if size > self.room:
+            self.left_out.append((name, "pictures, confusions and classes, for which this file has no room"))
+            return
+        self.room -= size
+        if names not in shared:
+            shared.append(names)
+        self.data["details"].append(made | {"classes": shared.index(names)})
 
 
 def figures_of(analysis: Analysis, predictions: Predictions) -> list[Figure]:

@@ -110,6 +110,7 @@ def detail(predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, sides: 
     analysis, rows = predicted.analysis, chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
     cells, dropped = _cells(analysis, MOST_CELLS // runs)
+    order = analysis.order_by_confusion()
     with_pictures = [(pair, [places[row] for row in found if row in sides]) for pair, found in chosen.cells]
     return {
         "run": predicted.run,
@@ -119,7 +120,7 @@ def detail(predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, sides: 
         "matrix": [list(column) for column in zip(*cells, strict=True)],
         "matrixNote": f"{dropped:,} further cells with the fewest images are not shown." if dropped else "",
         "shownCells": [[pair.truth, pair.predicted, found] for pair, found in with_pictures if found],
-        "order": analysis.order_by_confusion(),
+        "order": order if order != sorted(order) else None,
         "support": analysis.support.tolist(),
         "taken": analysis.taken.tolist(),
         "hits": analysis.hits.tolist(),
@@ -179,7 +180,7 @@ def against_record(
     column = "raw_val_top1" if raw and "raw_val_top1" in record.epochs else "val_top1"
     recorded = record.epochs.get(column, np.empty(0))
     top1 = float(f"{analysis.top1:.6g}")  # as metrics.csv rounds it
-    if not len(recorded):
+    if not np.isfinite(recorded).any():
         return f"Validated {checkpoint} for this report; the run has no figure to compare it with.", None
     same = np.flatnonzero(np.abs(recorded - top1) <= AS_RECORDED)
     if len(same):

@@ -97,15 +97,14 @@ def read(folder: Path, name: str) -> RunRecord:
     return record
 
 
-def from_settings(name: str, values: dict[str, Any], versions: dict[str, str]) -> RunRecord:
-    """The record of a checkpoint that lies outside its run's folder: settings and versions, no curves."""
+def from_settings(name: str, values: dict[str, Any]) -> RunRecord:
+    """The record of a checkpoint that lies outside its run's folder: settings, no curves."""
     record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
     of_group = {name: group for group in groups() for name in vars(getattr(Settings(), group))}
     record.settings = {
         name.replace("_", "-"): Setting(as_text(value), OLD_SETTINGS, of_group.get(name, "other"))
         for name, value in values.items()
     }
-    record.header = {"versions": ", ".join(f"{name} {version}" for name, version in versions.items())}
     return record
 
 
@@ -170,7 +169,10 @@ def read_epochs(path: Path) -> dict[str, np.ndarray]:
     if not rows:
         raise ValueError("it has no row")
     names = [name for name in rows[0] if name]
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
+    columns = {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
+    if "epoch" not in columns or not np.isfinite(columns["epoch"]).all():
+        raise ValueError("the number of an epoch is missing")
+    return columns
 
 
 def read_steps(path: Path) -> dict[str, np.ndarray]:
@@ -187,8 +189,9 @@ def read_classes(path: Path) -> list[dict[str, str]]:
     """The rows of class_metrics.csv."""
     with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
         rows = list(csv.DictReader(file))
-    for row in rows:
-        int(row["val_count"]), float(row["val_accuracy"]), row["class"]  # raises for another kind of file
+    for row in rows:  # raises for another kind of file
+        int(row["val_count"]), float(row["val_accuracy"]), row["class"]
+        float(row.get("val_precision") or 0), float(row.get("val_f1") or 0)
     return rows
 
 

@@ -160,8 +160,8 @@ def _as_url(picture: Image.Image) -> str:
 # ------------------------------------------------------------------------------------------ the application
 
 
-def build_app(service: Service, names: set[str] | None) -> ASGIApp:
-    """The application. ``names``: those by which this machine may be asked, None for any; see ``Guard``."""
+def build_app(service: Service, names: set[str]) -> ASGIApp:
+    """The application. ``names``: those by which this machine may be asked, beside addresses; see ``Guard``."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

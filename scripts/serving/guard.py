@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,11 +25,11 @@ HEADERS = {
 class Guard:
     """ASGI middleware: refuses what other web pages send, and adds ``HEADERS`` to each answer.
 
-    A browser lets any page send requests here. One by a name that only points here (DNS rebinding) does not ask for
-    one of ``names``, and one from another page says so in its Origin header. ``names`` None: any name will do.
+    A browser lets any page send requests here. One by a name that only points here (DNS rebinding) asks neither for
+    one of ``names`` nor for an address, and one from another page says so in its Origin header.
     """
 
-    def __init__(self, app: ASGIApp, names: set[str] | None) -> None:
+    def __init__(self, app: ASGIApp, names: set[str]) -> None:
         self.app, self.names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,8 +48,8 @@ class Guard:
 
     def _problem(self, headers: Headers) -> str | None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.names is not None and name_of(host) not in self.names:
-            return f"ask for {sorted(self.names)[0]}, not for another name of this machine"
+        if (name := name_of(host)) not in self.names and not is_address(name):
+            return "ask for this machine by its address, not by another name; serve.py's --allow-name allows one"
         if origin is not None and urlsplit_or_none(origin) != host:
             return "requests from other web pages are refused"
         return None
@@ -60,6 +61,14 @@ def name_of(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def is_address(name: str) -> bool:
+    """Whether ``name`` is a number, which no name server can point elsewhere."""
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def urlsplit_or_none(origin: str) -> str | None:

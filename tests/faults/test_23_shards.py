@@ -223,6 +223,27 @@ def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_wit
     assert not [thread for thread in threading.enumerate() if thread.name == "shards read ahead"]
 
 
+def test_copies_outlast_a_few_batches_and_give_way_only_where_there_is_no_room(shards, tmp_path):
+    images, cache = read(shards).train, tmp_path / "cache"
+    size = max(shard.bytes for shard in images.paths.split.shards)
+
+    def after(limit, samples, expected):
+        ahead = read_ahead.ReadAhead(images.paths, cache, limit, is_first=True, log=print)
+        with ahead.of([np.array(samples)]):
+            deadline = time.monotonic() + 20
+            while {path.name for path in cache.iterdir()} != expected and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return {path.name for path in cache.iterdir()}
+
+    names = [Path(members.copy_of(path, str(cache))).name for path in images.paths.files]
+    assert after(10**9, range(36), set(names)) == set(names)
+    (cache / f"other{members.COPY}").write_bytes(b"of another data set")
+    assert after(10**9, range(4), set(names)) == set(names)  # as batch-norm statistics are computed
+    for sample in (0, 35):
+        needed = {names[images.paths.shards[sample]]}
+        assert after(size, [sample], needed) == needed
+
+
 def test_a_copy_that_differs_is_not_used_and_a_full_folder_only_makes_it_slower(shards, tmp_path):
     lines = []
     images = read(shards).train

@@ -26,7 +26,7 @@ from models import load_model
 from scripts import export
 from scripts.common.predictions import Chosen, predict_split
 from scripts.exporting import checking, formats, images, reload, steps
-from scripts.exporting.card import Exported, card, preparation
+from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from scripts.exporting.zoo import save_checkpoint, shown_at
@@ -174,7 +174,7 @@ def test_dynamic_quantisation_keeps_the_answers(onnx_file, digits_run, tmp_path)
     shutil.copy(onnx_file[1], tmp_path / "model.onnx")
     subject = Subject.of(load_model(digits_run), raw=False, inside=False)
     shown = torch.stack([subject.loaded.preprocessing(digit(number)) for number in range(50)])
-    before, _ = steps.quantise("dynamic", subject, tmp_path / "model.onnx", 0, None)
+    before, _ = steps.quantise("dynamic", subject, tmp_path / "model.onnx", 0, Chosen())
     assert "calibrated" not in before
     outputs = steps.expected_outputs(subject, shown.numpy(), tmp_path / "model.onnx")
     exact = steps.expected_outputs(subject, shown.numpy())
@@ -348,6 +348,12 @@ def card_of(loaded):
     return card(Exported(subject, "onnx", "model.onnx", checking.Check("", "", 0.0, 1, 1), ""))
 
 
+def test_a_file_may_be_called_what_the_cards_program_has_gaps_for(digits_run):
+    subject = Subject.of(load_model(digits_run), raw=False, inside=False)
+    for name, path in (("torch-export", "METADATA_NAME.pt2"), ("onnx", "NAME.onnx")):
+        assert f'("{path}"' in code(Exported(subject, name, path, None, "noise", ()))
+
+
 def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_run):
     loaded = load_model(digits_run)
     cut = dataclasses.replace(loaded, settings={**loaded.settings, "max_val_batches": 2})
@@ -396,7 +402,7 @@ def test_layers_that_trained_in_float32_are_exported_and_scored_like_others(digi
     assert "autocast" not in str(torch.export.load(tmp_path / "out/model.pt2").graph)
     monkeypatch.setattr(steps.onnx_files, "OnnxNetwork", Written)
     subject = Subject.of(load_model(tmp_path / "mixed.pt"), raw=False, inside=False)
-    assert steps.score(subject, Path("written.onnx"), None).top1 == pytest.approx(subject.figures["top1"])
+    assert steps.score(subject, Path("written.onnx"), Chosen()).top1 == pytest.approx(subject.figures["top1"])
 
 
 # ------------------------------------------------------------------------------------------ images

@@ -304,6 +304,22 @@ def test_the_folder_of_the_images_is_no_place_for_shards(tree):
         packed(tree, tree)
 
 
+def test_a_folder_that_images_are_listed_in_is_no_place_for_shards(tree, tmp_path):
+    flat = shutil.copytree(tree / "train", tmp_path / "flat")
+    for data, output, *flags in ((flat, flat / "shards", "--val-split", "0.2"), (tree, tree / "val/shards")):
+        with pytest.raises(UserError, match="lies in .*, where images are read from"):
+            packed(data, output, *flags)
+        assert not output.exists()
+    beside = parse(["--dataname", "folder", "--datapath", str(tree)]).data
+    pack.refuse_place(str(tree / "shards"), beside)
+
+
+def test_images_in_memory_have_no_bytes_to_keep(tmp_path):
+    with pytest.raises(UserError, match="--format keep is for files"):
+        pack.main(["--dataname", "digits", "--output", str(tmp_path / "out"), "--format", "keep"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_tar_files_of_others_are_not_replaced(tree, tmp_path):
     (tmp_path / "train-000000.tar").write_bytes(b"of others")
     with pytest.raises(UserError, match="holds train-000000.tar, which this packing did not make"):

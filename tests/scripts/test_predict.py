@@ -137,7 +137,7 @@ def test_of_equal_outputs_the_first_class_is_the_prediction_as_in_validation(cou
     assert [row.top[0][0] for row in rows_of(batch, logits, names, count)] == [names[place] for place in largest]
 
 
-def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch):
+def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch, capsys):
     Image.new("L", (8, 8)).save(tmp_path / "good.png")
     (tmp_path / "old.csv").write_text("old")
     (tmp_path / "empty.txt").touch()
@@ -156,6 +156,10 @@ def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=text):
             predict.main([*map(str, line), "--device", "cpu"])
+    capsys.readouterr()
+    with pytest.raises(UserError, match="the list is empty"):
+        predict.main([digits_run, f"@{tmp_path}/empty.txt", "--device", "cpu"])
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr("scripts.predicting.rows.rows_of", lambda *_: sys.exit("killed"))
     with pytest.raises(SystemExit):
         predicted(digits_run, good, "--output", old)

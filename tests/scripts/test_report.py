@@ -19,11 +19,12 @@ from PIL import Image
 from scripts import report
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting import details, run_parts, thumbnails
+from scripts.reporting import analysis, assemble, details, run_parts, thumbnails
 from scripts.reporting.analysis import Analysis
 from scripts.reporting.markup import element
 from scripts.reporting.page import Report, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord
+from tests.scripts.common.test_predictions import tree_of_digits
 from tests.test_structure import ROOT
 from utils.config.settings import UserError
 
@@ -208,6 +209,21 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
     assert sum(map(len, store.uris)) <= thumbnails.BUDGET_BYTES
 
 
+def test_runs_whose_classes_have_no_room_are_left_out_and_named(page, predictions, monkeypatch):
+    gathered = assemble.Gathered(thumbnails.Thumbnails(budget=0), None)
+    for name in "abc":
+        gathered._keep(name, {"hits": [0] * (assemble.DETAIL_BYTES // 5)}, ("ape", "bee"))
+    assert len(gathered.data["details"]) == 2 and gathered.data["classes"] == [["ape", "bee"]]
+    ((name, words),) = gathered.left_out
+    assert name == "c" and "no room" in words
+    assert page.data["details"][0]["order"] and page.data["classTable"] is None
+    monkeypatch.setattr(analysis, "ORDERED_CLASSES", 5)
+    made = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
+    predicted = details.Predicted(0, made, predictions.classes, predictions.ids, None, "digits")
+    nothing = details.Chosen([], [], [])
+    assert details.detail(predicted, nothing, thumbnails.Thumbnails(), {}, 1)["order"] is None
+
+
 # ------------------------------------------------------------------------------- several, and missing
 
 
@@ -287,6 +303,34 @@ def test_what_is_missing_is_named_and_the_rest_is_shown(digits_run, tmp_path, wi
     assert "warning: Without predictions" in capsys.readouterr().err
     last = (folder / "metrics.csv").read_text().splitlines()[-1].split(",")[7]
     assert f"{float(last):.2f}" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        ("class_metrics.csv", "val_precision", "1e-"),
+        ("class_metrics.csv", "val_f1", "x"),
+        ("metrics.csv", "epoch", "xx1"),
+        ("metrics.csv", "epoch", None),
+    ],
+)
+def test_a_damaged_table_is_named_and_the_rest_is_shown(digits_run, tmp_path, name, column, value):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    rows = [line.split(",") for line in (folder / name).read_text().splitlines()]
+    rows[0 if value is None else 1][rows[0].index(column)] = value or "epxch"
+    (folder / name).write_text("\n".join(map(",".join, rows)))
+    page = made(tmp_path, str(folder), *(["--no-predictions"] if value is None else []))
+    assert f"{name} cannot be read" in page.text and page.data["charts"]
+    assert bool(page.data["details"]) == (value is not None)
+
+
+def test_an_image_that_cannot_be_read_is_left_out_and_named_where_that_is_asked_for(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
+    (tree / "7/x.png").write_bytes(b"")
+    line = (digits_run, "--datapath", str(tree))
+    assert not made(tmp_path, *line).data["details"]
+    page = made(tmp_path, *line, "--skip-bad-images")
+    assert page.data["details"] and "1 image(s) that cannot be read are left out" in page.text
 
 
 def test_an_image_that_has_gone_is_left_out(predictions):

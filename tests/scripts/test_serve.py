@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.datastructures import Headers
 
 from models import load_model
 from scripts import benchmark_serve, serve
 from scripts.serving import app as application
 from scripts.serving import deadline
-from scripts.serving.guard import HEADERS
+from scripts.serving.guard import HEADERS, Guard
 from tests.scripts.reporting.browser import MISSING, Browser
 from tests.test_structure import ROOT
 from utils.config.settings import UserError
@@ -50,7 +51,7 @@ class Running:
         self.service = serve.build_service(own)
         self.listener = serve.listening(own.host, 0)
         self.port = self.listener.getsockname()[1]
-        self.server = serve.build_server(application.build_app(self.service, serve.allowed_names(own.host, own.host)))
+        self.server = serve.build_server(application.build_app(self.service, serve.allowed_names(own, own.host)))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
         while not self.server.started:
@@ -409,6 +410,7 @@ def test_mistakes_are_told_before_the_network_is_loaded(digits_run, tmp_path, mo
             ((str(tmp_path / "missing"),), "no such run"),
             ((digits_run, "--port", "70000"), "--port"),
             ((digits_run, "--max-megapixels", "0"), "--max-megapixels"),
+            ((digits_run, "--max-megapixels", "179"), "--max-megapixels 179: Pillow decodes at most 178 million"),
         ):
             with pytest.raises(UserError, match=text):
                 serve.main([*line])
@@ -419,11 +421,23 @@ def test_mistakes_are_told_before_the_network_is_loaded(digits_run, tmp_path, mo
         serve.main([digits_run])
 
 
-def test_only_this_machine_may_ask_unless_the_host_says_otherwise():
-    assert serve.allowed_names("127.0.0.1", "127.0.0.1") >= {"127.0.0.1", "localhost"} and serve.is_loopback("::1")
-    assert serve.allowed_names("My.Machine", "127.0.1.1") >= {"my.machine", "127.0.1.1"}
-    assert serve.allowed_names("0.0.0.0", "0.0.0.0") is None and serve.allowed_names("my.machine", "10.0.0.2") is None
-    assert not serve.is_loopback("fe80::1%eth0")
+def test_a_name_that_only_points_here_is_refused_wherever_the_server_listens(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "Ape.lab")
+
+    def problem(line, address, host):
+        guard = Guard(None, serve.allowed_names(serve.build_parser().parse_args(["run", *line]), address))
+        return guard._problem(Headers({"host": host, "origin": f"http://{host}"}))
+
+    everywhere, proxied = (["--host", "0.0.0.0"], "0.0.0.0"), (["--allow-name", "Demo.example"], "127.0.0.1")
+    for line, address in (([], "127.0.0.1"), everywhere, proxied):
+        assert "--allow-name" in problem(line, address, "attacker.example:8000")
+        for host in ("127.0.0.1:8000", "[::1]:8000", "localhost", "192.168.1.7:8000"):
+            assert problem(line, address, host) is None
+    for host in ("ape.lab", "ape.local:8000", "APE"):
+        assert problem(*everywhere, host) is None and problem([], "127.0.0.1", host)
+    assert problem(*proxied, "demo.example") is None
+    assert problem(["--host", "My.Machine"], "127.0.1.1", "my.machine") is None
+    assert serve.is_loopback("::1") and not serve.is_loopback("fe80::1%eth0")
 
 
 # ------------------------------------------------------------------------------------------ the load

@@ -11,7 +11,7 @@ const ORDERS = [
 function orderOf(detail, order) {
   const numbers = detail.classes.map((_, n) => n);
   const accuracy = (n) => (detail.support[n] ? detail.hits[n] / detail.support[n] : 2);
-  if (order === "similar") return detail.order;
+  if (order === "similar") return detail.order || numbers;
   if (order === "worst") return numbers.sort((a, b) => accuracy(a) - accuracy(b) || a - b);
   if (order === "many") return numbers.sort((a, b) => detail.support[b] - detail.support[a] || a - b);
   if (order === "name") return numbers.sort((a, b) => detail.classes[a].localeCompare(detail.classes[b], "en", { numeric: true }));

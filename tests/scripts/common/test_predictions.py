@@ -1,6 +1,8 @@
 """RUN on a command line, and predictions of a whole split: those of main.py's validation, in the data set's order."""
 
+import os
 import shutil
+from datetime import datetime
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,7 +14,8 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from scripts.common.predictions import Chosen, predict_split
+from scripts import compare_with_timm, evaluate, export, report
+from scripts.common.predictions import Chosen, predict_split, settings_of
 from scripts.common.trained import autocast_of, find_run, open_run
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -47,6 +50,11 @@ def test_auto_is_the_run_that_began_last_among_those_with_a_checkpoint(tmp_path,
         if "without" not in name:
             (Path("runs") / name / "checkpoints/last.pt").touch()
     assert find_run("auto") == Path("runs/digits/conv2/2026-01-03_b")
+    renamed = Path("runs/digits/fc/2026-01-02_a").rename("runs/digits/fc/my_first_model")
+    for day, newest in (("2026-01-02", "runs/digits/conv2/2026-01-03_b"), ("2026-01-04", renamed)):
+        began = datetime.fromisoformat(day).timestamp()
+        os.utime(renamed / "config.yaml", (began, began))
+        assert find_run("auto") == Path(newest)
 
 
 def test_what_is_no_run_is_one_line(tmp_path, monkeypatch):
@@ -120,6 +128,33 @@ def figures(report):
 def test_the_report_is_that_of_the_program(digits_run, capsys, tta):
     predictions = predict_split(load_model(digits_run), Chosen(device="cpu", tta=tta, progress=False))
     assert figures(predictions.report) == evaluated(capsys, "--resume", digits_run, "--tta", tta)
+
+
+def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_skipped(
+    digits_run, tmp_path, monkeypatch
+):  # fmt: skip
+    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
+    loaded = load_model(digits_run)
+    loaded.settings["decode"] = "gpu"
+    there = {"device": "cpu", "datapath": str(tree), "workers": "0", "progress": False}
+    for chosen in (Chosen(**there), Chosen(**there, skip_bad_images=True)):
+        assert predict_split(loaded, chosen).labels.tolist() == [2, 2, 2, 7, 7, 7]
+    for there_is_one in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there_is_one=there_is_one: there_is_one)
+        assert settings_of(loaded, Chosen()).data.decode == ("gpu" if there_is_one else "cpu")
+    for chosen in (CPU, Chosen(skip_bad_images=True)):
+        assert settings_of(loaded, chosen).data.decode == "cpu"
+
+
+def test_a_forward_pass_has_as_many_images_as_in_a_process_of_the_run(digits_run):
+    loaded = load_model(digits_run)
+    loaded.settings.update({"global_batch_size": 1024, "batch_size": 128})
+    assert settings_of(loaded, CPU).data.val_batch_size == 128
+    assert settings_of(loaded, Chosen(device="cpu", batch_size=7)).data.val_batch_size == 7
+    loaded.settings["val_batch_size"] = 250
+    assert settings_of(loaded, CPU).data.val_batch_size == 250
+    loaded.settings.clear()
+    assert settings_of(loaded, CPU).data.val_batch_size is None
 
 
 def test_layers_that_the_run_kept_in_fp32_stay_so(digits_run, capsys, tmp_path):
@@ -208,6 +243,19 @@ def test_an_unreadable_image_is_refused_or_left_out_and_named(digits_run, tmp_pa
     predictions = predict_split(load_model(digits_run), Chosen(**chosen, skip_bad_images=True))
     assert predictions.labels.tolist() == [2, 2, 2, 7, 7, 7]
     assert predictions.notes[-1] == f"1 image(s) that cannot be read are left out: {tree}/7/x.png"
+
+
+@pytest.mark.parametrize(
+    ("tool", "line"),
+    [
+        (compare_with_timm, ["run"]),
+        (evaluate, ["run"]),
+        (export, ["run", "--to", "onnx", "--output", "out"]),
+        (report, ["run"]),
+    ],
+)
+def test_each_tool_that_reads_a_split_can_leave_unreadable_images_out(tool, line):
+    assert Chosen.of(tool.build_parser().parse_args([*line, "--skip-bad-images"])).skip_bad_images
 
 
 def test_a_batch_that_does_not_fit_is_one_line_and_another_error_stays_what_it_is(digits_run):

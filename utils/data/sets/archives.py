@@ -61,6 +61,8 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
                 return
             archives = [*missing(), *(["devkit"] if "val" in missing() else [])]
             _refuse_missing(root, [ARCHIVE_META[archive][0] for archive in archives])
+            for left in [*(root / UNPACKING).glob("class.*"), *(root / UNPACKING).glob("val.*")]:
+                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
             for split in missing():
                 _unpack_split(root, split, log)
             shutil.rmtree(root / UNPACKING, ignore_errors=True)

@@ -104,8 +104,9 @@ class ReadAhead:
     # ------------------------------------------------------------------------------------ in the thread
 
     def _copy_all(self, needs: list[Need]) -> None:
-        paths = {need.shard: self._copy(need.shard) for need in needs}
+        paths = {number: self._copy(number) for number in range(len(self.members.files))}
         self._remove_others(set(paths.values()))
+        self._make_room(0, needs, paths)
         for need in needs:
             size = self._shard(need.shard).bytes
             if _bytes_of(paths[need.shard]) == size or size > self.limit_bytes:
@@ -117,17 +118,29 @@ class ReadAhead:
             self._make(need.shard, paths[need.shard])
 
     def _wait_for_room(self, size: int, needs: list[Need], paths: dict[int, Path]) -> bool:
-        """Wait until ``size`` bytes fit, and remove what is used up meanwhile; False if nothing is to be done."""
+        """Wait until ``size`` bytes fit; False if nothing is to be done."""
         with self._changed:
             while not self._stop:
-                used_up = sorted((need for need in needs if need.last <= self._passed), key=lambda need: need.last)
-                while used_up and self._held() + size > self.limit_bytes:  # not before: the next epoch may find them
-                    paths[used_up.pop(0).shard].unlink(missing_ok=True)
-                if self._held() + size <= self.limit_bytes:
+                if self._make_room(size, needs, paths):
                     return True
-                if not self._changed.wait(timeout=60):
-                    continue
+                self._changed.wait(timeout=60)
         return False
+
+    def _make_room(self, size: int, needs: list[Need], paths: dict[int, Path]) -> bool:
+        """Remove copies until ``size`` bytes fit: those that ``needs`` lack, then those used up. Whether they do.
+
+        None is removed before: the next epoch may find it.
+        """
+        lasts = {need.shard: need.last for need in needs}
+        spare = sorted((lasts.get(shard, -1), shard) for shard in paths if lasts.get(shard, -1) <= self._passed)
+        held = {path: _bytes_of(path) for path in self.folder.glob(f"*{COPY}")}
+        room = self.limit_bytes - sum(held.values())
+        for _, shard in spare:
+            if room >= size:
+                break
+            paths[shard].unlink(missing_ok=True)
+            room += held.get(paths[shard], 0)
+        return room >= size
 
     def _make(self, number: int, path: Path) -> None:
         """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
@@ -158,13 +171,10 @@ class ReadAhead:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _held(self) -> int:
-        return sum(map(_bytes_of, self.folder.glob(f"*{COPY}")))
-
-    def _remove_others(self, wanted: set[Path]) -> None:
+    def _remove_others(self, own: set[Path]) -> None:
         """Remove what a killed run or another data set left, so that the folder stays within its bound."""
         for path in self.folder.glob(f"*{COPY}"):
-            if path not in wanted:
+            if path not in own:
                 path.unlink(missing_ok=True)
         remove_abandoned(self.folder)
 
