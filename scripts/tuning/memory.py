@@ -47,7 +47,7 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
 def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
     """In place of a training loader, as far as ``TraVal`` needs one for single steps."""
     plan = SimpleNamespace(step_indices=lambda *_: np.zeros(1, np.int64))
-    return SimpleNamespace(image_shape=image_shape, plan=plan)
+    return SimpleNamespace(image_shape=image_shape, plan=plan, steps_per_epoch=1)
 
 
 class GpuRoom:
@@ -79,7 +79,9 @@ class CpuRoom:
     def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
         self.train, self.room, self.longest = train, room, longest_step_seconds
         self.last = (0, 0.0)
-        self.grown: dict[int, int] = {}  # bytes by batch size, of sizes that rise
+        self.grown: dict[int, int] = {}  # bytes by batch size
+        gc.collect()
+        _forget_peak()  # of reading the data
         mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant("fp32"), torch.device("cpu")).run(
             1
         )  # loads libraries
