@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import warnings
@@ -254,12 +255,23 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *flags, "--memory-of", json.dumps(task)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        figures |= json.loads(line) if line.startswith('{"') else {}
     meaning = "growth of a process's largest resident size over building and training"
     place = f"{room / 1e9:,.1f} GB, {100 * CPU_MEMORY_SHARE:.0f} % of what is available"
-    return Memory(figures["step_bytes"], meaning, Largest(**figures["largest"]) if figures["largest"] else None, place)
+    largest = Largest(**figures["largest"]) if "largest" in figures else None
+    return Memory(figures.get("step_bytes"), meaning, largest, place, failure_of(done))
+
+
+def failure_of(done: subprocess.CompletedProcess[str]) -> str:
+    """How a process failed, in words; '' if it did not."""
+    if done.returncode == -signal.SIGKILL:
+        return "the process was killed, most likely for want of memory"
+    if done.returncode < 0:
+        return f"the process was ended by signal {-done.returncode}"
+    last = (done.stderr.splitlines() or ["no reason given"])[-1]
+    return f"the process ended with code {done.returncode}: {last}" if done.returncode else ""
 
 
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
@@ -273,11 +285,9 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
     train = training_on_random(run.args, data, build_loss(run, data), distributed)
     room, size = CpuRoom(train, task["room"], task["seconds"]), args.data.batch_size
     room(size)
-    largest = None
+    print(json.dumps({"step_bytes": room.grown[size]}), flush=True)  # at once: the search may end this process
     if task["largest"]:
-        found = search(room, size, len(data.train))
-        largest = dataclasses.asdict(found)
-    print(json.dumps({"step_bytes": room.grown[size], "largest": largest}))
+        print(json.dumps({"largest": dataclasses.asdict(search(room, size, len(data.train)))}))
     return 0
 
 

@@ -88,6 +88,8 @@ class CpuRoom:
         self.before = peak_resident_bytes()
 
     def __call__(self, size: int) -> bool:
+        if size in self.grown:
+            return self.grown[size] <= self.room
         refuse_long_step(size, self.last, self.longest)
         if self.grown and self._expected(size) > self.room:
             return False
@@ -105,8 +107,11 @@ class CpuRoom:
 
 
 def refuse_long_step(size: int, last: tuple[int, float], longest_seconds: float) -> None:
-    """Raise ``StopSearch`` when a step of ``size`` images would take longer, judged by the ``last`` size's seconds."""
-    if last[0] and last[1] * size / last[0] > longest_seconds:
+    """Raise ``StopSearch`` when a step of ``size`` images would take longer, judged by the ``last`` size's seconds.
+
+    A smaller batch is not refused: it is tried because the larger one did not fit, and takes less time.
+    """
+    if size > last[0] > 0 and last[1] * size / last[0] > longest_seconds:
         raise StopSearch(f"a step of {size:,} images would take more than {longest_seconds:g} s")
 
 
