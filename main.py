@@ -182,13 +182,10 @@ def is_finished(run: Run) -> bool:
 
 def build(run: Run) -> Components:
     """Build all components. Whatever can be wrong with them shows here, before anything is created."""
-    from models.prepare import known_preprocessing, prepare_network, read_weights, spread, start_from_images
+    from models.prepare import known_preprocessing, prepare_network, read_weights, start_from_images, what_trains
     from utils.data.loaders import ProgressLog, loaders
     from utils.data.sets.datasets import prepare
-    from utils.optim.ema import build_average
     from utils.optim.lr_policy import build_lr_policy
-    from utils.optim.optimizers import build_optimizer
-    from utils.precision.amp import build_scaler
 
     garbage_collection.look_from_here()
     args, distributed, evaluating = run.args, run.distributed, run.args.run.evaluate
@@ -215,26 +212,18 @@ def build(run: Run) -> Components:
         )  # fmt: skip
         if begins:
             start_from_images(network.model, train_loader)
-    differ = args.exchange.local_sgd_steps is not None and distributed.world_size > 1
     # Apart from what reads: a process that has failed there would not take part in spreading.
     with distributed.raise_on_all_ranks(), distributed.patiently("Preparing the training"):
-        twin, epochs = spread(args, network.model, distributed), args.optimisation.epochs
-        optimizer = network.freezing.separate(build_optimizer(args.optimisation, network.model))
         return Components(
+            **what_trains(args, network, distributed),
             data=data,
             train_loader=train_loader,
             validation_loader=validation_loader,
             loader_choice=loader_choice,
-            model=network.model,
-            untrained=network.untrained,
-            freezing=network.freezing,
-            ema=None if evaluating else build_average(network.model, args.average, epochs, optimizer, twin),
-            optimizer=optimizer,
             lr_policy=None
             if evaluating
             else build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
             criterion=build_loss(run, data),
-            scaler=build_scaler(args.precision, distributed.device, gradients_differ=differ),
         )
 
 
@@ -334,18 +323,21 @@ def build_loss(run: Run, data: Data) -> torch.nn.Module:
 
 
 def build_traval(
-    run: Run, components: Components, checkpointer: Checkpointer, stop_signals: StopSignals, hooks: Hooks | None
-) -> TraVal:
-    """The training loop around the components."""
+    run: Run, components: Components, checkpointer: Checkpointer | None = None,
+    stop_signals: StopSignals | None = None, hooks: Hooks | None = None,
+) -> TraVal:  # fmt: skip
+    """The training loop around the components; of a run without a folder, nothing is described for checkpoints."""
     from utils.record.summary import describe
     from utils.train_validation import TraVal
 
+    folder = run.run_folder
     return TraVal(
         components.model, components.train_loader, components.optimizer, components.criterion, components.scaler,
         run.args, components.validation_loader, distributed=run.distributed, lr_policy=components.lr_policy,
         ema=components.ema, writer=run.writer, checkpointer=checkpointer,
-        description=describe(run.args, components.data, components.criterion), stop_signals=stop_signals,
-        curr_scen_name=run.run_folder.name, hooks=hooks, freezing=components.freezing,
+        description=describe(run.args, components.data, components.criterion) if folder else None,
+        stop_signals=stop_signals, curr_scen_name=folder.name if folder else "", hooks=hooks,
+        freezing=components.freezing,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The network of a run: built, loaded, on its device, and checked against what the settings ask of it."""
+"""The network of a run: built, loaded, on its device, checked against what the settings ask of it, ready to train."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import Known, Preprocessing
 from utils.data.resolution import build_resolution
 from utils.data.sets.datasets import Data
+from utils.optim.ema import build_average
 from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
-from utils.precision.amp import DTYPES, autocast, keep_in_fp32, resolve_amp
+from utils.optim.optimizers import build_optimizer
+from utils.precision.amp import DTYPES, autocast, build_scaler, keep_in_fp32, resolve_amp
 from utils.runtime import sharding
 from utils.runtime.determinism import refuse_without_determinism
 from utils.runtime.distributed import Distributed
@@ -83,6 +85,23 @@ def prepare_network(
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, channels_last, freezing)
+
+
+def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> dict[str, Any]:
+    """``network`` with its average, optimizer and scaler, by their names in main.py's ``Components``.
+
+    Raises ``UserError``.
+    """
+    model, epochs = network.model, args.optimisation.epochs
+    differ = args.exchange.local_sgd_steps is not None and distributed.world_size > 1
+    twin = spread(args, model, distributed)
+    optimizer = network.freezing.separate(build_optimizer(args.optimisation, model))
+    average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
+    scaler = build_scaler(args.precision, distributed.device, gradients_differ=differ)
+    return {
+        "model": model, "untrained": network.untrained, "freezing": network.freezing, "ema": average,
+        "optimizer": optimizer, "scaler": scaler,
+    }  # fmt: skip
 
 
 def spread(args: Settings, model: torch.nn.Module, distributed: Distributed) -> torch.nn.Module | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, positive_number, run_tool, table, whole
+from scripts.common.command_line import ToolParser, number, run_tool, table, whole
 from scripts.common.termination import termination_raises
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     ways = "; ".join(f"{name}: {text}" for name, (text, _) in WAYS.items())
     parser.add_argument("--only", nargs="+", choices=WAYS, metavar="WAY", help=f"{ways} [all]")
-    parser.add_argument("--mbit", type=positive_number, default=1000.0, metavar="X", help="Mbit/s each way [1000]")
+    parser.add_argument("--mbit", type=number(0.01, 1e6), default=1000.0, metavar="X", help="Mbit/s each way [1000]")
     parser.add_argument(
-        "--delay-ms", type=positive_number, default=1.0, metavar="X",
+        "--delay-ms", type=number(0.001, 10_000), default=1.0, metavar="X",
         help="milliseconds that a packet takes each way [1]",
     )  # fmt: skip
     parser.add_argument("--arch", default="resnet18", metavar="NAME", help="network [resnet18]")

@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import warnings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import torch
 
     from main import Components
+    from models.prepare import Prepared
     from scripts.tuning.advice import Change
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.report import Memory
@@ -81,20 +83,19 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     folder = make_folder(own.output) if own.output else None
     with StatusLine() as progress:
         progress.begin("data, network and optimizer")
-        components = build(Run(args, distributed))
-        header = describe(args, components, distributed)
-        traval = build_traval(args, components.model, components.train_loader, distributed)
-        now = TrainingSetup(args, components.train_loader, traval, itertools.count(), torch.get_num_threads())
+        run = Run(args, distributed)
+        components = build(run)
+        header = describe(run.args, components, distributed)
+        traval = build_traval(run.args, components, distributed)
+        now = TrainingSetup(run.args, components.train_loader, traval, itertools.count(), torch.get_num_threads())
         measured, peak = examine_parts(now, own.seconds, progress.begin)
-        variant = partial(build_variant, flags, components.data, distributed)
+        variant = partial(build_variant, flags, components, distributed)
         advice = Trials(now, variant, measured, own.seconds, progress.begin).advise(
             hardware_of(now, components.data, own.try_compile)
         )
         torch.set_num_threads(now.threads)
         progress.begin("memory")
-        memory = (
-            memory_on_gpu(own, now, components, peak) if peak else memory_in_child(own, args, flags, components, now)
-        )
+        memory = memory_on_gpu(own, now, components, peak) if peak else memory_in_child(own, now, flags)
     text = report(header, measured, advice, memory, args.data.batch_size, now.step_images)
     print(text)
     if folder is not None:
@@ -165,65 +166,61 @@ def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[
 # ----------------------------------------------------------------------------------------- building
 
 
-def build_traval(args: Settings, model: torch.nn.Module, loader: Any, distributed: Distributed) -> TraVal:
+def build_traval(args: Settings, components: Components, distributed: Distributed) -> TraVal:
     """What main.py trains with, at a learning rate that leaves the weights where they are."""
+    from main import build_traval as build_as_main
     from scripts.tuning.measure import LR
-    from utils.optim.criterion import build_criterion
-    from utils.optim.ema import build_average
     from utils.optim.lr_policy import LRPolicy
-    from utils.optim.optimizers import build_optimizer
-    from utils.precision.amp import build_scaler
-    from utils.train_validation import TraVal
+    from utils.record.run import Run
 
-    optimizer = build_optimizer(args.optimisation, model)
-    average = build_average(model, args.average, args.optimisation.epochs, optimizer)
-    return TraVal(
-        model, loader, optimizer, build_criterion(args.loss),
-        build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1), ema=average,
-    )  # fmt: skip
+    return build_as_main(Run(args, distributed), components._replace(lr_policy=LRPolicy("constant", LR, 1)))
 
 
-def build_network(
-    args: Settings, classes: int, image_shape: Sequence[int], device: torch.device
-) -> tuple[torch.nn.Module, bool]:
-    """The network as main.py places it, and whether it is in channels-last."""
-    from models import build_model
-    from models.prepare import to_memory_format
-    from utils.precision.amp import keep_in_fp32
+def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:
+    """The network as main.py prepares it; ``args`` have nothing left to measure."""
+    from main import measured
+    from models.prepare import prepare_network
 
-    channels, size, _ = image_shape
-    model = build_model(args.model, classes=classes, channels=channels, image_size=size).to(device)
-    channels_last = to_memory_format(args, model, device)
-    keep_in_fp32(model, args.precision.fp32_layers or (), device)
-    return model, channels_last
+    network = prepare_network(args, data, distributed.device, None, None)
+    measured(args, network.model, data, distributed)  # sets only how layers compute their gradients
+    return network
+
+
+def measured_values(flags: Sequence[str], now: Settings) -> dict[str, Any]:
+    """What ``flags`` leave to a measurement, by name, as it was measured for the settings ``now``."""
+    values = now.values()
+    return {name: values[name] for name in settings(flags).unmeasured()}
 
 
 def build_variant(
-    flags: list[str], data: Data, distributed: Distributed, before: TrainingSetup, changes: tuple[Change, ...]
-) -> TrainingSetup:
+    flags: list[str], components: Components, distributed: Distributed, before: TrainingSetup,
+    changes: tuple[Change, ...],
+) -> TrainingSetup:  # fmt: skip
     """``before`` with the last of ``changes``, all added to ``flags``; what does not change is shared."""
+    from models.prepare import what_trains
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
 
-    change, loader, traval = changes[-1], before.loader, before.traval
+    change, data, loader, traval = changes[-1], components.data, before.loader, before.traval
     threads = change.threads or before.threads
     if change.threads:
         return TrainingSetup(before.args, loader, traval, before.epochs, threads)
-    args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
+    flags = [*flags, *itertools.chain.from_iterable(change.flags for change in changes)]
+    args = settings(flags).with_values(**measured_values(flags, before.args))
     if change.part == "loader":
         loader = loaders(
             stand_in(data) if "resident" in change.flags else data, args, distributed,
             channels_last=loader.transform.channels_last,
         )[0]  # fmt: skip
         return TrainingSetup(args, loader, traval, before.epochs, threads)
-    model, channels_last = build_network(args, len(data.classes), loader.image_shape, distributed.device)
+    network = build_network(args, data, distributed)
     loader = copy.copy(loader)
     loader.plan = sample_plan(data.train, args, 0, 1)
-    if loader.transform.channels_last != channels_last:
-        loader.transform = dataclasses.replace(loader.transform, channels_last=channels_last)
-    return TrainingSetup(args, loader, build_traval(args, model, loader, distributed), before.epochs, threads)
+    if loader.transform.channels_last != network.channels_last:
+        loader.transform = dataclasses.replace(loader.transform, channels_last=network.channels_last)
+    components = components._replace(**what_trains(args, network, distributed), train_loader=loader)
+    return TrainingSetup(args, loader, build_traval(args, components, distributed), before.epochs, threads)
 
 
 # ------------------------------------------------------------------------------------------- memory
@@ -240,14 +237,12 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
     free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
     if not own.largest_batch:
         return Memory(peak[0], meaning, None, free)
-    train = training_on_random(now.args, len(components.data.classes), now.loader.image_shape, now.traval.distributed)
+    train = training_on_random(now.args, components.data, components.criterion, now.traval.distributed)
     found = search(GpuRoom(train, own.seconds), now.args.data.batch_size, len(components.data.train))
     return Memory(peak[0], meaning, found, free)
 
 
-def memory_in_child(
-    own: argparse.Namespace, args: Settings, flags: list[str], components: Components, now: TrainingSetup
-) -> Memory:
+def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str]) -> Memory:
     """Both, in a separate process whose memory nothing else makes grow."""
     from scripts.tuning.advice import Largest
     from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
@@ -255,48 +250,67 @@ def memory_in_child(
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
-        "classes": len(components.data.classes), "image_shape": now.loader.image_shape,
-        "samples": len(components.data.train),
-        "room": room, "seconds": own.seconds, "largest": own.largest_batch,
+        "measured": measured_values(flags, now.args), "room": room, "seconds": own.seconds,
+        "largest": own.largest_batch,
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *flags, "--memory-of", json.dumps(task)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        figures |= json.loads(line) if line.startswith('{"') else {}
     meaning = "growth of a process's largest resident size over building and training"
     place = f"{room / 1e9:,.1f} GB, {100 * CPU_MEMORY_SHARE:.0f} % of what is available"
-    return Memory(figures["step_bytes"], meaning, Largest(**figures["largest"]) if figures["largest"] else None, place)
+    largest = Largest(**figures["largest"]) if "largest" in figures else None
+    return Memory(figures.get("step_bytes"), meaning, largest, place, failure_of(done))
+
+
+def failure_of(done: subprocess.CompletedProcess[str]) -> str:
+    """How a process failed, in words; '' if it did not."""
+    if done.returncode == -signal.SIGKILL:
+        return "the process was killed, most likely for want of memory"
+    if done.returncode < 0:
+        return f"the process was ended by signal {-done.returncode}"
+    last = (done.stderr.splitlines() or ["no reason given"])[-1]
+    return f"the process ended with code {done.returncode}: {last}" if done.returncode else ""
 
 
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
     """For memory_in_child: measure and print the figures."""
+    from main import build_loss, read_data
     from scripts.tuning.memory import CpuRoom, search
+    from utils.record.run import Run
 
-    train = training_on_random(args, task["classes"], task["image_shape"], distributed)
+    run = Run(args.with_values(**task["measured"]), distributed)
+    data = read_data(run).shown_to(None, args.data)
+    train = training_on_random(run.args, data, build_loss(run, data), distributed)
     room, size = CpuRoom(train, task["room"], task["seconds"]), args.data.batch_size
     room(size)
-    largest = None
+    print(json.dumps({"step_bytes": room.grown[size]}), flush=True)  # at once: the search may end this process
     if task["largest"]:
-        found = search(room, size, task["samples"])
-        largest = dataclasses.asdict(found)
-    print(json.dumps({"step_bytes": room.grown[size], "largest": largest}))
+        print(json.dumps({"largest": dataclasses.asdict(search(room, size, len(data.train)))}))
     return 0
 
 
 def training_on_random(
-    args: Settings, classes: int, image_shape: Sequence[int], distributed: Distributed
+    args: Settings, data: Data, criterion: torch.nn.Module, distributed: Distributed
 ) -> Callable[[int], float]:
     """A function that trains a fresh network on that many random images; returns the seconds of a step."""
+    from main import Components
+    from models.prepare import what_trains
     from scripts.tuning.memory import no_loader, train_on_random
 
     # Each batch size would be compiled again, which takes longer than the whole search.
     args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
 
     def train(size: int) -> float:
-        model, channels_last = build_network(args, classes, image_shape, distributed.device)
-        traval = build_traval(args, model, no_loader(tuple(image_shape)), distributed)
-        return train_on_random(traval, size, classes, channels_last)
+        network = build_network(args, data, distributed)
+        loader = no_loader((data.spec.channels, data.image_size, data.image_size))
+        components = Components(
+            **what_trains(args, network, distributed), data=data, train_loader=loader, validation_loader=None,
+            loader_choice="", lr_policy=None, criterion=criterion,
+        )  # fmt: skip
+        traval = build_traval(args, components, distributed)
+        return train_on_random(traval, size, len(data.classes), network.channels_last)
 
     return train
 

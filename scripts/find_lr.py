@@ -23,9 +23,7 @@ from utils.config.settings import Settings, UserError
 from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
-    from main import Components
     from scripts.lr_range.measure import Point, Ramp
-    from utils.train_validation import TraVal
 
 NAME = "find_lr.py"
 LINES = 10  # printed during the test where there is no bar
@@ -35,25 +33,28 @@ def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, args = build_parser().split(argv)
     refuse_mistakes(own, args)
-    from main import build
+    from main import build, build_traval
+    from scripts.lr_range import measure
     from scripts.lr_range.advice import advise
-    from scripts.lr_range.measure import Ramp, run
     from utils.record.run import Run
 
-    ramp = Ramp(own.start_lr, own.end_lr, own.steps)
+    ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
-        components = build(Run(args, distributed))
-        title = describe(args, components)
+        run = Run(args, distributed, writer=measure.KeptCurves())
+        components = build(run)._replace(lr_policy=ramp, ema=None)  # an average of weights changes no loss
+        title = describe(run.args)
         print(title)
         with Display(ramp, args.logging.progress) as display:
-            test = run(build_traval(args, components, ramp, distributed), ramp, display.show)
+            test = measure.run(build_traval(run, components), ramp, display.show)
     advice = advise(test)
-    if own.picture:
+    print(f"Advice: {advice.line(own.start_lr, own.end_lr)}")
+    if own.picture and not test.points:
+        print("Picture: none, for no step succeeded")
+    elif own.picture:
         from scripts.lr_range.picture import draw
 
         save_picture(own.picture, lambda path: draw(path, title, test, advice))
         print(f"Picture: {own.picture}")
-    print(f"Advice: {advice.line(own.start_lr, own.end_lr)}")
     return 0
 
 
@@ -85,18 +86,7 @@ def refuse_mistakes(own: argparse.Namespace, args: Settings) -> None:
         raise UserError(*mistakes)
 
 
-def build_traval(args: Settings, components: Components, ramp: Ramp, distributed: Distributed) -> TraVal:
-    """What main.py trains with, but for the learning rate; without an average, validation, log and checkpoints."""
-    from scripts.lr_range.measure import KeptCurves
-    from utils.train_validation import TraVal
-
-    return TraVal(
-        components.model, components.train_loader, components.optimizer, components.criterion, components.scaler, args,
-        None, distributed=distributed, lr_policy=ramp, writer=KeptCurves(), freezing=components.freezing,
-    )  # fmt: skip
-
-
-def describe(args: Settings, components: Components) -> str:
+def describe(args: Settings) -> str:
     """What is trained."""
     return (
         f"{args.model.arch} on {args.data.dataname}, {args.optimisation.optimizer}, batch {args.data.global_batch_size}"

@@ -17,7 +17,7 @@ from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.config.settings import Settings
 from utils.record.run import Run
-from utils.record.summary import describe
+from utils.record.run_folder import RunFolder
 from utils.record.writer import NullWriter, build_writer
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
@@ -53,7 +53,7 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
         open(Path(run, "console.txt"), "w", encoding="utf-8") as console,
     ):
         writer = TimedWriter(build_writer(True, Path(run), progress=False))
-        traval = build(args, distributed, writer=writer)
+        traval = build(args, distributed, Path(run), writer)
 
         def measure() -> float:
             writer.seconds, began = 0.0, time.perf_counter()
@@ -101,7 +101,7 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
     ])  # fmt: skip
     with Distributed(RankInfo(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
         writer = build_writer(True, Path(run), progress=False)
-        traval = build(args, distributed, writer=writer, checkpointer=Checkpointer(Path(run), True))
+        traval = build(args, distributed, Path(run), writer, Checkpointer(Path(run), True))
 
         def epoch_seconds(saving: bool) -> float:
             began = time.perf_counter()
@@ -127,15 +127,12 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
 def build(
     args: Settings,
     distributed: Distributed,
-    *,
-    writer: NullWriter | TimedWriter | None = None,
+    folder: Path,
+    writer: NullWriter | TimedWriter,
     checkpointer: Checkpointer | None = None,
 ) -> TraVal:
     """The training loop as main.py builds it."""
+    run = Run(args, distributed, run_folder=RunFolder(folder), writer=writer)
     with redirect_stdout(io.StringIO()):  # lines about the data would break the table
-        components = main.build(Run(args, distributed))
-    return TraVal(
-        components.model, components.train_loader, components.optimizer, components.criterion, components.scaler, args,
-        components.validation_loader, distributed=distributed, lr_policy=components.lr_policy, ema=components.ema,
-        writer=writer, checkpointer=checkpointer, description=describe(args, components.data),
-    )  # fmt: skip
+        components = main.build(run)
+    return main.build_traval(run, components, checkpointer)

@@ -54,6 +54,11 @@ def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
     return lambda text: _number(text, int, low, high)
 
 
+def number(low: float, high: float) -> Callable[[str], float]:
+    """What argparse takes for ``type``: text into a number between ``low`` and ``high``."""
+    return lambda text: _number(text, float, low, high)
+
+
 def seconds(text: str) -> float:
     """What argparse takes for ``type``: text into a time between 0.01 and 3600 seconds."""
     return _number(text, float, 0.01, 3600)

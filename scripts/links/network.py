@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from scripts.links import relay
 from scripts.links.namespaces import enter
@@ -21,8 +22,9 @@ from utils.config.settings import UserError
 
 T = TypeVar("T")
 DEVICE, ADDRESSES = "eth0", ("10.78.0.1", "10.78.0.2")
-PROBE_PORT, PROBE_BYTES, PROBE_ROUND_TRIPS = 29555, 32 * 2**20, 21
-PROBE_SECONDS = 60
+PROBE_PORT, PROBE_ROUND_TRIPS = 29555, 21
+PROBE_BYTES, PROBE_SECONDS = 32 * 2**20, 10  # of a probe, at most: a slow link gets fewer bytes
+SLOWEST_PROBE = 60  # seconds more than a probe should take
 RELAY = Path(__file__).resolve().parent / "relay.py"
 RELAY_SECONDS = 60  # to begin, or to end
 
@@ -34,12 +36,24 @@ class Measured(NamedTuple):
     ms: float
 
 
+class Limits(NamedTuple):
+    """What a link is limited to, each way."""
+
+    mbit: float
+    delay_ms: float
+
+    def seconds(self, sent: float, messages: int = 0) -> float:
+        """How long so many bytes take, and so many messages one after the other."""
+        return 8e-6 * sent / self.mbit + messages * self.delay_ms / 1000
+
+
 class Network:
     """As a context manager: two namespaces, ``spaces``, joined by a link. Raises ``UserError`` if there can be none."""
 
     def __init__(self) -> None:
         self.spaces = [f"link-{os.getpid()}-{number}" for number in (1, 2)]
         self.relay: subprocess.Popen[str] | None = None
+        self.limits: Limits | None = None
 
     def __enter__(self) -> Network:
         refuse_without_means()
@@ -76,12 +90,17 @@ class Network:
             self.free()
             self._carry(mbit, delay_ms)
             means = "a process that carries the packets, for this kernel has no netem"
+        self.limits = Limits(mbit, delay_ms)
         return f"{mbit:g} Mbit/s and {delay_ms:g} ms each way, by {means}"
 
     def free(self) -> None:
         """Lift the limits."""
+        self.limits = None
         if self.relay is not None:
-            self.relay.communicate(timeout=RELAY_SECONDS)  # its devices go with it, and the routes through them
+            with suppress(subprocess.TimeoutExpired):  # packets are still on their way
+                self.relay.communicate(timeout=RELAY_SECONDS)
+            self.relay.kill()  # its devices go with it, and the routes through them
+            self.relay.communicate()
             self.relay = None
         with suppress(OSError):  # there are none
             self._queue("delete")
@@ -108,29 +127,41 @@ class Network:
             _run("tc", "-n", space, "qdisc", verb, "dev", DEVICE, "root", *words)
 
     def measure(self) -> Measured:
-        """Send some bytes from one namespace to the other, and single ones to and fro."""
-        listening = threading.Event()
-        answering = threading.Thread(target=self._inside, args=(0, lambda: _answer(listening)), daemon=True)
-        answering.start()
-        listening.wait(PROBE_SECONDS)
-        measured = self._inside(1, _ask)
-        answering.join(PROBE_SECONDS)
+        """Send some bytes from one namespace to the other, and single ones to and fro. Raises ``UserError``."""
+        amount, longest = self._probe()
+        try:
+            server = self._inside(0, lambda: _listen(longest)).result(longest)
+            answering = self._inside(0, lambda: _answer(server, amount, longest))
+            measured = self._inside(1, lambda: _ask(amount, longest)).result(longest)
+            answering.result(longest)
+        except (OSError, futures.TimeoutError) as error:
+            reason = str(error) or "that took too long"
+            raise UserError(
+                f"the link between the namespaces did not carry {amount:,} bytes within {longest:.0f} s: {reason}"
+            ) from error
         return measured
 
-    def _inside(self, number: int, function: Callable[[], T]) -> T:
-        """Call ``function`` in a thread of its own, which stays in a namespace; gives its result."""
-        results: list[Any] = []
+    def _probe(self) -> tuple[int, float]:
+        """How many bytes to send, and the seconds after which measuring is given up."""
+        if self.limits is None:
+            return PROBE_BYTES, SLOWEST_PROBE
+        amount = round(min(PROBE_BYTES, PROBE_BYTES * PROBE_SECONDS / self.limits.seconds(PROBE_BYTES)))
+        # Twice: packets have headers, and TCP begins slowly.
+        return amount, SLOWEST_PROBE + 2 * self.limits.seconds(amount, 2 * PROBE_ROUND_TRIPS)
+
+    def _inside(self, number: int, function: Callable[[], T]) -> futures.Future[T]:
+        """Call ``function`` in a thread of its own, which stays in a namespace."""
+        future: futures.Future[T] = futures.Future()
 
         def inside() -> None:
-            enter(self.spaces[number])
-            results.append(function())
+            try:
+                enter(self.spaces[number])
+                future.set_result(function())
+            except OSError as error:
+                future.set_exception(error)
 
-        thread = threading.Thread(target=inside, daemon=True)
-        thread.start()
-        thread.join(PROBE_SECONDS)
-        if not results:
-            raise UserError("the link between the network namespaces carries nothing")
-        return results[0]
+        threading.Thread(target=inside, daemon=True).start()
+        return future
 
 
 def refuse_without_means() -> None:
@@ -144,34 +175,45 @@ def refuse_without_means() -> None:
         raise UserError(f"there is no program {' or '.join(missing)} here: apt-get install iproute2")
 
 
-def _answer(listening: threading.Event) -> None:
-    with socket.create_server((ADDRESSES[0], PROBE_PORT)) as server:
-        server.settimeout(PROBE_SECONDS)
-        listening.set()
+def _listen(longest: float) -> socket.socket:
+    server = socket.create_server((ADDRESSES[0], PROBE_PORT))
+    server.settimeout(longest)
+    return server
+
+
+def _answer(server: socket.socket, amount: int, longest: float) -> None:
+    with server:
         connection, _ = server.accept()
+        connection.settimeout(longest)
         with connection:
             for _ in range(PROBE_ROUND_TRIPS):
-                connection.sendall(connection.recv(1))
-            left = PROBE_BYTES
-            while left:
-                left -= len(connection.recv(min(left, 2**20)))
+                connection.sendall(_received(connection, 1))
+            while amount:
+                amount -= len(_received(connection, min(amount, 2**20)))
             connection.sendall(b"!")
 
 
-def _ask() -> Measured:
+def _received(connection: socket.socket, most: int) -> bytes:
+    """What has come, up to ``most`` bytes. Raises ``OSError`` if nothing more will."""
+    if not (data := connection.recv(most)):
+        raise ConnectionError("the other end has closed the connection")
+    return data
+
+
+def _ask(amount: int, longest: float) -> Measured:
     trips = []
-    with socket.create_connection((ADDRESSES[0], PROBE_PORT), PROBE_SECONDS) as connection:
+    with socket.create_connection((ADDRESSES[0], PROBE_PORT), longest) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(PROBE_ROUND_TRIPS):
             began = time.perf_counter()
             connection.sendall(b"?")
-            connection.recv(1)
+            _received(connection, 1)
             trips.append(time.perf_counter() - began)
         began = time.perf_counter()
-        connection.sendall(bytes(PROBE_BYTES))
-        connection.recv(1)
+        connection.sendall(bytes(amount))
+        _received(connection, 1)
         seconds = time.perf_counter() - began
-    return Measured(8e-6 * PROBE_BYTES / seconds, 1000 * statistics.median(trips))
+    return Measured(8e-6 * amount / seconds, 1000 * statistics.median(trips))
 
 
 def _run(*words: str) -> None:

@@ -6,17 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from scripts.links.network import ADDRESSES, DEVICE, Network
+from utils.config import arguments
+from utils.config.datasets import SPECS
 from utils.config.settings import UserError
 
 PROGRAM = Path(__file__).resolve().parent / "timed_main.py"
 PORT = 29500
-RUN_SECONDS = 1800  # no run here takes nearly as long
+START_SECONDS, STEP_SECONDS = 1800, 60  # at most: to begin, and to compute a step
+STEP_MESSAGES = 100  # one after the other in a step, at most: pieces of the gradient, to and fro
 LAST_LINES = 5
 
 
@@ -59,17 +64,38 @@ class Lab:
         }  # fmt: skip
         return self._speed(self._run([{**common, "RANK": str(rank)} for rank in (0, 1)], flags))
 
+    @property
+    def longest(self) -> float:
+        """Seconds after which a run is given up: no working one takes nearly as long."""
+        limits, steps = self.network.limits, self.warm_up + self.steps
+        exchange = 2 * limits.seconds(self.gradient_bytes, STEP_MESSAGES) if limits is not None else 0.0
+        return START_SECONDS + steps * (STEP_SECONDS + exchange)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of one step, in float32."""
+        from models import build_model
+
+        args, spec = arguments.parse(self.flags), SPECS["synthetic"]
+        size = args.data.image_size or spec.image_size
+        model = build_model(args.model, classes=spec.classes, channels=spec.channels, image_size=size)
+        return 4 * sum(parameter.numel() for parameter in model.parameters())
+
     def _run(self, environments: Sequence[dict[str, str]], flags: Sequence[str]) -> list[list[tuple[float, int]]]:
         """A process on each of the first machines; gives each one's marks (``timed_main.py``)."""
         with TemporaryDirectory(prefix="benchmark_link_") as folder:
             processes = [
                 self._start(number, environment, flags, Path(folder)) for number, environment in enumerate(environments)
             ]
+            longest = self.longest
+            ends = time.monotonic() + longest
             try:
                 for number, process in enumerate(processes):
-                    if process.wait(RUN_SECONDS):
+                    if process.wait(max(0.0, ends - time.monotonic())):
                         lines = (Path(folder) / f"{number}.txt").read_text().splitlines()[-LAST_LINES:]
                         raise UserError(f"a training failed: {' | '.join(lines)}")
+            except subprocess.TimeoutExpired as error:
+                raise UserError(f"a training did not end within {longest:,.0f} s; the link may be too slow") from error
             finally:
                 for process in processes:
                     process.kill()

@@ -47,7 +47,7 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
 def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
     """In place of a training loader, as far as ``TraVal`` needs one for single steps."""
     plan = SimpleNamespace(step_indices=lambda *_: np.zeros(1, np.int64))
-    return SimpleNamespace(image_shape=image_shape, plan=plan)
+    return SimpleNamespace(image_shape=image_shape, plan=plan, steps_per_epoch=1)
 
 
 class GpuRoom:
@@ -79,13 +79,17 @@ class CpuRoom:
     def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
         self.train, self.room, self.longest = train, room, longest_step_seconds
         self.last = (0, 0.0)
-        self.grown: dict[int, int] = {}  # bytes by batch size, of sizes that rise
+        self.grown: dict[int, int] = {}  # bytes by batch size
+        gc.collect()
+        _forget_peak()  # of reading the data
         mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant("fp32"), torch.device("cpu")).run(
             1
         )  # loads libraries
         self.before = peak_resident_bytes()
 
     def __call__(self, size: int) -> bool:
+        if size in self.grown:
+            return self.grown[size] <= self.room
         refuse_long_step(size, self.last, self.longest)
         if self.grown and self._expected(size) > self.room:
             return False
@@ -103,8 +107,11 @@ class CpuRoom:
 
 
 def refuse_long_step(size: int, last: tuple[int, float], longest_seconds: float) -> None:
-    """Raise ``StopSearch`` when a step of ``size`` images would take longer, judged by the ``last`` size's seconds."""
-    if last[0] and last[1] * size / last[0] > longest_seconds:
+    """Raise ``StopSearch`` when a step of ``size`` images would take longer, judged by the ``last`` size's seconds.
+
+    A smaller batch is not refused: it is tried because the larger one did not fit, and takes less time.
+    """
+    if size > last[0] > 0 and last[1] * size / last[0] > longest_seconds:
         raise StopSearch(f"a step of {size:,} images would take more than {longest_seconds:g} s")
 
 

@@ -28,12 +28,16 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a training step with the present batch, in bytes, with what was measured in words; and the largest batch."""
+    """Of a training step with the present batch, in bytes, with what was measured in words; and the largest batch.
 
-    step_bytes: int
+    ``failure``: why what is None is unknown; '' for what was not asked for.
+    """
+
+    step_bytes: int | None
     meaning: str
     largest: Largest | None
     room: str
+    failure: str = ""
 
 
 def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, batch_size: int, step_images: int) -> str:
@@ -145,11 +149,15 @@ def _outcome(trial: Trial) -> str:
 
 def memory_lines(memory: Memory, batch_size: int) -> list[str]:
     """Memory of a step, and the largest batch."""
+    if memory.step_bytes is None:
+        return [f"Memory: unknown: {memory.failure}"]
     lines = [
         f"Memory: a training step of {batch_size} images takes {memory.step_bytes / 1e6:,.0f} MB ({memory.meaning})"
     ]
     largest = memory.largest
-    if largest is not None and not largest.size:
+    if largest is None and memory.failure:
+        lines.append(f"Largest batch: unknown: {memory.failure}")
+    elif largest is not None and not largest.size:
         lines.append(f"Largest batch: none fits into {memory.room}" + f" ({largest.reason})" * bool(largest.reason))
     elif largest is not None:
         more = f"larger ones were not tried: {largest.reason}" if largest.reason else "about 3 % more does not"
@@ -188,6 +196,6 @@ def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[d
     if advice.gain is not None:
         labels = " ".join(change.label for change in advice.taken)
         yield row("advice", labels, advice.gain.after, loop_ratio=advice.gain.ratio)
-    yield row("memory", "step bytes", value=memory.step_bytes)
-    if memory.largest is not None:
-        yield row("memory", "largest batch", value=memory.largest.size)
+    yield row("memory", "step bytes", value=memory.failure if memory.step_bytes is None else memory.step_bytes)
+    if memory.largest is not None or memory.failure:
+        yield row("memory", "largest batch", value=memory.largest.size if memory.largest else memory.failure)

@@ -4,6 +4,7 @@ import csv
 import gc
 import importlib.util
 import itertools
+import json
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from models.layers import weight_gradients
 from scripts.common.figures import Spread
 from scripts.tuning.advice import (
     Advice,
@@ -42,6 +44,7 @@ from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine,
 from utils.config.settings import UserError
 from utils.data import sources
 from utils.loop.hooks import Hooks
+from utils.precision import choice
 from utils.runtime.distributed import Distributed, RankInfo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,6 +311,22 @@ def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypat
     assert max(trained) <= 900 and room.grown[64] == 11_400
 
 
+def test_a_batch_that_has_just_trained_is_not_refused_for_its_long_step(quick):
+    tried = []
+    room = CpuRoom(lambda size: tried.append(size) or 0.05 * size, 10**12, longest_step_seconds=3.0)
+    assert room(64)
+    assert search(room, 64, 1437) == Largest(64, "a step of 128 images would take more than 3 s")
+    assert tried == [64]
+
+
+def test_smaller_batches_are_tried_however_long_the_step_was_that_did_not_fit(quick, monkeypatch):
+    trained = []
+    monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: 100 * max([0, *trained[-1:]]))
+    room = CpuRoom(lambda size: trained.append(size) or float(size), 2_000, longest_step_seconds=3.0)
+    assert not room(64)
+    assert search(room, 64, 1437).size == 16
+
+
 def test_in_turns_is_the_median_of_the_pairs_own_ratios():
     order = []
 
@@ -344,15 +363,15 @@ def pictures(tmp_path_factory):
 
 
 def subject(tool, *flags):
-    """A subject as the tool makes it, and its data."""
+    """A subject as the tool makes it, and what main.py trains with these flags."""
     from main import build
     from utils.record.run import Run
 
     args = tool.settings(["--device", "cpu", *map(str, flags)])
-    distributed = Distributed(RankInfo(), args.run)
-    parts = build(Run(args, distributed))
-    traval = tool.build_traval(args, parts.model, parts.train_loader, distributed)
-    return TrainingSetup(args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts.data
+    run = Run(args, Distributed(RankInfo(), args.run))
+    parts = build(run)
+    traval = tool.build_traval(run.args, parts, run.distributed)
+    return TrainingSetup(run.args, parts.train_loader, traval, itertools.count(), torch.get_num_threads()), parts
 
 
 def on_pictures(tool, pictures, *flags):
@@ -427,8 +446,8 @@ def test_measuring_takes_each_image_of_an_epoch_once_and_leaves_the_weights_near
 
 
 def test_the_place_is_that_of_the_settings(tool, pictures):
-    now, data = on_pictures(tool, pictures)
-    found = hardware_of(now, data, try_compile=True)
+    now, parts = on_pictures(tool, pictures)
+    found = hardware_of(now, parts.data, try_compile=True)
     assert (found.workers, found.batch_size, found.samples, found.convolutions) == (0, 4, 24, False)
     assert (found.gpu, found.same_crops, found.compiled, found.try_compile) == (False, False, False, True)
     assert found.resident_bytes == 28 * 3 * 8 * 8
@@ -436,11 +455,11 @@ def test_the_place_is_that_of_the_settings(tool, pictures):
 
 
 def test_each_change_is_built_as_its_flags_say(tool, pictures):
-    now, data = on_pictures(tool, pictures)
+    now, parts = on_pictures(tool, pictures)
 
     def variant(*flags, part="compute", threads=None):
         change = Change(part, "x", tuple(map(str, flags)), threads)
-        return tool.build_variant(flags_of_now, data, now.traval.distributed, now, (change,))
+        return tool.build_variant(flags_of_now, parts, now.traval.distributed, now, (change,))
 
     flags_of_now = [
         "--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--image-size", "8", "--arch", "fc",
@@ -461,6 +480,58 @@ def test_each_change_is_built_as_its_flags_say(tool, pictures):
     assert variant(threads=3).threads == 3
     with pytest.raises(UserError):
         variant("--batch-size", 8, "--global-batch-size", 4)
+
+
+def variant_and_memory(tool, *flags):
+    """What main.py trains with these flags, a variant of it, and what the search for the largest batch trains."""
+    flags = ["--device", "cpu", "--batch-size", "8", *map(str, flags)]
+    now, parts = subject(tool, *flags)
+    change = Change("compute", "channels", ("--channels-last", "off"))
+    variant = tool.build_variant(flags, parts, now.traval.distributed, now, (change,))
+    searched = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scripts.tuning.memory.train_on_random", lambda traval, *_: searched.append(traval) or 0.0)
+        tool.training_on_random(now.args, parts.data, parts.criterion, now.traval.distributed)(8)
+    return parts, variant.traval, searched[0]
+
+
+def test_variants_and_the_search_for_the_largest_batch_freeze_what_main_freezes(tool):
+    parts, *others = variant_and_memory(tool, "--arch", "vgg11", "--freeze", "all-but-head", "--freeze-bn")
+
+    def trained(model):
+        return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    assert 0 < len(trained(parts.model)) < len(list(parts.model.parameters()))
+    for traval in others:
+        assert trained(traval.model) == trained(parts.model) and traval.freezing.norms == parts.freezing.norms
+
+
+def test_variants_and_the_search_compute_and_judge_as_main_does(tool, monkeypatch):
+    monkeypatch.setattr(weight_gradients, "chosen_layers", lambda *_: ("features.4",))
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
+    auto = ("--amp", "auto", "--matmul-weight-grad", "auto")
+    parts, *others = variant_and_memory(tool, "--arch", "vgg11", "--class-weights", "balanced", *auto)
+    assert parts.criterion.weights is not None
+    for traval in others:
+        assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
+        assert isinstance(traval.model.get_submodule("features.4"), weight_gradients._ByProducts)
+
+
+def test_variants_and_the_search_recompute_what_main_recomputes(tool):
+    flags = ("--arch", "test_vit", "--image-size", 32, "--grad-checkpointing", "--local-sgd-steps", 2)
+    parts, *others = variant_and_memory(tool, *flags)
+    assert all(model.grad_checkpointing for model in (parts.model, *(traval.model for traval in others)))
+
+
+def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(tool, monkeypatch, capsys):
+    built, build = [], tool.build_traval
+    monkeypatch.setattr(tool, "build_traval", lambda *given: built.append(build(*given)) or built[-1])
+    args = tool.settings(["--device", "cpu", "--arch", "fc", "--amp", "auto", "--class-weights", "balanced"])
+    task = {"measured": {"amp": "bf16"}, "room": 10**12, "seconds": 60.0, "largest": False}
+    assert tool.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step_bytes"] > 0
+    assert built[0].autocast.fast_dtype == torch.bfloat16 and built[0].criterion.weights is not None
 
 
 class Pretended:
@@ -605,6 +676,33 @@ def test_the_largest_batch_is_told_with_what_ended_the_search():
     stopped = Memory(10**8, "growth", Largest(512, "why"), "8 GB")
     assert memory_lines(stopped, 64)[1] == "Largest batch: 512 images fit into 8 GB; larger ones were not tried: why"
     assert len(memory_lines(Memory(10**8, "growth", None, ""), 64)) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "figures", "lines"),
+    [
+        (-9, "", ["Memory: unknown: the process was killed, most likely for want of memory"]),
+        (-15, "", ["Memory: unknown: the process was ended by signal 15"]),
+        (
+            1, '{"step_bytes": 2000000}\n',
+            [
+                "Memory: a training step of 64 images takes 2 MB (growth of a process's largest resident size over "
+                "building and training)",
+                "Largest batch: unknown: the process ended with code 1: RuntimeError: why",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
+    tool, monkeypatch, code, figures, lines
+):
+    ended = subprocess.CompletedProcess([], code, f"a line of the log\n{figures}", "Traceback\nRuntimeError: why\n")
+    monkeypatch.setattr(tool.subprocess, "run", lambda *_, **__: ended)
+    own, flags = tool.read_flags(["--device", "cpu"])
+    memory = tool.memory_in_child(own, SimpleNamespace(args=tool.settings(flags)), flags)
+    assert memory_lines(memory, 64) == lines
+    values = [row["value"] for row in csv_rows(measured(300, 100), Advice([]), memory) if row["kind"] == "memory"]
+    assert values == [memory.step_bytes or memory.failure, memory.failure]
 
 
 # --------------------------------------------------------------------------------- the whole tool

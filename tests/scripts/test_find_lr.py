@@ -8,10 +8,12 @@ from PIL import Image
 from torch.optim.lr_scheduler import ExponentialLR
 
 from scripts import find_lr
+from scripts.lr_range import measure
 from scripts.lr_range.advice import Advice, advise
 from scripts.lr_range.measure import SMOOTHING, KeptCurves, Point, Ramp, RangeTest, run
 from tests.utils.test_train_validation import Overflow, make
 from utils.config.settings import UserError
+from utils.precision import choice
 
 FAST = ["--device", "cpu", "--arch", "fc", "--batch-size", "480", "--no-progress"]
 
@@ -129,13 +131,32 @@ def test_it_prints_advice_and_leaves_nothing_behind_but_the_picture(flags, tmp_p
     monkeypatch.chdir(tmp_path)
     line = [*FAST, "--steps", "30", "--start-lr", "1e-3", *flags]
     assert find_lr.main([*line, "--picture", "lr.png"]) == 0
-    first, *steps, picture, last = capsys.readouterr().out.splitlines()
+    first, *steps, last, picture = capsys.readouterr().out.splitlines()
     batch = 960 if "--accumulate" in flags else 480
     assert first == f"fc on digits, sgd, batch {batch}" and picture == "Picture: lr.png"
     assert len(steps) in range(3, 11) and steps[0].startswith("step 3  lr 1.")
     assert last.startswith("Advice: --lr ")
     assert [path.name for path in tmp_path.iterdir()] == ["lr.png"]
     assert Image.open("lr.png").size > (800, 400)
+
+
+def test_it_trains_in_the_format_that_was_measured_for_auto(monkeypatch, capsys):
+    trained = []
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
+    monkeypatch.setattr(measure, "run", lambda traval, *_: trained.append(traval) or RangeTest())
+    assert find_lr.main([*FAST, "--amp", "auto"]) == 0
+    assert "--amp auto: bf16" in capsys.readouterr().out
+    assert trained[0].args.precision.amp == "bf16" and trained[0].autocast.fast_dtype == torch.bfloat16
+
+
+def test_without_a_step_that_succeeded_there_is_advice_and_no_picture(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    skipping = ["--amp", "fp16", "--init-scale", "1e30", "--max-skipped-steps", "1", "--steps", "20"]
+    assert find_lr.main([*FAST, *skipping, "--picture", "lr.png"]) == 0
+    advice, picture = capsys.readouterr().out.splitlines()[-2:]
+    assert advice.startswith("Advice: no advice") and picture == "Picture: none, for no step succeeded"
+    assert not any(tmp_path.iterdir())
 
 
 def test_mistakes_are_reported_together_before_any_work(tmp_path, monkeypatch):
