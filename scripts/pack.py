@@ -138,10 +138,10 @@ def refuse_place(output: str, data: DataSettings) -> None:
     root, place = Path(data.datapath).resolve(), Path(output).resolve()
     if place == root:
         raise UserError(f"--output {output}: is the folder of the images; choose another")
-    trees = [training_folder(root), validation_folder(root)]
-    if data.dataname == "shards" or (data.dataname == "folder" and data.val_split is not None):
-        trees.append(root)  # tar files, or class folders, are looked for in it
-    for tree in filter(None, trees):
+    trees = [*filter(None, (training_folder(root), validation_folder(root)))]
+    if data.dataname == "shards" or (data.dataname == "folder" and not trees):
+        trees.append(root)  # tar files, or classes to split, are looked for in it
+    for tree in trees:
         if tree.resolve() in (place, *place.parents):
             raise UserError(f"--output {output}: lies in {tree}, where images are read from; choose another")
 

@@ -310,8 +310,10 @@ def test_a_folder_that_images_are_listed_in_is_no_place_for_shards(tree, tmp_pat
         with pytest.raises(UserError, match="lies in .*, where images are read from"):
             packed(data, output, *flags)
         assert not output.exists()
-    beside = parse(["--dataname", "folder", "--datapath", str(tree)]).data
-    pack.refuse_place(str(tree / "shards"), beside)
+    shutil.copytree(tree / "train", tmp_path / "alone/train")
+    for root, *flags in ((tree,), (tmp_path / "alone", "--val-split", "0.2")):
+        beside = parse(["--dataname", "folder", "--datapath", str(root), *flags]).data
+        pack.refuse_place(str(root / "shards"), beside)
 
 
 def test_images_in_memory_have_no_bytes_to_keep(tmp_path):
