@@ -186,10 +186,10 @@ def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepa
     return network
 
 
-def measured_values(flags: Sequence[str], now: Settings) -> dict[str, Any]:
-    """What ``flags`` leave to a measurement, by name, as it was measured for the settings ``now``."""
+def measured_values(args: Settings, now: Settings) -> dict[str, Any]:
+    """What ``args`` leave to a measurement, by name, as it was measured for the settings ``now``."""
     values = now.values()
-    return {name: values[name] for name in settings(flags).unmeasured()}
+    return {name: values[name] for name in args.unmeasured()}
 
 
 def build_variant(
@@ -206,8 +206,8 @@ def build_variant(
     threads = change.threads or before.threads
     if change.threads:
         return TrainingSetup(before.args, loader, traval, before.epochs, threads)
-    flags = [*flags, *itertools.chain.from_iterable(change.flags for change in changes)]
-    args = settings(flags).with_values(**measured_values(flags, before.args))
+    args = settings([*flags, *itertools.chain.from_iterable(change.flags for change in changes)])
+    args = args.with_values(**measured_values(args, before.args))
     if change.part == "loader":
         loader = loaders(
             stand_in(data) if "resident" in change.flags else data, args, distributed,
@@ -250,7 +250,7 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
-        "measured": measured_values(flags, now.args), "room": room, "seconds": own.seconds,
+        "measured": measured_values(settings(flags), now.args), "room": room, "seconds": own.seconds,
         "largest": own.largest_batch,
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), *flags, "--memory-of", json.dumps(task)]

@@ -36,8 +36,11 @@ from scripts.benchmarks.measure import (
     warm_images_per_second,
 )
 from scripts.common.figures import Spread
+from utils.config import arguments
 from utils.config.settings import UserError
-from utils.record.writer import RunWriter
+from utils.precision import choice
+from utils.record.writer import NullWriter, RunWriter
+from utils.runtime.distributed import Distributed, RankInfo
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "benchmark.py"
@@ -376,6 +379,15 @@ def test_the_logging_part_gives_the_share_of_whole_epochs_that_the_writer_takes(
     assert calls == (1 + match.times) * ["epoch", "pictures"][: 1 + pictures], "a warm-up, then an epoch a measurement"
     least = 0.2 * (1 + pictures)
     assert 100 * least / seconds < row.ours.median < 100 and row.other is None
+
+
+def test_the_records_are_of_a_training_as_main_builds_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
+    args = arguments.parse(["--device", "cpu", "--arch", "fc", "--amp", "auto", "--freeze", "all-but-head"])
+    traval = records.build(args, Distributed(RankInfo(), args.run), tmp_path, NullWriter())
+    assert traval.autocast.fast_dtype == torch.bfloat16 and traval.freezing.names
+    assert traval.class_names, "pictures are made too"
 
 
 # ---------------------------------------------------------------------------------------- on a GPU
