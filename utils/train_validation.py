@@ -208,7 +208,7 @@ class TraVal:
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
         if self._moved and self.ema is not None:
-            self.ema.update(self.progress.moved_steps)
+            self.ema.update(self.progress.moved_steps, self.progress.epoch)
         self.sums.end_step(lr, norm, scale)
         self.progress.count_step(len(self._moved), len(self.active))
         call(self.hooks.after_update, self)

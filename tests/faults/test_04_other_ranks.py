@@ -57,7 +57,7 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
 # All techniques that allow it: not batch norm and dropout, whose statistics and noise are a rank's own.
 TECHNIQUES = {
     "mixing": "--mixup 0.2 --cutmix 1",
-    "recipe": "--auto-augment ra --cutout 2 --repeated-augmentation 2 --mixup 0.2 --cutmix 1 --mixup-prob 0.7 --loss bce "
+    "recipe": "--auto-augment ra --cutout 2 --repeated-augmentation 2 --mixup 0.2 --cutmix 1 --mixup-mode batch --mixup-prob 0.7 --loss bce "
     "--bce-target-thresh 0.2 --class-weights balanced --sam-rho 0.05 --lookahead 2 0.5 --layer-decay 0.8 --ema-decay 0.9 "
     "--clip-grad-norm 1 --optimizer adamw --lr 0.002 --lr-policy poly --warmup-epochs 0.5",
     "fine-tuning": "--auto-augment ta_wide --balanced-sampler --train-samples 1350 --loss focal --label-smoothing 0.1 "

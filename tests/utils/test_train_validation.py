@@ -1,6 +1,7 @@
 """TraVal's step and validation against loops written out in plain PyTorch."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -242,6 +243,19 @@ def test_validation_batches_are_the_same_bits_whichever_rank_computes_them():
     together = {number: images for rank in range(3) for number, images in sums(rank, 3).items()}
     assert sorted(together) == sorted(alone)
     assert all(torch.equal(alone[number], together[number]) for number in alone)
+
+
+def test_until_its_first_epoch_the_average_is_the_weights_themselves():
+    traval = make("--ema-decay", "0.5", "--no-ema-warmup", "--ema-start-epoch", "3", "--arch", "fc")
+    for epoch in range(2):
+        traval.train(epoch)
+        assert all(map(torch.equal, parameters(traval.ema.module), parameters(traval.model)))
+        traval.progress.finish_epoch()
+    expected = parameters(traval.model)
+    for batch in itertools.islice(traval.train_loader.batches(2), 3):
+        traval.training_step([batch])
+        expected = [0.5 * (old + new) for old, new in zip(expected, parameters(traval.model), strict=True)]
+    torch.testing.assert_close(parameters(traval.ema.module), expected)
 
 
 def test_the_average_is_what_counts_and_the_raw_weights_stand_beside_it():

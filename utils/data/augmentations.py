@@ -34,7 +34,8 @@ from utils.data.augment.colour import ColorJitter, Sometimes
 from utils.data.augment.erasing import RandomErasing
 from utils.data.augment.geometry import mirrored
 from utils.data.augment.libraries import BLUR_SIGMA, build_policy
-from utils.data.images.decoding import CROP_AREA, CROP_RATIO
+from utils.data.images.decoding import CROP_RATIO
+from utils.data.images.view import LEAST_AREA
 
 CROP_NUMBERS = 22
 
@@ -122,7 +123,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """A box of random area and aspect ratio, resized to ``size`` pixels square.
+    """A box of random aspect ratio and at least ``least_area`` of the image, resized to ``size`` pixels square.
 
     Done here on whole images, unless workers do it ``while_decoding``.
     """
@@ -130,6 +131,7 @@ class ResizedCrop:
     size: int
     interpolation: str = "bilinear"
     while_decoding: bool = False
+    least_area: float = LEAST_AREA
     normalised: ClassVar[bool] = False
     compilable: ClassVar[bool] = True
 
@@ -137,10 +139,13 @@ class ResizedCrop:
         return () if self.while_decoding else (torch.from_numpy(samples.uniforms(CROP_STREAM, 4)),)
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
-        return in_range(resized_crop(images.float(), *numbers, self.size, self.interpolation), self.interpolation)
+        shown = resized_crop(images.float(), *numbers, self.size, self.interpolation, self.least_area)
+        return in_range(shown, self.interpolation)
 
     def __str__(self) -> str:
-        return "resized-crop"
+        return "resized-crop" + (
+            "" if self.least_area == LEAST_AREA else f" (at least {100 * self.least_area:g} % of the area)"
+        )
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,9 @@ AUGMENTATIONS: dict[str, Callable[[Context], Augmentation]] = {
     "flip": lambda context: Flip(),
     "alternating-flip": lambda context: Flip(alternating=True),
     "vertical-flip": lambda context: VerticalFlip(),
-    "resized-crop": lambda context: ResizedCrop(context.size, context.interpolation, context.crop_while_decoding),
+    "resized-crop": lambda context: ResizedCrop(
+        context.size, context.interpolation, context.crop_while_decoding, context.settings.crop_min_area
+    ),
 }
 
 
@@ -289,7 +296,11 @@ def inside(first: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def resized_crop(
-    images: torch.Tensor, uniforms: torch.Tensor, size: int, interpolation: str = "bilinear"
+    images: torch.Tensor,
+    uniforms: torch.Tensor,
+    size: int,
+    interpolation: str = "bilinear",
+    least_area: float = LEAST_AREA,
 ) -> torch.Tensor:
     """Random-resized-crop of a float batch (n, c, h, w) on its device to ``size`` pixels square, without antialiasing.
 
@@ -297,7 +308,7 @@ def resized_crop(
     drawn again.
     """
     height, width = images.shape[-2:]
-    area = height * width * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * uniforms[:, 0])
+    area = height * width * (least_area + (1.0 - least_area) * uniforms[:, 0])
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
     ratio = torch.exp(low + (high - low) * uniforms[:, 1])
     box_width = (area * ratio).sqrt().clamp(max=width) / width

@@ -315,7 +315,10 @@ class _SourceBuilder:
         settings = self.args.data
         policy = (REPLACE if training else LEAVE_OUT) if settings.skip_bad_images else REFUSE
         shown = self.data.preprocessing
-        view = shown.view(shown.image_size if training else shown.val_image_size)
+        view = replace(
+            shown.view(shown.image_size if training else shown.val_image_size),
+            least_area=self.args.augmentation.crop_min_area,  # of what training shows
+        )
         if self.resident and not self.only_plan:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
             return ResidentSource(self._in_memory(images, view, processes), self.distributed.device, policy)

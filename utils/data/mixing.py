@@ -1,4 +1,4 @@
-"""Mixup and CutMix within pairs of neighbours of the global batch: pure functions of (seed, epoch, sample)."""
+"""Mixup and CutMix within pairs of neighbours of the global batch: pure functions of (seed, epoch, sample or step)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from utils.data.sample_plan import MicroBatch, sample_uniforms
 from utils.data.sources import keys_of
 from utils.runtime.distributed import to_device
 
-MIX_NUMBERS = 5  # of a pair: its share, mixup or CutMix, the box's row and column, whether it is mixed at all
+MIX_NUMBERS = 5  # of a pair or a step: its share, mixup or CutMix, the box's row and column, whether it is mixed at all
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Blend:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, each pair draws one of them.
+    """Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019); with both, one of them is drawn.
 
-    ``mixup`` and ``cutmix`` are the alphas of the beta distributions of a pair's share, 0 for never. For each image,
-    share, box and partner have the papers' distribution: the order is a random permutation, so any other image of the
-    epoch is equally likely as the partner. The papers' code differs: it draws one share and one box for a whole batch,
-    here each pair draws its own; and it mixes with a permutation of the batch, whereas here the two of a pair are mixed
-    with each other, with the same share and box. In a step with an odd number of images, the last three are mixed in a
-    circle. So nothing depends on ranks, accumulation or batch size; the plan must keep neighbours together
+    ``mixup`` and ``cutmix`` are the alphas of the beta distributions of the share, 0 for never. For each image, share,
+    box and partner have the papers' distribution: the order is a random permutation, so any other image of the epoch is
+    equally likely as the partner. The papers' code mixes with a permutation of the batch, whereas here the two of a
+    pair are mixed with each other, with the same share and box. In a step with an odd number of images, the last three
+    are mixed in a circle. So nothing depends on ranks or accumulation; the plan must keep neighbours together
     (``SamplePlan.pairs``).
 
-    A pair is mixed with probability ``prob``, and by CutMix with probability ``switch_prob`` where both are on. From
-    epoch ``off_epoch`` on, counted from 0, no image is mixed; 0 for never. Names and meaning are those of timm's
-    ``Mixup`` in its mode 'pair', which draws per pair as well.
+    ``mode``: 'pair', each pair draws for itself, so its numbers do not depend on the batch size either; or 'batch', one
+    draw for all images of a step, on all ranks. Images are mixed with probability ``prob``, and by CutMix with
+    probability ``switch_prob`` where both are on. From epoch ``off_epoch`` on, counted from 0, no image is mixed; 0 for
+    never. Names and meaning are those of timm's ``Mixup``, whose mode 'batch' draws on each rank.
     """
 
     mixup: float
@@ -58,6 +58,7 @@ class Mixing:
     prob: float = 1.0
     switch_prob: float = 0.5
     off_epoch: int = 0
+    mode: str = "pair"
 
     @classmethod
     def of(cls, settings: AugmentationSettings, classes: int, seed: int) -> Mixing | None:
@@ -66,7 +67,7 @@ class Mixing:
             return None
         return cls(
             settings.mixup, settings.cutmix, classes, seed, settings.mixup_prob, settings.mixup_switch_prob,
-            settings.mixup_off_epoch,
+            settings.mixup_off_epoch, settings.mixup_mode,
         )  # fmt: skip
 
     def is_on(self, epoch: int) -> bool:
@@ -101,17 +102,21 @@ class Mixing:
         from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         partner, first = _places(micro_batches)
-        leaders, pair = np.unique(first, return_inverse=True)
-        keys, epoch = keys_of(micro_batches)[leaders], micro_batches[0].epoch
+        if self.mode == "batch":
+            keys, group = np.unique(_steps(micro_batches), return_inverse=True)
+        else:
+            leaders, group = np.unique(first, return_inverse=True)
+            keys = keys_of(micro_batches)[leaders]
+        epoch = micro_batches[0].epoch
         uniforms = sample_uniforms(self.seed, epoch, keys, MIX_STREAM, MIX_NUMBERS).astype(np.float64)
         both = self.mixup and self.cutmix
-        by_box = uniforms[:, 1] < self.switch_prob if both else np.full(len(leaders), self.cutmix > 0)
+        by_box = uniforms[:, 1] < self.switch_prob if both else np.full(len(keys), self.cutmix > 0)
         alpha = np.where(by_box, self.cutmix, self.mixup)
         drawn = betaincinv(alpha, alpha, uniforms[:, 0])  # the quantile of a uniform number
-        drawn = np.where(uniforms[:, 4] < self.prob, drawn, 1.0)[pair]
-        by_box, alone = by_box[pair], partner == np.arange(len(partner))
+        drawn = np.where(uniforms[:, 4] < self.prob, drawn, 1.0)[group]
+        by_box, alone = by_box[group], partner == np.arange(len(partner))
         drawn[alone] = 1.0
-        box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[pair, 2:4])
+        box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[group, 2:4])
         pasted = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2]) / (height * width)
         return Blend(partner, np.where(by_box, 1.0, drawn), box, np.where(by_box, 1 - pasted, drawn))
 
@@ -149,3 +154,8 @@ def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray
         firsts.append(begin + first)
         begin += len(own)
     return np.concatenate(partners), np.concatenate(firsts)
+
+
+def _steps(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
+    """The step of each image of ``micro_batches``: int64 (n,)."""
+    return np.concatenate([np.full(len(one.indices), one.step) for one in micro_batches])

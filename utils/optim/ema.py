@@ -33,7 +33,8 @@ class MovingAverage:
     Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992. d is ``decay``, and with
     ``warmup``, in the n-th update, n from 0, at most (1 + n) / (10 + n), as in TensorFlow's
     ``ExponentialMovingAverage``: with the full decay from the beginning, the average consists of initial weights for
-    some 1 / (1 - decay) updates.
+    some 1 / (1 - decay) updates. Until epoch ``first_epoch``, from 1, the average is the weights themselves, as during
+    the warm-up of torchvision's training script.
 
     Running statistics (buffers named ``running_*``) are averaged like the weights. They lag behind what the averaged
     weights need, so recompute those of batch norm before using the average (``utils/optim/batch_norm_statistics.py``).
@@ -42,9 +43,16 @@ class MovingAverage:
 
     has_begun = True
 
-    def __init__(self, model: nn.Module, decay: float, module: nn.Module | None = None, warmup: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        decay: float,
+        module: nn.Module | None = None,
+        warmup: bool = True,
+        first_epoch: int = 1,
+    ) -> None:
         self.module, self.decay = module if module is not None else copy.deepcopy(model), decay
-        self.warmup = warmup
+        self.warmup, self.first_epoch = warmup, first_epoch
         self._averaged: Pairs = {}
         self._copied: Pairs = {}
         pairs = zip(_tensors(self.module), _tensors(model), strict=True)
@@ -53,15 +61,17 @@ class MovingAverage:
             ours.append(own)
             theirs.append(models)
 
-    def decay_of(self, updates: int) -> float:
-        """The decay of the update that follows ``updates`` others."""
+    def decay_of(self, updates: int, epoch: int) -> float:
+        """The decay of the update that follows ``updates`` others, in ``epoch``, counted from 0."""
+        if epoch + 1 < self.first_epoch:
+            return 0.0
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
     @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """Follow the model's weights, which have moved; ``updates``: the number of earlier calls."""
+    def update(self, updates: int, epoch: int = 0) -> None:
+        """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls."""
         for averages, models in self._averaged.values():
-            torch._foreach_lerp_(averages, models, 1 - self.decay_of(updates))
+            torch._foreach_lerp_(averages, models, 1 - self.decay_of(updates, epoch))
         for copies, models in self._copied.values():
             torch._foreach_copy_(copies, models)
 
@@ -91,7 +101,7 @@ class EpochAverage:
         self._average = AveragedModel(model)
         self.module, self.has_begun = self._average.module, False
 
-    def update(self, updates: int) -> None:
+    def update(self, updates: int, epoch: int = 0) -> None:
         """Nothing: steps do not count, epochs do."""
 
     def end_epoch(self, progress: Position) -> None:
@@ -144,7 +154,7 @@ class ScheduleFreeAverage:
             own.copy_(models)
         self._has_moved = False
 
-    def update(self, updates: int) -> None:
+    def update(self, updates: int, epoch: int = 0) -> None:
         """Note that the weights have moved."""
         self._has_moved = True
 
@@ -178,7 +188,7 @@ def build_average(
     if isinstance(optimizer, ScheduleFreeSGD):
         return ScheduleFreeAverage(model, optimizer)
     if settings.ema_decay is not None:
-        return MovingAverage(model, settings.ema_decay, module, settings.ema_warmup)
+        return MovingAverage(model, settings.ema_decay, module, settings.ema_warmup, settings.ema_start_epoch)
     first = settings.first_averaged_epoch(epochs)
     return EpochAverage(model, first) if first is not None else None
 

@@ -165,11 +165,16 @@ def _augmentation(args: Settings, components: Any) -> str:
 def _mixing(args: Settings) -> str:
     settings = args.augmentation
     kinds = {"mixup": settings.mixup, "cutmix": settings.cutmix}
+    by_step = settings.mixup_mode == "batch"
     return _listed(kinds, " alpha ") + "".join(
         text
         for text, shown in (
+            ("; drawn once a step", any(kinds.values()) and by_step),
             (f"; CutMix with probability {settings.mixup_switch_prob:g}, otherwise mixup", all(kinds.values())),
-            (f"; {100 * settings.mixup_prob:g} % of the pairs", any(kinds.values()) and settings.mixup_prob < 1),
+            (
+                f"; {100 * settings.mixup_prob:g} % of the {'steps' if by_step else 'pairs'}",
+                any(kinds.values()) and settings.mixup_prob < 1,
+            ),
             (f"; off after {settings.mixup_off_epoch} epochs", any(kinds.values()) and settings.mixup_off_epoch),
         )
         if shown
@@ -283,7 +288,9 @@ def _average(args: Settings, components: Any) -> str:
     if args.optimisation.optimizer in SCHEDULE_FREE:
         kind = "that of the schedule-free optimizer"
     elif decay is not None:
-        kind = f"decay {decay:g}{'' if args.average.ema_warmup else ' from the first step on'}"
+        start, at_once = args.average.ema_start_epoch, not args.average.ema_warmup
+        begin = f" from epoch {start} on" if start > 1 else " from the first step on" if at_once else ""
+        kind = f"decay {decay:g}{begin}"
     elif first is not None:
         kind = f"mean of the weights after each epoch from epoch {first} on"
     else:

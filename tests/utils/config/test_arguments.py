@@ -253,16 +253,25 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--grad-penalty", "--fp32-layers", "--max-skipped-steps", "--dump-bad-batch"}
     extra |= {"--auto-augment", "--color-jitter", "--color-jitter-prob", "--grayscale-prob", "--gaussian-blur-prob"}
     extra |= {"--random-erase", "--random-erase-mode", "--random-erase-count", "--rotation"}
-    extra |= {"--decode", "--cache-dir", "--max-shift", "--shift-padding", "--cutout", "--mixup", "--cutmix"}
+    extra |= {
+        "--decode",
+        "--cache-dir",
+        "--max-shift",
+        "--crop-min-area",
+        "--shift-padding",
+        "--cutout",
+        "--mixup",
+        "--cutmix",
+    }
     extra |= {"--best-metric", "--early-stopping", "--early-stopping-metric", "--early-stopping-delta"}
-    extra |= {"--swa-start-epoch", "--swa-lr", "--ema-warmup"}
+    extra |= {"--swa-start-epoch", "--swa-lr", "--ema-warmup", "--ema-start-epoch"}
     extra |= {"--warmup-lr", "--warmup-prefix", "--lr-per-epoch"}
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
     extra |= {"--bce-target-thresh", "--bce-sum", "--bce-pos-weight", "--focal-gamma"}
     extra |= {"--teacher", "--distillation", "--distillation-alpha", "--distillation-temperature"}
-    extra |= {"--mixup-prob", "--mixup-switch-prob", "--mixup-off-epoch", "--repeated-augmentation"}
+    extra |= {"--mixup-mode", "--mixup-prob", "--mixup-switch-prob", "--mixup-off-epoch", "--repeated-augmentation"}
     extra |= {"--shard-window", "--shard-cache", "--shard-cache-gb", "--max-val-batches"}
     extra |= {"--image-column", "--label-column"}
     extra |= {"--balanced-sampler", "--train-samples", "--class-weights", "--tta"}

@@ -10,6 +10,7 @@ from timm.data import mixup as timm_mixup
 from torchvision.transforms import v2
 
 from utils.config.arguments import parse
+from utils.config.groups.augmentation import MIX_MODES
 from utils.data.augment.base import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader, loaders
@@ -235,6 +236,61 @@ def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, 
     assert stats.ks_2samp(ours, theirs).pvalue > 1e-3
 
 
+class OnBatches(timm_mixup.Mixup):
+    """timm's ``Mixup`` of a batch, with given numbers; it mixes with the batch reversed."""
+
+    def __init__(self, blend):
+        super().__init__(1.0, 1.0, mode="batch", num_classes=CLASSES, label_smoothing=0.0)
+        self.blend = blend
+
+    def _params_per_batch(self):
+        by_box = self.blend.opacity[0] == 1
+        return (self.blend.kept if by_box else self.blend.opacity)[0], by_box
+
+
+def test_by_batch_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeypatch):
+    images, labels = batch(40, size=16)
+    order = torch.tensor([place for one in range(20) for place in (one, 39 - one)])  # timm's pairs as neighbours
+    mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7, mode="batch")
+    kinds = set()
+    for step in range(20):
+        share = MicroBatch(0, step, np.arange(40), 40, 1.0, True)
+        blend = mixing.draw([share], 16, 16)
+        assert all(len(np.unique(numbers, axis=0)) == 1 for numbers in (blend.opacity, blend.box, blend.kept))
+        box = tuple(blend.box[0].tolist())
+        monkeypatch.setattr(
+            timm_mixup, "cutmix_bbox_and_lam", lambda *_, box=box, kept=blend.kept[0], **__: (box, kept)
+        )
+        expected, targets = OnBatches(blend)(images.clone(), labels)
+        found = mixed(mixing, images[order], labels[order], share)
+        torch.testing.assert_close(found[0], expected[order])
+        torch.testing.assert_close(found[1], targets[order].float())
+        kinds.add((blend.opacity[0] < 1, blend.kept[0] < 1))
+    assert len(kinds) == 3  # blended, with a box, and left alone
+
+
+@pytest.mark.parametrize(("mixup", "cutmix", "prob", "switch"), [(0.8, 1.0, 0.8, 0.3), (0.8, 0.0, 1.0, 0.5)])
+def test_by_batch_shares_and_choices_of_steps_have_the_distribution_of_timms(mixup, cutmix, prob, switch):
+    steps, size = 2000, (4096, 6144)
+    ours = Mixing(mixup, cutmix, CLASSES, 0, prob, switch, mode="batch")
+    blend = ours.draw([MicroBatch(0, step, np.arange(2), 2, 1.0, True) for step in range(steps)], *size)
+    np.random.seed(0)  # timm's generator
+    reference = timm_mixup.Mixup(mixup, cutmix, prob=prob, switch_prob=switch, num_classes=CLASSES)
+    drawn = [reference._params_per_batch() for _ in range(steps)]
+    kept = [timm_mixup.cutmix_bbox_and_lam((3, *size), of)[1] if box and of != 1 else of for of, box in drawn]
+    assert stats.ks_2samp(blend.kept[::2], kept).pvalue > 1e-3
+    assert stats.ks_2samp(blend.opacity[::2], [1 if box else of for of, box in drawn]).pvalue > 1e-3
+
+
+def test_by_batch_the_numbers_depend_on_seed_epoch_and_step_alone():
+    def kept(seed=0, epoch=0, step=0, count=6):
+        share = MicroBatch(epoch, step, np.arange(count), count, 1.0, True)
+        (found,) = set(Mixing(0.4, 1.0, CLASSES, seed, mode="batch").draw([share], 64, 64).kept)
+        return found
+
+    assert kept() == kept(count=4) and len({kept(), kept(seed=1), kept(epoch=1), kept(step=1)}) == 4
+
+
 def test_from_the_off_epoch_on_no_pair_is_mixed_and_nothing_is_drawn(monkeypatch):
     train, _ = make("--mixup-off-epoch", 2)
     plain, _ = make("--mixup", 0, "--cutmix", 0)
@@ -327,9 +383,9 @@ def steps_of(*flags, world_size=1, epoch=1):
     return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
 
 
-@pytest.mark.parametrize("batch_size", [60, 270, 61, 719])
-def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader(batch_size):
-    flags = ("--global-batch-size", batch_size)
+@pytest.mark.parametrize(("batch_size", "mode"), [(60, "pair"), (270, "batch"), (61, "batch"), (719, "pair")])
+def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader(batch_size, mode):
+    flags = ("--global-batch-size", batch_size, "--mixup-mode", mode)
     alone = steps_of(*flags)
     others = [
         steps_of(*flags, "--accumulate", passes, "--loader", loader, "--workers", 0, world_size=world_size)
@@ -338,17 +394,23 @@ def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_load
     for other in others:
         assert other.keys() == alone.keys()
         assert all(torch.equal(*pair) for step in alone for pair in zip(alone[step], other[step], strict=True))
-    plain = steps_of(*flags, "--mixup", 0, "--cutmix", 0)
+    plain = steps_of("--global-batch-size", batch_size, "--mixup", 0, "--cutmix", 0)
     assert all(torch.equal(alone[step][0], plain[step][0]) for step in alone)
     untouched = torch.cat([(alone[step][1] == plain[step][1]).flatten(1).all(1) for step in alone])
     assert untouched.float().mean() < 0.2  # of boxes, some have no pixel
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(3, 80), st.integers(4, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 50))
-def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(samples, batch_size, world, passes, epoch):
+@given(
+    st.integers(3, 80), st.integers(4, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 50),
+    st.sampled_from(MIX_MODES),
+)  # fmt: skip
+def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(
+    samples, batch_size, world, passes, epoch, mode
+):
     def drawn(world_size, accumulate):
-        mixing, size, found = Mixing(0.2, 1.0, CLASSES, seed=1), -(-batch_size // (world_size * accumulate)), {}
+        mixing, found = Mixing(0.2, 1.0, CLASSES, seed=1, mode=mode), {}
+        size = -(-batch_size // (world_size * accumulate))
         for rank in range(world_size):
             plan = SamplePlan(samples, batch_size, size, 1, rank, world_size, pairs=True)
             for step in range(plan.steps_per_epoch):

@@ -121,6 +121,21 @@ def test_workers_read_files_at_the_size_of_the_epoch(files, augment):
     assert next(validation.batches()).images.shape[2:] == (16, 16)
 
 
+@pytest.mark.parametrize("loader", ["resident", "stream"])
+def test_crops_show_at_least_the_area_that_is_asked(files, loader):
+    flags = (*files, "--loader", loader, "--image-size", 16)
+    whole, _ = make(*flags, "--augment", "none")
+    away = []
+    for least in (0.02, 0.08, 0.5, 0.95):
+        train, _ = make(*flags, "--augment", "resized-crop", "--crop-min-area", least)
+        pairs = zip(train.batches(0), whole.batches(0), strict=True)
+        away.append(np.mean([(one.images - other.images).square().mean().item() for one, other in pairs]))
+    assert away[0] > away[1] > 1.1 * away[2] > 1.2 * away[3]
+    usual, _ = make(*flags, "--augment", "resized-crop")
+    explicit, _ = make(*flags, "--augment", "resized-crop", "--crop-min-area", 0.08)
+    assert same(list(usual.batches(1)), explicit.batches(1))
+
+
 def test_decoded_files_are_resized_on_the_device(files):
     flags = (*files, "--loader", "resident", "--augment", "none", "--mean", 0, "--std", 1)
     whole, _ = make(*flags, "--image-size", 16)

@@ -25,7 +25,8 @@ from utils.data.augmentations import (
     mirrored,
     resized_crop,
 )
-from utils.data.images.decoding import CROP_AREA, CROP_RATIO, random_box
+from utils.data.images.decoding import CROP_RATIO, random_box
+from utils.data.images.view import LEAST_AREA
 from utils.data.sample_plan import sample_uniforms
 from utils.data.transforms import BatchTransform
 
@@ -248,7 +249,7 @@ def test_to_pixels_undoes_the_normalisation():
 @pytest.mark.parametrize("size", [8, 4, 2])
 def test_batched_crop_of_a_central_box_equals_torchvisions_crop_and_resize(size):
     images = images_of(3, 3, size=16).float()
-    area = (0.25 - CROP_AREA[0]) / (CROP_AREA[1] - CROP_AREA[0])  # a quarter of the area: a box of 8 pixels
+    area = (0.25 - LEAST_AREA) / (1 - LEAST_AREA)  # a quarter of the area: a box of 8 pixels
     found = resized_crop(images, torch.tensor([[area, 0.5, 0.5, 0.5]]).expand(3, -1), size)
     expected = vision.resized_crop(images, 4, 4, 8, 8, [size, size], antialias=False)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
@@ -273,7 +274,7 @@ def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
     assert min(left.min(), top.min()) > -0.01 and max((left + width).max(), (top + height).max()) < 64.01
     area, ratio = width * height / 64**2, width / height
     narrowed = (width > 63.99) | (height > 63.99)
-    wanted = CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * uniforms[:, 0]
+    wanted = LEAST_AREA + (1 - LEAST_AREA) * uniforms[:, 0]
     torch.testing.assert_close(area[~narrowed], wanted[~narrowed].double(), rtol=1e-3, atol=1e-3)
     assert 0.74 < ratio.min() < 0.76 and 1.32 < ratio.max() < 1.35
     shares = ((left / (64 - width))[~narrowed], (top / (64 - height))[~narrowed])
@@ -281,17 +282,19 @@ def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
         assert stats.kstest(share.clamp(0, 1).numpy(), "uniform").pvalue > 1e-3
 
 
-def boxes(width, height, count=3000):
+def boxes(width, height, count=3000, least=LEAST_AREA):
     draws = sample_uniforms(0, 0, np.arange(count), CROP_STREAM, CROP_NUMBERS)
-    return np.array([random_box(width, height, draw) for draw in draws])
+    return np.array([random_box(width, height, draw, least) for draw in draws])
 
 
-@pytest.mark.parametrize(("width", "height"), [(224, 224), (500, 375), (100, 300)])
-def test_random_box_has_the_distribution_of_torchvisions(width, height):
+@pytest.mark.parametrize(
+    ("width", "height", "least"), [(224, 224, 0.08), (500, 375, 0.08), (500, 375, 0.5), (100, 300, 0.05)]
+)
+def test_random_box_has_the_distribution_of_torchvisions(width, height, least):
     torch.manual_seed(0)
     blank = torch.empty(1, height, width)
-    theirs = np.array([RandomResizedCrop.get_params(blank, list(CROP_AREA), list(CROP_RATIO)) for _ in range(3000)])
-    left, top, right, bottom = boxes(width, height).T
+    theirs = np.array([RandomResizedCrop.get_params(blank, [least, 1], list(CROP_RATIO)) for _ in range(3000)])
+    left, top, right, bottom = boxes(width, height, least=least).T
     ours = np.stack([top, left, bottom - top, right - left], axis=1)
     for column in range(4):
         assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
@@ -302,7 +305,7 @@ def test_random_box_has_the_distribution_of_torchvisions(width, height):
 def test_random_box_of_a_square_keeps_area_and_ratio_in_their_ranges():
     left, top, right, bottom = boxes(1000, 1000).T
     area, ratio = (right - left) * (bottom - top) / 1e6, (right - left) / (bottom - top)
-    assert CROP_AREA[0] - 0.002 < area.min() and area.max() <= 1
+    assert area.min() > LEAST_AREA - 0.002 and area.max() <= 1
     assert CROP_RATIO[0] - 0.005 < ratio.min() and ratio.max() < CROP_RATIO[1] + 0.005
 
 

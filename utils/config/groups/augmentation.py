@@ -9,6 +9,7 @@ from utils.config.auto_augment import CHOICES, EXAMPLES, policy_check
 from utils.config.field import between, needs, not_negative, setting
 
 ERASE_MODES = ("const", "rand", "pixel")
+MIX_MODES = ("pair", "batch")
 AUGMENTATIONS = ("shift", "flip", "alternating-flip", "vertical-flip", "resized-crop")
 
 _MIXING = needs("--mixup or --cutmix", lambda v: v.mixup or v.cutmix)
@@ -47,6 +48,11 @@ class AugmentationSettings:
     max_shift: int | None = setting(
         None, "largest shift in pixels of the stored image [that of the data set]", type=int, check=between(1, 8192),
         in_evaluation=False, effect=_SHIFT,
+    )  # fmt: skip
+    crop_min_area: float = setting(
+        0.08, "least part of an image's area that resized-crop shows", check=between(0, 1, open_low=True),
+        metavar="PART", in_evaluation=False,
+        effect=needs("resized-crop in --augment", lambda v: "resized-crop" in v.augmentation),
     )  # fmt: skip
     shift_padding: str = setting(
         "zero", "padding that a shift uncovers", choices=("zero", "reflect"), in_evaluation=False, effect=_SHIFT
@@ -98,12 +104,16 @@ class AugmentationSettings:
         check=not_negative,
         in_evaluation=False,
     )
+    mixup_mode: str = setting(
+        "pair", "draw how images are mixed for each pair, or once for all images of a step (batch)",
+        choices=MIX_MODES, in_evaluation=False, effect=_MIXING,
+    )  # fmt: skip
     mixup_prob: float = setting(
-        1.0, "probability that a pair is mixed", check=between(0, 1, open_low=True), in_evaluation=False,
+        1.0, "probability that a pair, or a step, is mixed", check=between(0, 1, open_low=True), in_evaluation=False,
         effect=_MIXING,
     )  # fmt: skip
     mixup_switch_prob: float = setting(
-        0.5, "with both mixup and CutMix: probability that a mixed pair gets CutMix", check=between(0, 1),
+        0.5, "with both mixup and CutMix: probability that it is CutMix", check=between(0, 1),
         in_evaluation=False, effect=needs("both --mixup and --cutmix", lambda v: v.mixup and v.cutmix),
     )  # fmt: skip
     mixup_off_epoch: int = setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from utils.config.field import between, needs, positive, setting
 from utils.config.groups.optimisation import SCHEDULE_FREE
@@ -11,6 +12,11 @@ from utils.config.groups.optimisation import SCHEDULE_FREE
 def _epoch_or_fraction(value: float) -> str | None:
     problem = between(0, 10**6, open_low=True)(value)
     return problem or (None if value < 1 or value == int(value) else "must be a whole epoch, or a fraction below 1")
+
+
+def _averages_late(v: Any) -> str | None:
+    late = f"does nothing: --epochs {v.epochs} end before" if v.ema_start_epoch > v.epochs else None
+    return needs("--ema-decay", lambda v: v.ema_decay is not None)(v) or late
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,10 @@ class AverageSettings:
     ema_warmup: bool = setting(
         True, "let --ema-decay grow to its value: the first weights hardly count then",
         effect=needs("--ema-decay", lambda v: v.ema_decay is not None),
+    )  # fmt: skip
+    ema_start_epoch: int = setting(
+        1, "begin the moving average in this epoch (from 1): until then it is the weights themselves",
+        check=between(1, 10**6), metavar="EPOCH", effect=_averages_late,
     )  # fmt: skip
     ema_bn_batches: int = setting(
         16, "training batches to compute the average's batch-norm statistics over before each validation; 3 take about "

@@ -21,10 +21,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from utils.config.settings import UserError
 from utils.data.images import jpeg
 from utils.data.images.stored import RAW, NamedBytes, opened
-from utils.data.images.view import Box, Placement, View, resized
+from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
-CROP_AREA = (0.08, 1.0)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
-CROP_RATIO = (3 / 4, 4 / 3)
+CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_ATTEMPTS = 10
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors, of memory
 
@@ -179,7 +178,7 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 def boxes(view: View, width: int, height: int, uniforms: np.ndarray | None) -> tuple[Box, Placement | None]:
     """The box of a file that is read, and for evaluation (``uniforms`` is None) its place in the view."""
     if uniforms is not None:
-        return random_box(width, height, uniforms), None
+        return random_box(width, height, uniforms, view.least_area), None
     place = view.place(width, height)
     return place.box, place
 
@@ -189,15 +188,16 @@ def cropped(pixels: torch.Tensor, view: View, place: Placement | None) -> torch.
     return resized(pixels, view.size, view.interpolation) if place is None else view.show(pixels, place)
 
 
-def random_box(width: int, height: int, uniforms: np.ndarray) -> Box:
+def random_box(width: int, height: int, uniforms: np.ndarray, least_area: float = LEAST_AREA) -> Box:
     """A box of random area and aspect ratio, as torchvision's ``RandomResizedCrop`` draws it.
 
-    ``uniforms``: ten pairs for area and ratio (the first that fits is taken), then two for the place.
+    It has at least ``least_area`` of the image. ``uniforms``: ten pairs for area and ratio (the first that fits is
+    taken), then two for the place.
     """
     low, high = (math.log(ratio) for ratio in CROP_RATIO)
     across, down = uniforms[2 * CROP_ATTEMPTS : 2 * CROP_ATTEMPTS + 2]
     for first, second in uniforms[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2):
-        area = width * height * (CROP_AREA[0] + (CROP_AREA[1] - CROP_AREA[0]) * float(first))
+        area = width * height * (least_area + (1.0 - least_area) * float(first))
         ratio = math.exp(low + (high - low) * float(second))
         box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < box_width <= width and 0 < box_height <= height:

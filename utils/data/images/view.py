@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 REACH = {"bilinear": 1, "bicubic": 2}  # pixels that a resized pixel depends on, each way; more if the image shrinks
+LEAST_AREA = 0.08  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 LONGEST = 50  # times the shorter side; resized, a longer image could fill the memory
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
@@ -40,9 +41,9 @@ class View:
     ('squash') or the longer side ('border') are floor(``size`` / ``crop_pct``) pixels long. Of that the middle
     ``size`` x ``size`` pixels are shown; pixels outside the image are black, or with 'border' have the levels
     ``border`` (0 to 255, one per channel). Geometry and names are those of timm's ``transforms_imagenet_eval``;
-    torchvision's presets are 'center'. Training shows random boxes and uses only ``size`` and ``interpolation``.
-    With ``whole``, stored images have ``size`` pixels a side and are shown as they are; an image of another size is
-    resampled.
+    torchvision's presets are 'center'. Training shows random boxes, of at least ``least_area`` of the image, and
+    otherwise uses only ``size`` and ``interpolation``. With ``whole``, stored images have ``size`` pixels a side and
+    are shown as they are; an image of another size is resampled.
     """
 
     size: int
@@ -50,7 +51,9 @@ class View:
     crop_mode: str = "center"
     interpolation: str = "bilinear"
     border: tuple[int, ...] = (0,)
-    whole: bool = field(default=False, repr=False)  # left out of repr, which names files of the decoded cache
+    # Left out of repr, which names files of the decoded cache.
+    whole: bool = field(default=False, repr=False)
+    least_area: float = field(default=LEAST_AREA, repr=False)
 
     def place(self, width: int, height: int) -> Placement:
         """The part that is shown of a file of ``width`` x ``height`` pixels."""
