@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
+
+from utils.config.settings import UserError
 
 SCHEMES = {
     # He et al., Delving deep into rectifiers, 2015: variance 2 / fan_in
@@ -14,15 +17,21 @@ SCHEMES = {
     # as kaiming_normal, and linear layers stay as they are: NVIDIA's ResNet-50 (Deep Learning Examples, ConvNets)
     "kaiming_normal_conv": lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"),
 }
+SINCOS_POSITIONS = "sincos_positions"
+SLOWEST = 10_000  # radians between patches: the fastest wave turns by 1, the slowest by 1 / SLOWEST
 
 
 def initialise(model: nn.Module, scheme: str) -> None:
     """Set the weights of all convolutions and linear layers by ``scheme`` and their biases to zero.
 
     ``default`` leaves the model as its library made it, and a scheme whose name ends in ``_conv`` linear layers; none
-    changes norms and embeddings.
+    changes norms and embeddings. But ``sincos_positions`` changes a transformer's embedding of positions alone; it
+    raises ``UserError`` for a network that learns none.
     """
     if scheme == "default":
+        return
+    if scheme == SINCOS_POSITIONS:
+        _embed_positions(model)
         return
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *(() if scheme.endswith("_conv") else (nn.Linear,)))
     for module in model.modules():
@@ -30,3 +39,31 @@ def initialise(model: nn.Module, scheme: str) -> None:
             SCHEMES[scheme](module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def sincos_positions(rows: int, columns: int, width: int) -> torch.Tensor:
+    """Sines and cosines of each patch's place: float32 (``rows`` * ``columns``, ``width``), row after row.
+
+    A quarter of the features each: sine and cosine of the column, then of the row, at frequencies from 1 to
+    1 / ``SLOWEST``. Chen et al., An empirical study of training self-supervised vision transformers (MoCo v3), 2021.
+    """
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    frequencies = SLOWEST ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)
+    across, down = (place.reshape(-1, 1) * frequencies for place in (column, row))
+    return torch.cat([across.sin(), across.cos(), down.sin(), down.cos()], dim=1).float()
+
+
+@torch.no_grad()
+def _embed_positions(model: nn.Module) -> None:
+    """Sines and cosines in place of timm's learned ``pos_embed``; zeros for tokens that are no patches."""
+    table, grid = getattr(model, "pos_embed", None), getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    rows, columns = grid or (0, 0)
+    patches = rows * columns
+    if not patches or not isinstance(table, nn.Parameter) or table.ndim != 3 or table.shape[1] < patches:
+        raise UserError(
+            f"--init {SINCOS_POSITIONS}: needs a network that learns an embedding of each position (timm's vit, deit)"
+        )
+    if table.shape[2] % 4 or table.shape[2] < 8:
+        raise UserError(f"--init {SINCOS_POSITIONS}: the width, {table.shape[2]}, must be a multiple of 4, at least 8")
+    table.zero_()
+    table[0, table.shape[1] - patches :] = sincos_positions(rows, columns, table.shape[2])

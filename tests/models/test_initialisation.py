@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import main
 from models.build import build_model
-from models.initialisation import SCHEMES, initialise
+from models.initialisation import SCHEMES, initialise, sincos_positions
+from tests.end_to_end.processes import load
 from utils.config.groups.model import INITIALISATIONS, ModelSettings
+from utils.config.settings import UserError
 
 
 def layers():
@@ -101,5 +104,40 @@ def test_a_scheme_for_convolutions_is_the_other_and_leaves_linear_layers_alone()
         assert torch.equal(ours["linear"].state_dict()[key], value)
 
 
+@pytest.mark.parametrize("arch", ["timm/vit_tiny_patch16_224", "timm/deit_tiny_distilled_patch16_224"])
+def test_positions_are_embedded_by_sines_and_cosines_of_column_and_row_and_nothing_else_changes(arch):
+    def build(init):
+        torch.manual_seed(0)
+        return build_model(ModelSettings(arch=arch, init=init), classes=5, channels=3, image_size=48)
+
+    model, untouched = build("sincos_positions"), build("default").state_dict()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, untouched[name])}
+    assert changed == {"pos_embed"} and model.pos_embed.requires_grad
+    tokens, width = model.pos_embed.shape[1] - 9, model.pos_embed.shape[2]
+    assert tokens in (1, 2) and not model.pos_embed[0, :tokens].any()
+    quarter = width // 4
+    for place, found in enumerate(model.pos_embed[0, tokens:]):
+        row, column = divmod(place, 3)
+        angles = [10_000 ** (-k / (quarter - 1)) for k in range(quarter)]
+        expected = [wave(at * angle) for at in (column, row) for wave in (math.sin, math.cos) for angle in angles]
+        torch.testing.assert_close(found.detach(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("settings", [{"arch": "conv2"}, {"arch": "timm/resnet18"}, {"arch": "torchvision/vit_b_16"}])
+def test_a_network_that_learns_no_positions_in_a_grid_is_refused(settings):
+    with pytest.raises(UserError, match="--init sincos_positions: needs a network that learns an embedding of each"):
+        build_model(ModelSettings(init="sincos_positions", **settings), classes=5, channels=3, image_size=224)
+
+
+def test_frozen_positions_stay_sines_and_cosines_in_training(tmp_path):
+    flags = "--device cpu --no-progress --arch timm/test_vit --init sincos_positions --freeze pos_embed --image-size 32"
+    assert main.main([*flags.split(), "--max-steps", "3", "--output", str(tmp_path)]) == 0
+    (run,) = tmp_path.glob("digits/*/*")
+    weights = load(run, "final.pt")["model"]
+    table, width = weights["pos_embed"][0], weights["pos_embed"].shape[2]
+    assert torch.equal(table[-4:], sincos_positions(2, 2, width)) and not table[:-4].any()
+
+
 def test_there_is_a_formula_for_each_scheme_that_can_be_chosen():
-    assert {"default", *SCHEMES} == set(INITIALISATIONS) == {"default", "kaiming_normal_conv", *VARIANCES}
+    others = {"default", "kaiming_normal_conv", "sincos_positions"}
+    assert {"default", "sincos_positions", *SCHEMES} == set(INITIALISATIONS) == {*others, *VARIANCES}

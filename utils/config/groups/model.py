@@ -9,7 +9,8 @@ from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
 from utils.config.field import between, needs, not_empty, positive_int, setting
 
 INITIALISATIONS = (
-    "default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform", "kaiming_normal_conv"
+    "default", "kaiming_normal", "kaiming_uniform", "xavier_normal", "xavier_uniform", "kaiming_normal_conv",
+    "sincos_positions",
 )  # fmt: skip
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
 
@@ -106,6 +107,7 @@ class ModelSettings:
         check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
     )  # fmt: skip
     init: str = setting(
-        "default", "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone)",
+        "default", "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone; "
+        "sincos_positions: of a transformer's embedding of positions alone)",
         choices=INITIALISATIONS, in_evaluation=False,
     )  # fmt: skip
