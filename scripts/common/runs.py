@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
+from utils.record.tables import read_table
 
 FREE = {"seed"}  # runs that differ in it alone are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
@@ -93,8 +93,9 @@ def read_run(folder: Path) -> RunResult | None:
     try:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
         args = arguments.parse(["--config", str(folder / "config.yaml")])
-        with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        rows, cut = read_table(folder / "metrics.csv")
+        if cut:
+            raise ValueError("a row of metrics.csv is cut off")
         log = (folder / "log.txt").read_text(encoding="utf-8")
         ends = [*LAST_LINE.finditer(log)]
         if not rows or not ends or int(ends[-1][1]) != int(rows[-1]["epoch"]):

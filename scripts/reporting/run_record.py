@@ -6,7 +6,6 @@ be read is named in ``missing``, and the rest is shown.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 import zipfile
@@ -20,6 +19,7 @@ import numpy as np
 from utils.config.settings import Settings, groups
 from utils.record import curves
 from utils.record.provenance import COMMIT, MACHINE
+from utils.record.tables import read_table
 
 T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
@@ -83,12 +83,14 @@ def read(folder: Path, name: str) -> RunRecord:
     text = _attempt(record, "config.yaml", "settings and environment", lambda path: path.read_text(encoding="utf-8"))
     if text is not None:
         record.header, record.settings = parse_header(text), parse_settings(text)
-    record.epochs = _attempt(record, "metrics.csv", "figures of each epoch", read_epochs) or {}
-    cut = record.value("max-val-batches")
-    if cut not in ("", "null"):
+    record.epochs, cut = _attempt(record, "metrics.csv", "figures of each epoch", read_epochs) or ({}, False)
+    if cut:
+        record.missing.append("Figures of an epoch: its row in metrics.csv is cut off, so it is left out")
+    batches = record.value("max-val-batches")
+    if batches not in ("", "null"):
         record.missing.append(
-            f"Validation images: the run validated on some of them only (--max-val-batches {cut}), so its curves, its "
-            "best epoch and its other recorded figures are of these"
+            f"Validation images: the run validated on some of them only (--max-val-batches {batches}), so its curves, "
+            "its best epoch and its other recorded figures are of these"
         )
     record.steps = _attempt(record, curves.WHOLE, "curves of the steps", read_steps) or {}
     record.classes = _attempt(record, "class_metrics.csv", "figures of each class", read_classes) or []
@@ -162,17 +164,16 @@ def parse_settings(text: str) -> dict[str, Setting]:
     return settings
 
 
-def read_epochs(path: Path) -> dict[str, np.ndarray]:
-    """The columns of metrics.csv, float64 (epochs,)."""
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        rows = list(csv.DictReader(file))
+def read_epochs(path: Path) -> tuple[dict[str, np.ndarray], bool]:
+    """The columns of metrics.csv, float64 (epochs,), and whether rows that are cut off are left out."""
+    rows, cut = read_table(path, errors="replace")
     if not rows:
         raise ValueError("it has no row")
     names = [name for name in rows[0] if name]
     columns = {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
     if "epoch" not in columns or not np.isfinite(columns["epoch"]).all():
         raise ValueError("the number of an epoch is missing")
-    return columns
+    return columns, cut
 
 
 def read_steps(path: Path) -> dict[str, np.ndarray]:
@@ -187,8 +188,9 @@ def read_steps(path: Path) -> dict[str, np.ndarray]:
 
 def read_classes(path: Path) -> list[dict[str, str]]:
     """The rows of class_metrics.csv."""
-    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
-        rows = list(csv.DictReader(file))
+    rows, cut = read_table(path, errors="surrogateescape")
+    if cut:
+        raise ValueError("a row is cut off")
     for row in rows:  # raises for another kind of file
         int(row["val_count"]), float(row["val_accuracy"]), row["class"]
         float(row.get("val_precision") or 0), float(row.get("val_f1") or 0)

@@ -103,6 +103,13 @@ def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys,
     assert any("run=RUNS/moved" in text for text in texts)
 
 
+def test_a_run_whose_table_is_cut_off_is_one_line(runs, tmp_path, capsys, monkeypatch):
+    path = runs / "b0" / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-3])
+    code, said = collect([runs, "--output", tmp_path / "results.md"], capsys, monkeypatch)
+    assert code == 2 and "b0: " in said.err and "cannot be read (a row of metrics.csv is cut off)" in said.err
+
+
 def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
     run = keep_run(tmp_path / "run", [*RUN, "--early-stopping", "2"], [98.0] * 5, log=EARLY)

@@ -318,10 +318,27 @@ def test_a_damaged_table_is_named_and_the_rest_is_shown(digits_run, tmp_path, na
     folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
     rows = [line.split(",") for line in (folder / name).read_text().splitlines()]
     rows[0 if value is None else 1][rows[0].index(column)] = value or "epxch"
-    (folder / name).write_text("\n".join(map(",".join, rows)))
+    (folder / name).write_text("".join(f"{','.join(row)}\n" for row in rows))
     page = made(tmp_path, str(folder), *(["--no-predictions"] if value is None else []))
     assert f"{name} cannot be read" in page.text and page.data["charts"]
     assert bool(page.data["details"]) == (value is not None)
+
+
+def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run, tmp_path):
+    folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
+    names, row = (folder / "metrics.csv").read_text().splitlines()[:2]
+    figure = row.split(",")[names.split(",").index("val_top1")]
+    cut = "2" + row[1 : row.index(f",{figure},") + 2]  # one digit of its top-1
+    (folder / "metrics.csv").write_text(f"{names}\n{row}\n{cut}")
+    page = made(tmp_path, str(folder), "--no-predictions")
+    assert "its row in metrics.csv is cut off, so it is left out" in page.text
+    (curves,) = [chart["curves"] for chart in page.data["charts"] if chart["title"] == "Top-1"]
+    (points,) = [curve for curve in curves if curve["name"] == "validation"]
+    assert points["y"] == [pytest.approx(float(figure), abs=1e-3)]
+    shutil.copy(folder / "class_metrics.csv", tmp_path / "classes.csv")
+    (folder / "class_metrics.csv").write_text((tmp_path / "classes.csv").read_text()[:-4])
+    page = made(tmp_path, str(folder), "--no-predictions")
+    assert "class_metrics.csv cannot be read (a row is cut off)" in page.text
 
 
 def test_an_image_that_cannot_be_read_is_left_out_and_named_where_that_is_asked_for(digits_run, tmp_path):

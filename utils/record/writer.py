@@ -24,6 +24,7 @@ from utils.record import board, curves
 from utils.record.event_files import EventFile, forget, rewind
 from utils.record.pictures import projector
 from utils.record.pictures.collector import Gathered
+from utils.record.tables import read_table
 from utils.runtime.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -324,5 +325,5 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
     """The rows up to epoch ``epochs``."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if int(row["epoch"]) <= epochs]
+    rows, _ = read_table(path)
+    return [row for row in rows if int(row["epoch"]) <= epochs]
