@@ -45,7 +45,8 @@ def sincos_positions(rows: int, columns: int, width: int) -> torch.Tensor:
     """Sines and cosines of each patch's place: float32 (``rows`` * ``columns``, ``width``), row after row.
 
     A quarter of the features each: sine and cosine of the column, then of the row, at frequencies from 1 to
-    1 / ``SLOWEST``. Chen et al., An empirical study of training self-supervised vision transformers (MoCo v3), 2021.
+    1 / ``SLOWEST``. After Chen et al., An empirical study of training self-supervised vision transformers (MoCo v3),
+    2021; the frequencies are big_vision's (``posemb_sincos_2d``), which include the slowest.
     """
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     frequencies = SLOWEST ** -torch.linspace(0, 1, width // 4, dtype=torch.float64)

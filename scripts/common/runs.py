@@ -94,10 +94,10 @@ def read_run(folder: Path) -> RunResult | None:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
         args = arguments.parse(["--config", str(folder / "config.yaml")])
         rows, cut = read_table(folder / "metrics.csv")
-        if cut:
-            raise ValueError("a row of metrics.csv is cut off")
         log = (folder / "log.txt").read_text(encoding="utf-8")
         ends = [*LAST_LINE.finditer(log)]
+        if cut and ends:  # a run that goes on leaves the row out
+            raise ValueError("a row of metrics.csv is cut off")
         if not rows or not ends or int(ends[-1][1]) != int(rows[-1]["epoch"]):
             return None
         if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):

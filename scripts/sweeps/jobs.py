@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -12,9 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from scripts.common.runs import RunResult, counts_for, read_run, run_folders
 from scripts.sweeps.grid import Trial
+from utils.checkpoint import checkpoint
+from utils.config.datasets import SPECS
 from utils.config.settings import UserError
+from utils.data.sets.datasets import get_data
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
@@ -58,14 +64,26 @@ class Places:
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
-    """The results of those ``trials`` whose finished runs are below ``runs``."""
+    """The results of those ``trials`` whose finished runs, on the images that are there now, are below ``runs``."""
     found = {}
+    fingerprint = functools.cache(lambda: get_data(trials[0].args.data, torch.device("cpu")).fingerprint)
     for folder in run_folders(runs):
         result = read_run(folder)
         for trial in trials if result else ():
             if trial.seed == result.seed and counts_for(result.args, trial.args):
-                found[trial] = result
+                if _of_other_images(result, fingerprint):
+                    print(f"{result.folder} was trained on other images than are there now", file=sys.stderr)
+                else:
+                    found[trial] = result
     return found
+
+
+def _of_other_images(result: RunResult, fingerprint: Callable[[], str]) -> bool:
+    """Whether the user's own images have changed since this run; unknown, so no, if its checkpoints are gone."""
+    if not SPECS[result.args.data.dataname].of_the_user:
+        return False
+    newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)
+    return newest is not None and newest[1]["fingerprint"] != fingerprint()
 
 
 def run_all(

@@ -317,9 +317,20 @@ def test_auto_takes_no_run_on_other_images_of_the_users_own(tmp_path, monkeypatc
     flowers, _ = auto(capsys, "flowers", *max_steps)
     birds, err = auto(capsys, "birds")
     assert birds != flowers and len(rows(birds)) == 3
-    began = f"begins a new run; {flowers} was trained on other images, those in {tmp_path / 'flowers'}"
+    began = f"begins a new run; {flowers} was trained on other images, those that were in {tmp_path / 'flowers'}"
     assert err == f"main.py: warning: --resume auto: {began}\n"
     assert auto(capsys, "flowers") == (flowers, "") and auto(capsys, "birds") == (birds, "")
+
+
+def test_auto_takes_no_finished_run_whose_images_have_changed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "data", "abcd")
+    run, _ = auto(capsys, "data")
+    (tmp_path / "data/train/a/0.png").rename(tmp_path / "data/train/a/new.png")
+    again, err = auto(capsys, "data")
+    assert again != run and len(rows(again)) == 3
+    assert f"begins a new run; {run} was trained on other images, those that were in" in err
+    assert auto(capsys, "data") == (again, "")
 
 
 @pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])

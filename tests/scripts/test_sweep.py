@@ -8,7 +8,9 @@ import sys
 import time
 
 import pytest
+from PIL import Image
 
+import main
 from scripts import sweep
 from scripts.common.command_line import run_tool
 from scripts.common.runs import identity, read_run
@@ -166,6 +168,31 @@ def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
     assert len(jobs.finished(tmp_path, planned("flowers"))) == 1 and not jobs.finished(tmp_path, planned("birds"))
     keep_run(tmp_path / "other", planned("here", "cifar10/conv2")[0].flags, [80.0] * 9)
     assert len(jobs.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, "these are the same images anywhere"
+
+
+def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, capsys):
+    for number, name in enumerate(("train/cat", "train/dog", "val/cat", "val/dog")):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for image in "abcd":
+            Image.new("L", (8, 8), 60 * number).save(tmp_path / "pets" / name / f"{image}.png")
+    where = ["--dataname", "folder", "--datapath", str(tmp_path / "pets"), "--image-size", "8", "--device", "cpu"]
+    more = [*where, "--epochs", "1", "--batch-size", "4", "--workers", "0"]
+    (trial,) = trials("digits/fc", [], 1, more)
+    assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
+    assert set(jobs.finished(tmp_path / "runs", [trial])) == {trial}
+    Image.new("L", (8, 8)).save(tmp_path / "pets/train/cat/e.png")
+    capsys.readouterr()
+    assert not jobs.finished(tmp_path / "runs", [trial])
+    assert "was trained on other images than are there now" in capsys.readouterr().err
+
+
+def test_a_cut_table_of_a_run_that_has_not_ended_is_no_hindrance(tmp_path):
+    planned = trials("digits/fc", [], 1, ["--epochs", "2"])
+    folder = keep_run(tmp_path / "one", planned[0].flags, [80.0, 90.0]) or tmp_path / "one"
+    path = folder / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-3])
+    (folder / "log.txt").write_text("begun\n")
+    assert not jobs.finished(tmp_path, planned)
 
 
 def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from utils.checkpoint import checkpoint
+from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
@@ -204,7 +205,9 @@ def newest_run(
         if newest and is_wanted(newest[1]):
             return ResumePoint.of(*newest, folder)
         if newest:
-            strange.append(f"{folder} was trained on other images, those in {newest[1]['settings'].get('datapath')}")
+            strange.append(
+                f"{folder} was trained on other images, those that were in {newest[1]['settings'].get('datapath')}"
+            )
         elif any((folder / "checkpoints").glob("*.pt")):
             lost.append(folder)
             warn(f"{folder}: none of its checkpoints can be loaded; it is left as it is")
@@ -226,14 +229,16 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
     """Whether the run with the checkpoint ``state`` was trained on the images that ``args`` name.
 
     A data set's name tells which those are, but of the user's own images only their place does; elsewhere they are the
-    same if their ``fingerprint`` is, as of a folder that was moved.
+    same if their ``fingerprint`` is, as of a folder that was moved. It must be of a finished run in any case: an
+    unfinished one compares it when it goes on, but nothing more would be read for a finished one.
     """
     if not SPECS[args.data.dataname].of_the_user:
         return True
     begun = state["settings"].get("datapath")
     at_its_place = isinstance(begun, str) and "\0" not in begun
     at_its_place = at_its_place and os.path.realpath(begun) == os.path.realpath(args.data.datapath)
-    return at_its_place or state["fingerprint"] == fingerprint()
+    goes_on = not Progress.from_state(state["progress"]).is_finished(args)
+    return (at_its_place and goes_on) or state["fingerprint"] == fingerprint()
 
 
 _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"

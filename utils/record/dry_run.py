@@ -289,8 +289,8 @@ def _average(args: Settings, components: Any) -> str:
         kind = "that of the schedule-free optimizer"
     elif decay is not None:
         start, at_once = args.average.ema_start_epoch, not args.average.ema_warmup
-        begin = f" from epoch {start} on" if start > 1 else " from the first step on" if at_once else ""
-        kind = f"decay {decay:g}{begin}"
+        kind = f"decay {decay:g}{' from the first step on' if at_once else ''}"
+        kind += f", begun in epoch {start}" if start > 1 else ""
     elif first is not None:
         kind = f"mean of the weights after each epoch from epoch {first} on"
     else:

@@ -34,6 +34,12 @@ def _restarts(v: Any) -> str | None:
     return None
 
 
+def _warms_up(v: Any) -> str | None:
+    if v.warmup_steps > 0 and v.lr_per_epoch and v.warmup_epochs <= 1 and v.warmup_lr is None:
+        return "does nothing: with --lr-per-epoch, the first of so few epochs has the full rate; it needs --warmup-lr"
+    return needs("to be at least half a step", lambda v: v.warmup_steps > 0)(v)
+
+
 def _reaches_milestones(v: Any) -> str | None:
     if v.lr_policy != "multistep":
         return f"does nothing: it needs --lr-policy multistep, not {v.lr_policy}"
@@ -164,11 +170,11 @@ class OptimisationSettings:
         check=between(1, 1e6), effect=_of_policies(*RISING_POLICIES),
     )  # fmt: skip
     warmup_epochs: float = setting(
-        0.0, "epochs of linear warm-up", check=not_negative,
-        effect=needs("to be at least half a step", lambda v: v.warmup_steps > 0),
+        0.0, "epochs of linear warm-up", check=not_negative, effect=_warms_up,
     )  # fmt: skip
     warmup_lr: float | None = setting(
-        None, "learning rate of the first step of the warm-up [--lr divided by its steps]", type=float, check=positive,
+        None, "learning rate of the first step of the warm-up [--lr divided by its steps; with --lr-per-epoch by its "
+        "epochs]", type=float, check=positive,
         effect=_WARMS_UP,
     )  # fmt: skip
     warmup_prefix: bool = setting(
