@@ -267,7 +267,7 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
 def failure_of(done: subprocess.CompletedProcess[str]) -> str:
     """How a process failed, in words; '' if it did not."""
     if done.returncode == -signal.SIGKILL:
-        return "the process was killed, most likely for want of memory"
+        return "the process was killed, most likely because memory ran out"
     if done.returncode < 0:
         return f"the process was ended by signal {-done.returncode}"
     last = (done.stderr.splitlines() or ["no reason given"])[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -64,15 +64,15 @@ class Places:
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
-    """The results of those ``trials`` whose finished runs, on the images that are there now, are below ``runs``."""
+    """The results of those ``trials`` that have a finished run below ``runs``, on the images as they are now."""
     found = {}
-    fingerprint = functools.cache(lambda: get_data(trials[0].args.data, torch.device("cpu")).fingerprint)
+    fingerprint = cache(lambda data: get_data(data, torch.device("cpu")).fingerprint)
     for folder in run_folders(runs):
         result = read_run(folder)
         for trial in trials if result else ():
             if trial.seed == result.seed and counts_for(result.args, trial.args):
-                if _of_other_images(result, fingerprint):
-                    print(f"{result.folder} was trained on other images than are there now", file=sys.stderr)
+                if _of_other_images(result, partial(fingerprint, trial.args.data)):
+                    print(f"{result.folder} does not count: the images have changed since", file=sys.stderr)
                 else:
                     found[trial] = result
     return found

@@ -681,7 +681,7 @@ def test_the_largest_batch_is_told_with_what_ended_the_search():
 @pytest.mark.parametrize(
     ("code", "figures", "lines"),
     [
-        (-9, "", ["Memory: unknown: the process was killed, most likely for want of memory"]),
+        (-9, "", ["Memory: unknown: the process was killed, most likely because memory ran out"]),
         (-15, "", ["Memory: unknown: the process was ended by signal 15"]),
         (
             1, '{"step_bytes": 2000000}\n',

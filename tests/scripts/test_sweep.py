@@ -1,6 +1,7 @@
 """A sweep trains each combination with each seed once, can be interrupted, and shows mean and spread of its runs."""
 
 import csv
+import shutil
 import signal
 import statistics
 import subprocess
@@ -180,10 +181,14 @@ def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, ca
     (trial,) = trials("digits/fc", [], 1, more)
     assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
     assert set(jobs.finished(tmp_path / "runs", [trial])) == {trial}
+    shutil.copytree(tmp_path / "pets", tmp_path / "others")
+    (other,) = trials("digits/fc", [], 1, [*more, "--datapath", str(tmp_path / "others")])
+    Image.new("L", (8, 8)).save(tmp_path / "others/train/cat/e.png")
+    assert set(jobs.finished(tmp_path / "runs", [other, trial])) == {trial}, "each has images of its own"
     Image.new("L", (8, 8)).save(tmp_path / "pets/train/cat/e.png")
     capsys.readouterr()
     assert not jobs.finished(tmp_path / "runs", [trial])
-    assert "was trained on other images than are there now" in capsys.readouterr().err
+    assert "does not count: the images have changed since" in capsys.readouterr().err
 
 
 def test_a_cut_table_of_a_run_that_has_not_ended_is_no_hindrance(tmp_path):

@@ -90,7 +90,7 @@ NEEDS = [
     ("lr_pct_start", "--lr-pct-start 0.2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
     ("lr_div_factor", "--lr-div-factor 2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
     ("warmup_epochs", "--warmup-epochs 0.01", {"warmup_steps": 0}, "--warmup-epochs 0.01 does nothing: it needs to be at least half a step"),
-    ("warmup_epochs", "--warmup-epochs 1 --lr-per-epoch", {}, "does nothing: with --lr-per-epoch, the first of so few"),
+    ("warmup_epochs", "--warmup-epochs 1 --lr-per-epoch", {}, "does nothing: with --lr-per-epoch, a warm-up of one epoch"),
     ("warmup_lr", "--warmup-lr 0.01", {"warmup_steps": 0}, "--warmup-lr 0.01 does nothing: it needs --warmup-epochs"),
     ("warmup_prefix", "--no-warmup-prefix", {"warmup_steps": 0}, "--no-warmup-prefix does nothing: it needs --warmup-epochs"),
     ("warmup_prefix", "--no-warmup-prefix --lr-policy step", {}, "does nothing: it needs --warmup-epochs and --lr-policy cosine"),

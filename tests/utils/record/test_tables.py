@@ -1,4 +1,4 @@
-"""Tables whose end is cut off: a number never stands there without its last digits."""
+"""Tables that are cut off in the middle of a row: no reader takes the digits that are left for a number."""
 
 import csv
 

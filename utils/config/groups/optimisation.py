@@ -36,7 +36,7 @@ def _restarts(v: Any) -> str | None:
 
 def _warms_up(v: Any) -> str | None:
     if v.warmup_steps > 0 and v.lr_per_epoch and v.warmup_epochs <= 1 and v.warmup_lr is None:
-        return "does nothing: with --lr-per-epoch, the first of so few epochs has the full rate; it needs --warmup-lr"
+        return "does nothing: with --lr-per-epoch, a warm-up of one epoch begins at the full rate; it needs --warmup-lr"
     return needs("to be at least half a step", lambda v: v.warmup_steps > 0)(v)
 
 
