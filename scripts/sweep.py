@@ -22,7 +22,7 @@ from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
 from scripts.common.runs import RunResult
 from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
-from scripts.sweeps.jobs import Places, finished, run_all
+from scripts.sweeps.jobs import Places, run_all
 from utils.config.settings import UserError
 from utils.runtime.console import outlive_terminal
 
@@ -78,6 +78,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
 
 def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:
     """Train what is not finished yet, and show all results. Returns the exit code."""
+    from scripts.sweeps.earlier import finished
     from utils.record.metrics import cut_words
 
     results = finished(folder / "runs", planned)

@@ -15,7 +15,7 @@ import main
 from scripts import sweep
 from scripts.common.command_line import run_tool
 from scripts.common.runs import identity, read_run
-from scripts.sweeps import jobs, report
+from scripts.sweeps import earlier, jobs, report
 from scripts.sweeps.grid import Trial, trials
 from utils.config import arguments
 from utils.config.settings import UserError
@@ -140,7 +140,7 @@ def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path
     planned = trials("digits/fc", [], 2, ["--epochs", "1"])
     for number, (trial, best) in enumerate(zip(planned, (float("nan"), 90.0), strict=True)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
-    shown = report.as_table(jobs.finished(tmp_path / "runs", planned)).splitlines()[2].split()
+    shown = report.as_table(earlier.finished(tmp_path / "runs", planned)).splitlines()[2].split()
     assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
 
 
@@ -157,7 +157,7 @@ def test_finished_runs_are_found_by_their_settings_and_seed(tmp_path):
     keep_run(tmp_path / "one", planned[3].flags, [80.0, 90.0])
     keep_run(tmp_path / "other epochs", [*planned[0].flags, "--epochs", "3"], [80.0, 90.0, 91.0])
     keep_run(tmp_path / "other device", [*planned[2].flags, "--device", "cpu", "--amp", "off"], [80.0, 90.0])
-    assert set(jobs.finished(tmp_path, planned)) == {planned[3]}  # --amp shapes the result, --device does not
+    assert set(earlier.finished(tmp_path, planned)) == {planned[3]}  # --amp shapes the result, --device does not
     assert identity(planned[0].args) == identity(planned[1].args) != identity(planned[2].args)
 
 
@@ -166,9 +166,9 @@ def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
         return trials(recipe, [], 1, ["--datapath", str(tmp_path / place), "--epochs", "9"])
 
     keep_run(tmp_path / "run", planned("flowers")[0].flags, [80.0] * 9)
-    assert len(jobs.finished(tmp_path, planned("flowers"))) == 1 and not jobs.finished(tmp_path, planned("birds"))
+    assert len(earlier.finished(tmp_path, planned("flowers"))) == 1 and not earlier.finished(tmp_path, planned("birds"))
     keep_run(tmp_path / "other", planned("here", "cifar10/conv2")[0].flags, [80.0] * 9)
-    assert len(jobs.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, "these are the same images anywhere"
+    assert len(earlier.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, "these are the same images anywhere"
 
 
 def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, capsys):
@@ -180,14 +180,14 @@ def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, ca
     more = [*where, "--epochs", "1", "--batch-size", "4", "--workers", "0"]
     (trial,) = trials("digits/fc", [], 1, more)
     assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
-    assert set(jobs.finished(tmp_path / "runs", [trial])) == {trial}
+    assert set(earlier.finished(tmp_path / "runs", [trial])) == {trial}
     shutil.copytree(tmp_path / "pets", tmp_path / "others")
     (other,) = trials("digits/fc", [], 1, [*more, "--datapath", str(tmp_path / "others")])
     Image.new("L", (8, 8)).save(tmp_path / "others/train/cat/e.png")
-    assert set(jobs.finished(tmp_path / "runs", [other, trial])) == {trial}, "each has images of its own"
+    assert set(earlier.finished(tmp_path / "runs", [other, trial])) == {trial}, "each has images of its own"
     Image.new("L", (8, 8)).save(tmp_path / "pets/train/cat/e.png")
     capsys.readouterr()
-    assert not jobs.finished(tmp_path / "runs", [trial])
+    assert not earlier.finished(tmp_path / "runs", [trial])
     assert "does not count: the images have changed since" in capsys.readouterr().err
 
 
@@ -197,7 +197,7 @@ def test_a_cut_table_of_a_run_that_has_not_ended_is_no_hindrance(tmp_path):
     path = folder / "metrics.csv"
     path.write_bytes(path.read_bytes()[:-3])
     (folder / "log.txt").write_text("begun\n")
-    assert not jobs.finished(tmp_path, planned)
+    assert not earlier.finished(tmp_path, planned)
 
 
 def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
@@ -205,7 +205,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
     finals = [91.0, 92.5, 93.1, 88.0, 89.5]
     for number, (trial, top1) in enumerate(zip(planned, finals, strict=False)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [top1 + 1, top1])
-    results = jobs.finished(tmp_path, planned)
+    results = earlier.finished(tmp_path, planned)
     lines = report.as_table(results).splitlines()
     assert lines[2].split() == ["lr=0.05", "3", "92.20", "+-", f"{statistics.stdev(finals[:3]):.2f}", "93.20", "+-",
                                 f"{statistics.stdev(finals[:3]):.2f}", "3", "s"]  # fmt: skip
@@ -224,7 +224,7 @@ def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
     planned = trials("digits/fc", ["epochs=3,2"], 1, ["--early-stopping", "1"])
     for number, trial in enumerate(planned):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0], log=EARLY)
-    report.write_csv(tmp_path / "sweep.csv", planned, jobs.finished(tmp_path, planned))
+    report.write_csv(tmp_path / "sweep.csv", planned, earlier.finished(tmp_path, planned))
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["epochs"], row["trained_epochs"]) for row in rows] == [("3", "2"), ("2", "2")]
@@ -233,7 +233,7 @@ def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
 def test_figures_of_a_cut_validation_are_marked(tmp_path):
     planned = trials("digits/fc", [], 1, ["--epochs", "2", "--max-val-batches", "3"])
     keep_run(tmp_path / "runs" / "0", planned[0].flags, [91.0, 92.0])
-    results = jobs.finished(tmp_path, planned)
+    results = earlier.finished(tmp_path, planned)
     assert "as the recipe (cut: --max-val-batches 3)" in report.as_table(results)
     report.write_csv(tmp_path / "sweep.csv", planned, results)
     with open(tmp_path / "sweep.csv", newline="") as file:
