@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, make_folder, run_tool
 from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from utils.checkpoint.fingerprint import same_images
 from utils.config.groups.data import VIEWS
 from utils.config.settings import Settings, UserError
 from utils.runtime.distributed import Distributed, RankInfo, end_process
@@ -114,7 +115,7 @@ def evaluate(
     figures = Figures(predict_split(loaded, chosen, distributed))
     if other is None:
         return figures, None
-    if other.fingerprint != loaded.fingerprint and own.datapath is None:
+    if own.datapath is None and not same_images(other.fingerprint, loaded.fingerprint):
         warn(f"{other.path} was trained on other images than {loaded.path}, perhaps on some of those compared here")
     second = predict_split(seeing_the_same(other, loaded), chosen, distributed)
     return figures, compare(figures, Figures(second))
@@ -155,7 +156,7 @@ def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loade
     """The checkpoints that are the best epoch of their run by its result on the images that are evaluated."""
     if not validated_on(own, loaded.settings.get("datapath")):
         return []
-    of_these = [one for one in (loaded, other) if one is not None and one.fingerprint == loaded.fingerprint]
+    of_these = [one for one in (loaded, other) if one is not None and same_images(one.fingerprint, loaded.fingerprint)]
     return [str(one.path) for one in of_these if one.path.name == BEST]
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from models.load import Loaded
 from models.prepare import to_memory_format
 from scripts.common.trained import warn
+from utils.checkpoint.fingerprint import same_images
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.datasets import SPECS
@@ -231,7 +232,7 @@ def _trained_on(args: Settings, chosen: Chosen, images: Images) -> np.ndarray | 
 
 def _other_images(loaded: Loaded, data: Data) -> tuple[str, ...]:
     """A note if the training images are no longer those that the network was trained on."""
-    if data.fingerprint == loaded.fingerprint:
+    if same_images(data.fingerprint, loaded.fingerprint):
         return data.warnings
     return (f"the data set holds other images than {loaded.path} was trained on", *data.warnings)
 

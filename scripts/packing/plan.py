@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from scripts.packing.encoding import Encoding
+from utils.checkpoint.fingerprint import listing_of
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage
 from utils.data.images.stored import Stored
@@ -57,7 +58,7 @@ class Plan:
         """All of ``data``."""
         about = {
             **{split: dataclasses.asdict(encoding) for split, encoding in encodings.items()},
-            "shard_samples": shard_samples, "skip_bad_images": skip_bad, "source": data.fingerprint,
+            "shard_samples": shard_samples, "skip_bad_images": skip_bad, "source": listing_of(data.fingerprint),
         }  # fmt: skip
         splits = {"train": data.train, "val": data.validation}
         return cls(folder, splits, data.classes, encodings, shard_samples, skip_bad, about)

@@ -12,6 +12,7 @@ import torch
 from scripts.common.runs import RunResult, counts_for, read_run, run_folders
 from scripts.sweeps.grid import Trial
 from utils.checkpoint import checkpoint
+from utils.checkpoint.fingerprint import same_images
 from utils.config.datasets import SPECS
 from utils.data.sets.datasets import get_data
 
@@ -36,4 +37,4 @@ def _of_other_images(result: RunResult, fingerprint: Callable[[], str]) -> bool:
     if not SPECS[result.args.data.dataname].of_the_user:
         return False
     newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)
-    return newest is not None and newest[1]["fingerprint"] != fingerprint()
+    return newest is not None and not same_images(newest[1]["fingerprint"], fingerprint())

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
@@ -331,6 +332,43 @@ def test_auto_takes_no_finished_run_whose_images_have_changed(tmp_path, monkeypa
     assert again != run and len(rows(again)) == 3
     assert f"begins a new run; {run} was trained on other images, those that were in" in err
     assert auto(capsys, "data") == (again, "")
+
+
+@pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])
+def test_auto_tells_a_second_version_of_the_images_by_their_content(tmp_path, monkeypatch, capsys, max_steps):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "raw", "abcd")
+    images(tmp_path / "denoised", "abcd")
+    for path in (tmp_path / "denoised").rglob("*.png"):
+        with Image.open(path) as image:
+            image.point(lambda value: value // 2).save(path)
+    raw, _ = auto(capsys, "raw", *max_steps)
+    denoised, err = auto(capsys, "denoised")
+    assert denoised != raw and f"begins a new run; {raw} was trained on other images" in err
+    assert auto(capsys, "raw") == (raw, "") and auto(capsys, "denoised") == (denoised, "")
+
+
+def test_a_resume_on_images_that_were_processed_in_place_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "data", "abcd")
+    run, _ = auto(capsys, "data", "--max-steps", "11")
+    for path in (tmp_path / "data").rglob("*.png"):
+        with Image.open(path) as image:
+            image.point(lambda value: value // 2).save(path)
+    code, (line,) = told(capsys, (*ON_IMAGES, "--datapath", "data", "--resume", run))
+    assert code == 2 and "--datapath: holds other content in files of the same names (" in line
+
+
+def test_a_checkpoint_of_an_older_version_compares_the_names_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "data", "abcd")
+    run, _ = auto(capsys, "data", "--max-steps", "11")
+    state = load(run, "last.pt")
+    state["fingerprint"], plus, contents = state["fingerprint"].partition("+")
+    assert plus and len(contents) == 64
+    torch.save(state, tmp_path / "older.pt")
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert told(capsys, (*ON_IMAGES, "--datapath", "moved", "--resume", "older.pt")) == (0, [])
 
 
 @pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])

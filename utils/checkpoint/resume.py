@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from utils.checkpoint import checkpoint
+from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
@@ -110,10 +111,11 @@ class ResumePoint:
         differences, begun = [], self.state.get("classes", classes)
         if list(classes) != (list(begun) if isinstance(begun, list | tuple) else begun):
             differences.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
-        if fingerprint is not None and fingerprint != self.state["fingerprint"]:
+        if fingerprint is not None and not same_images(fingerprint, begun := self.state["fingerprint"]):
+            alike = listing_of(fingerprint) == listing_of(begun)
+            what = "other content in files of the same names" if alike else "other images or labels"
             differences.append(
-                f"--datapath: holds other images or labels ({fingerprint[:12]}) than {self.path} was trained on "
-                f"({self.state['fingerprint'][:12]})"
+                f"--datapath: holds {what} ({short(fingerprint)}) than {self.path} was trained on ({short(begun)})"
             )
         return differences
 
@@ -238,7 +240,7 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
     at_its_place = isinstance(begun, str) and "\0" not in begun
     at_its_place = at_its_place and os.path.realpath(begun) == os.path.realpath(args.data.datapath)
     goes_on = not Progress.from_state(state["progress"]).is_finished(args)
-    return (at_its_place and goes_on) or state["fingerprint"] == fingerprint()
+    return (at_its_place and goes_on) or same_images(state["fingerprint"], fingerprint())
 
 
 _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"

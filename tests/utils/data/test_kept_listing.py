@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
+from utils.checkpoint.fingerprint import listing_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.progress_log import ProgressLog
@@ -310,7 +311,7 @@ def test_the_fingerprint_of_a_tree_is_that_of_earlier_versions(tree):
     for images in (data.train, data.validation):
         digest.update(images.labels.numpy().tobytes())
         digest.update("\0".join("/".join(Path(path).parts[-2:]) for path in images.paths).encode())
-    assert data.fingerprint == digest.hexdigest()
+    assert listing_of(data.fingerprint) == digest.hexdigest()
 
 
 def test_a_process_that_looks_at_all_paths_gets_no_memory_of_its_own(tmp_path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from utils.checkpoint.fingerprint import joined, same_images, short
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
@@ -31,6 +33,8 @@ from utils.data.shards.foreign import ensure_index
 from utils.data.shards.members import Members
 from utils.data.shards.reading import holds_shards, read_shards
 from utils.runtime.distributed import Distributed
+
+LOOKED_AT, FIRST_BYTES = 32, 1 << 16  # files of a split whose content is part of the fingerprint
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,10 @@ class Data:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over what was read: pixels in memory, the files' names, or shards' content; labels and classes."""
+        """Of classes, labels and images (see ``utils.checkpoint.fingerprint``).
+
+        Those are pixels in memory, shards' content, or the files' names and the content of some of them.
+        """
         assert self.train is not None
         return self._digest
 
@@ -76,21 +83,25 @@ class Data:
         for rank, digest in enumerate(read):
             if digest != read[0]:
                 raise UserError(
-                    f"--datapath: process {rank} reads other images or labels ({digest[:12]}) than process 0 "
-                    f"({read[0][:12]}); give every machine the same data",
+                    f"--datapath: process {rank} reads other images or labels ({short(digest)}) than process 0 "
+                    f"({short(read[0])}); give every machine the same data",
                     on_all_ranks=True,
                 )
 
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256("\0".join(self.classes).encode(errors="surrogatepass"))  # folders' names
+        contents = None
         for images in filter(None, (self.train, self.validation)):
             digest.update(images.labels.cpu().numpy().tobytes())
             if isinstance(images, ImageFiles):
                 digest.update(_names(images))
+                if not isinstance(images.paths, Members | Rows):
+                    contents = contents or hashlib.sha256()
+                    contents.update(_some_contents(images.paths))
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return joined(digest.hexdigest(), contents and contents.hexdigest())
 
 
 def _names(images: ImageFiles) -> bytes:
@@ -100,6 +111,22 @@ def _names(images: ImageFiles) -> bytes:
     if isinstance(images.paths, FilePaths):
         return images.paths.ends_of_paths()
     return os.fsencode("\0".join("/".join(Path(path).parts[-2:]) for path in images.paths))
+
+
+def _some_contents(paths: Sequence[str]) -> bytes:
+    """The size and first bytes of some files, from the first to the last in equal steps."""
+    parts = []
+    for place in np.linspace(0, len(paths) - 1, min(len(paths), LOOKED_AT)).round().astype(int).tolist():
+        try:
+            with open(paths[place], "rb", opener=_without_waiting) as file:
+                parts.append(b"%d %b" % (os.fstat(file.fileno()).st_size, file.read(FIRST_BYTES)))
+        except OSError:  # decoding it reports the error
+            parts.append(b"unreadable")
+    return b"".join(hashlib.sha256(part).digest() for part in parts)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe that stands there in place of an image
 
 
 @dataclass(frozen=True)
@@ -204,7 +231,7 @@ def _validated_in_training(
         if same_place:
             raise
         data = None
-    if data is not None and data.fingerprint == trained.fingerprint:
+    if data is not None and same_images(data.fingerprint, trained.fingerprint):
         return data, ()
     share = f"--val-split {settings.val_split:g}"
     if same_place:

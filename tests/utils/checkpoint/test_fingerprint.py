@@ -1,0 +1,56 @@
+"""Fingerprints are compared in what both tell."""
+
+import os
+
+import pytest
+
+from utils.checkpoint.fingerprint import joined, listing_of, same_images, short
+from utils.data.sets.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
+
+OLD, NEW, CHANGED = "a" * 64, joined("a" * 64, "b" * 64), joined("a" * 64, "c" * 64)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (NEW, NEW, True), (OLD, OLD, True), (OLD, NEW, True), (NEW, CHANGED, False), (NEW, "d" * 64, False),
+        (NEW, joined("d" * 64, "b" * 64), False), (None, NEW, False), (None, None, False), ("", NEW, False),
+    ],
+)  # fmt: skip
+def test_what_only_one_tells_is_not_compared(one, other, same):
+    assert same_images(one, other) is same and same_images(other, one) is same
+
+
+def test_parts():
+    assert joined("a", None) == "a" and listing_of(NEW) == listing_of(OLD) == OLD
+    assert short(NEW) == f"{'a' * 12}+{'b' * 12}" and short(OLD) == "a" * 12
+
+
+def test_contents_are_those_of_files_over_the_whole_list(tmp_path):
+    paths = [str(tmp_path / f"{number}") for number in range(10 * LOOKED_AT)]
+    for number, path in enumerate(paths):
+        with open(path, "w") as file:
+            file.write(f"image {number}")
+    before = _some_contents(paths)
+
+    def changed_by(content, place):
+        with open(paths[place], "rb") as file:
+            kept = file.read()
+        with open(paths[place], "wb") as file:
+            file.write(content)
+        differs = _some_contents(paths) != before
+        with open(paths[place], "wb") as file:
+            file.write(kept)
+        return differs
+
+    assert changed_by(b"other", 0) and changed_by(b"other", -1) and not changed_by(b"other", 1)
+    assert _some_contents(paths) == before, "times do not count"
+    assert changed_by(b"image 0" + bytes(FIRST_BYTES), 0), "a longer file"
+    assert sum(changed_by(b"other", place) for place in range(len(paths))) == LOOKED_AT
+
+
+def test_files_that_cannot_be_read_are_no_hindrance(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "image").write_bytes(b"image")
+    found = [_some_contents([str(tmp_path / name)]) for name in ("pipe", "missing", "image", ".")]
+    assert len(set(found)) == 3 and found[1] == found[3]
