@@ -31,7 +31,7 @@ from utils.data.images.stored import Stored
 from utils.data.images.view import View
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.datasets import get_data
+from utils.data.sets.datasets import get_data, get_test_data
 from utils.data.sets.readers import ImageFiles
 from utils.data.shards.index import BLOCK, Shard, Split, record_type
 from utils.runtime.distributed import Distributed, RankInfo
@@ -314,6 +314,18 @@ def test_a_folder_that_images_are_listed_in_is_no_place_for_shards(tree, tmp_pat
     for root, *flags in ((tree,), (tmp_path / "alone", "--val-split", "0.2")):
         beside = parse(["--dataname", "folder", "--datapath", str(root), *flags]).data
         pack.refuse_place(str(root / "shards"), beside)
+
+
+def test_class_folders_beside_shards_are_read_by_neither_name_but_their_own(tree, shards, tmp_path):
+    both = shutil.copytree(shards, tmp_path / "both")
+    shutil.copytree(tree / "val", both / "val")
+    for name in ("folder", "imagenet"):
+        with pytest.raises(UserError, match=r"holds shards and class folders below val/; use --dataname shards for"):
+            read(name, both)
+    settings = parse(["--dataname", "folder", "--datapath", str(both)]).data
+    with pytest.raises(UserError, match="holds shards and class folders"):
+        get_test_data(settings, CPU, None)
+    assert len(read("shards", both).validation) == len(read("shards", shards).validation)
 
 
 def test_images_in_memory_have_no_bytes_to_keep(tmp_path):

@@ -186,6 +186,7 @@ def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None
         return None
     root = Path(settings.datapath)
     if holds_shards(root):
+        _refuse_two_sets(root, settings.dataname)
         return None
     classes = trained.classes if trained is not None and trained.classes is not None else ()
     if class_folders.is_tree_of(root, classes):
@@ -338,12 +339,23 @@ def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
     return f"holds no {own}class folders below train/ and val/ or test/; {advice}"
 
 
+def _refuse_two_sets(root: Path, name: str) -> None:
+    """Raise ``UserError`` if class folders lie beside the shards and ``name`` does not say which are meant."""
+    for split in filter(None, (training_folder(root), validation_folder(root))) if name != "shards" else ():
+        if any(path.is_dir() for path in class_folders.visible(split)):
+            raise UserError(
+                f"--datapath {root}: holds shards and class folders below {split.name}/; use --dataname shards for the "
+                "shards, or move them to a folder of their own"
+            )
+
+
 def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
     """A function that reads the files at ``--datapath``; None if they are missing."""
     root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
     if name == "shards" or holds_shards(root):
         ensure_index(root, _quietly)  # of a tool; main.py has called ``prepare``
     if holds_shards(root):
+        _refuse_two_sets(root, name)
         if settings.val_split is not None:
             raise UserError(f"--val-split: the shards in {root} already have validation images; remove the flag")
         return lambda: read_shards(root, colour, settings.skip_bad_images)
