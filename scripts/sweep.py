@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.common.command_line import INTERRUPTED, ToolParser, make_folder, run_tool, whole
 from scripts.common.runs import RunResult
 from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
@@ -40,6 +40,9 @@ def main(argv: list[str]) -> int:
     except Terminated:
         print(f"{NAME}: stopped; the same command continues", file=sys.stderr)
         return STOPPED
+    except KeyboardInterrupt:
+        print(f"{NAME}: interrupted; the same command continues", file=sys.stderr)
+        return INTERRUPTED
 
 
 def build_parser() -> ToolParser:

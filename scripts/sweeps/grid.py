@@ -39,6 +39,8 @@ def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Seque
     if twice := {name: None for name in names if names.count(name) > 1}:
         every = {name: ",".join(value for values in choices for own, value in values if own == name) for name in twice}
         raise UserError(*(f"--set {name} is given twice; write {name}={values}" for name, values in every.items()))
+    if fixed := [name for name in names if _is_given(name, training_flags)]:
+        raise UserError(*(f"--{name} contradicts --set {name}=...; remove one" for name in fixed))
     made: list[Trial] = []
     mistakes: dict[str, None] = {}
     for combination in itertools.product(*choices):
@@ -77,6 +79,14 @@ def _values(text: str) -> list[tuple[str, str]]:
     if meta["type"] is bool and not set(given) <= {"true", "false"}:
         raise UserError(f"--set {text}: the values of {flag_of(name)} are true and false")
     return [(name.replace("_", "-"), value) for value in given]
+
+
+def _is_given(name: str, words: Sequence[str]) -> bool:
+    """Whether the words of a command line hold a flag of that setting."""
+    short = OPTIONS[name.replace("-", "_")].metadata["short"]
+    return any(
+        word.partition("=")[0] in (f"--{name}", f"--no-{name}") or (short and word.startswith(short)) for word in words
+    )
 
 
 def _flag(name: str, value: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -124,6 +125,8 @@ def _outcome(job: Job) -> RunResult | str:
         named = RUN.findall(said)
         result = read_run(Path(named[-1])) if named else None
         return result or f"it ended without a result (see {job.output})"
+    if code == -signal.SIGKILL:
+        return f"it was killed, perhaps for want of memory (SIGKILL; see {job.output})"
     return f"{_reason(said)} (exit code {code}; see {job.output})"
 
 

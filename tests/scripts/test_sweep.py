@@ -88,6 +88,12 @@ def test_weights_to_begin_with_are_among_what_can_be_varied():
         (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),
         (["digits/fc", "--set", "lr=0.05", "--set", "lr=0.1"], "--set lr is given twice; write lr=0.05,0.1"),
+        (["digits/fc", "--set", "lr=0.05,0.1", "--lr=1"], "--lr contradicts --set lr=...; remove one"),
+        (
+            ["digits/fc", "--set", "optimizer=sgd,adam", "-oadamw"],
+            "--optimizer contradicts --set optimizer=...; remove",
+        ),
+        (["digits/fc", "--set", "nesterov=true", "--no-nesterov"], "--nesterov contradicts --set nesterov=...; remove"),
         (["digits/fc", "--set", "lr=0.1,1e-1"], "--set: lr=0.1 and lr=1e-1 may be the same training; leave one out"),
         (["digits/fc", "--set", "amp=off,auto"], "--set: amp=off and amp=auto may be the same training"),
         (["digits/fc", "--set", "lr=0.1,fast"], "--lr 'fast': must be a number"),
@@ -275,6 +281,12 @@ def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_mai
     assert failure.startswith(f"seed=0: {reason} (exit code 1; see ")
 
 
+def test_a_training_that_was_killed_is_not_blamed_on_its_last_warning(fake_main, tmp_path):
+    fake_main("import os; print('main.py: warning: a doubt', flush=True); os.kill(os.getpid(), 9)")
+    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    assert failure.startswith("seed=0: it was killed, perhaps for want of memory (SIGKILL; see ")
+
+
 def test_each_trainings_output_has_a_file_of_its_own_however_long_its_values(fake_main, tmp_path):
     fake_main("import sys; print(sys.argv); sys.exit(1)")
     long = "augment=" + "+".join(["resized-crop", "flip"] * 9)
@@ -388,7 +400,7 @@ def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_pat
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "sweep.py: interrupted\n"), out
+    assert (process.returncode, err) == (130, "sweep.py: interrupted; the same command continues\n"), out
     code, said = told(sweeping, capsys, monkeypatch)
     assert code == 0 and "[1/1] seed=0: top1 " in said.out
     (folder,) = tmp_path.glob("runs/digits/fc/*")
