@@ -213,7 +213,7 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     else:
         model = torchvision.models.get_model(name, weights=None, num_classes=classes, **extra)
     if channels != 3:
-        _replace_first_convolution(model, channels, pretrained)
+        _sum_first_convolution(model, channels)
     return model
 
 
@@ -234,17 +234,19 @@ def _fit_last_layer(model: nn.Module, classes: int) -> None:
     model.set_submodule(name, new)
 
 
-def _replace_first_convolution(model: nn.Module, channels: int, pretrained: bool) -> None:
-    """Replace the first convolution for another number of channels; sums pretrained weights over the old ones."""
+def _sum_first_convolution(model: nn.Module, channels: int) -> None:
+    """Replace the first convolution for grey images: with the sum of its weights over the colours.
+
+    So the network answers, and begins to train, as the library's does on grey images in three equal channels.
+    """
     name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
     new = nn.Conv2d(
         channels, old.out_channels, old.kernel_size, old.stride, old.padding, old.dilation, bias=old.bias is not None
     )
-    if pretrained:
-        with torch.no_grad():
-            new.weight.copy_(old.weight.sum(1, keepdim=True).expand_as(new.weight) / channels)
-            if old.bias is not None:
-                new.bias.copy_(old.bias)
+    with torch.no_grad():
+        new.weight.copy_(old.weight.sum(1, keepdim=True).expand_as(new.weight) / channels)
+        if old.bias is not None:
+            new.bias.copy_(old.bias)
     model.set_submodule(name, new)
 
 

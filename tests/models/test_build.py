@@ -173,6 +173,18 @@ def test_library_network_takes_grey_and_colour_images_of_this_size(arch, channel
     assert model.training is False and build_leaves_statistics_alone(model)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])  # without and with a bias in the first layer
+def test_a_torchvision_network_for_grey_images_begins_as_the_librarys_on_equal_channels(name):
+    torch.manual_seed(0)
+    colour = torchvision.models.get_model(name, num_classes=10).eval()
+    grey = build(f"torchvision/{name}", channels=1, image_size=64).eval()
+    images = torch.rand(2, 1, 64, 64)
+    with torch.no_grad():
+        expected, found = colour(images.expand(-1, 3, -1, -1)), grey(images)
+    assert expected.std() > 0
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
 def build_leaves_statistics_alone(model):
     """The trial image that building ends with must not count in batch norm."""
     return all(not value.any() for name, value in model.named_buffers() if name.endswith("num_batches_tracked"))
