@@ -29,7 +29,7 @@ from utils.data.hugging_face.files import find
 from utils.data.images.decoding import open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
 from utils.data.sampling import first_samples
-from utils.data.sets.class_folders import test_folder, training_folder
+from utils.data.sets.class_folders import find_splits, test_folder, training_folder
 from utils.data.sets.datasets import Data, Trained, get_data, get_test_data
 from utils.data.sets.readers import IN_MEMORY, ImageFiles, Images
 from utils.loop.bad_images import BadImages
@@ -199,13 +199,17 @@ def _may_be_of(settings: DataSettings) -> bool:
     return settings.dataname not in IN_MEMORY
 
 
+def _may_hold_class_folders(settings: DataSettings) -> bool:
+    return settings.dataname not in (*IN_MEMORY, "hf")
+
+
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     """The class folders of a split that is not validation's; None if the data set's own reader has it."""
     if chosen.split == "val":
         return None
     if settings.dataname == "hf" and chosen.split == "train":
         return None
-    if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf"):
+    if settings.datapath is None or not _may_hold_class_folders(settings):
         tree = None
     elif chosen.split == "test":
         tree = test_folder(Path(settings.datapath))
@@ -219,6 +223,9 @@ def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
             "folders are read"
         )
     if tree is None and chosen.split == "test":
+        place = settings.datapath
+        if place is not None and _may_hold_class_folders(settings) and (settings.val_split or find_splits(Path(place))):
+            raise UserError(f"--split test: {place} holds no test/; --datapath FOLDER evaluates other class folders")
         raise UserError(f"--split test: of {settings.dataname} no test images are read beside those of --split val")
     return tree
 

@@ -292,6 +292,15 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
             assert len(predictions.notes) == notes and all("holds other images" in note for note in predictions.notes)
 
 
+def test_class_folders_without_test_images_are_told_as_such(digits_run, tmp_path):
+    tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)}, count=4)
+    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
+    state["settings"] |= {"dataname": "folder", "datapath": str(tree), "val_split": 0.25}
+    torch.save(state, tmp_path / "split.pt")
+    with pytest.raises(UserError, match=f"--split test: {tree} holds no test/; --datapath FOLDER evaluates other"):
+        predict_split(load_model(tmp_path / "split.pt"), Chosen(split="test", device="cpu", progress=False))
+
+
 @pytest.mark.parametrize(
     ("chosen", "words"),
     [
