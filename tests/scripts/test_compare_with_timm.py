@@ -40,8 +40,8 @@ def test_timms_figures_are_those_of_its_own_loader(run, monkeypatch, capsys):
         data = timm.data.create_dataset("", root=str(subject.loaded.settings["datapath"]) + "/val")
         config = timm.data.resolve_data_config(model=network)
         loader = timm.data.create_loader(
-            data, batch_size=5, is_training=False, use_prefetcher=False, num_workers=0, device=torch.device("cpu"),
-            **config,
+            data, batch_size=5, is_training=False, use_prefetcher=False, num_workers=0, persistent_workers=False,
+            device=torch.device("cpu"), **config,
         )  # fmt: skip
         with torch.inference_mode():
             answers = [(network(images), labels) for images, labels in loader]

@@ -208,7 +208,7 @@ def test_timm_loads_its_folder_strictly_and_shows_images_as_validation_does(tree
     assert network.patch_embed.img_size == (64, 64) and network.num_classes == 7
     assert network.pretrained_cfg["label_names"] == list(loaded.classes)
     config = timm.data.resolve_data_config(model=network)
-    assert config["input_size"] == (3, 64, 64) and config["interpolation"] == "bicubic"
+    assert tuple(config["input_size"]) == (3, 64, 64) and config["interpolation"] == "bicubic"
     theirs, ours = timm.data.create_transform(**config)(photograph()), loaded.preprocessing(photograph())
     levels = (theirs - ours).abs() * 255 * torch.tensor(loaded.preprocessing.std).view(3, 1, 1)
     assert levels.mean() < 0.3 and levels.max() < 12, "Pillow's order of passes, see utils/data/images/view.py"
