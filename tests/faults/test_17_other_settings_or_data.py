@@ -365,7 +365,7 @@ def test_a_checkpoint_of_an_older_version_compares_the_names_alone(tmp_path, mon
     run, _ = auto(capsys, "data", "--max-steps", "11")
     state = load(run, "last.pt")
     state["fingerprint"], plus, contents = state["fingerprint"].partition("+")
-    assert plus and len(contents) == 64
+    assert plus and contents
     torch.save(state, tmp_path / "older.pt")
     (tmp_path / "data").rename(tmp_path / "moved")
     assert told(capsys, (*ON_IMAGES, "--datapath", "moved", "--resume", "older.pt")) == (0, [])

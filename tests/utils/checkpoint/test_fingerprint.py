@@ -1,4 +1,4 @@
-"""Fingerprints are compared in what both tell."""
+"""Fingerprints tell another set from one in which a file was repaired."""
 
 import os
 
@@ -7,23 +7,26 @@ import pytest
 from utils.checkpoint.fingerprint import joined, listing_of, same_images, short
 from utils.data.sets.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
 
-OLD, NEW, CHANGED = "a" * 64, joined("a" * 64, "b" * 64), joined("a" * 64, "c" * 64)
+OLD, FILES = "a" * 64, [b"one", b"two", b"three", b"four"]
+NEW, PROCESSED = joined(OLD, FILES), joined(OLD, [b"1", b"2", b"3", b"four"])
+REPAIRED, OTHER_LISTING = joined(OLD, [b"one", b"2", b"three", b"four"]), joined("d" * 64, FILES)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        (NEW, NEW, True), (OLD, OLD, True), (OLD, NEW, True), (NEW, CHANGED, False), (NEW, "d" * 64, False),
-        (NEW, joined("d" * 64, "b" * 64), False), (None, NEW, False), (None, None, False), ("", NEW, False),
+        (NEW, NEW, True), (OLD, OLD, True), (OLD, NEW, True), (NEW, REPAIRED, True), (NEW, PROCESSED, False),
+        (NEW, "d" * 64, False), (NEW, OTHER_LISTING, False), (None, NEW, False), (None, None, False), ("", NEW, False),
+        (joined(OLD, []), joined(OLD, []), True),
     ],
 )  # fmt: skip
-def test_what_only_one_tells_is_not_compared(one, other, same):
+def test_the_listing_and_half_of_the_contents_tell(one, other, same):
     assert same_images(one, other) is same and same_images(other, one) is same
 
 
 def test_parts():
-    assert joined("a", None) == "a" and listing_of(NEW) == listing_of(OLD) == OLD
-    assert short(NEW) == f"{'a' * 12}+{'b' * 12}" and short(OLD) == "a" * 12
+    assert joined("a", None) == "a" and listing_of(NEW) == listing_of(OLD) == OLD and len(NEW) == 64 + 1 + 4 * 4
+    assert short(NEW).startswith(f"{'a' * 12}+") and len(short(NEW)) == 25 and short(OLD) == "a" * 12
 
 
 def test_contents_are_those_of_files_over_the_whole_list(tmp_path):
@@ -53,4 +56,4 @@ def test_files_that_cannot_be_read_are_no_hindrance(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "image").write_bytes(b"image")
     found = [_some_contents([str(tmp_path / name)]) for name in ("pipe", "missing", "image", ".")]
-    assert len(set(found)) == 3 and found[1] == found[3]
+    assert found[1] == found[3] and len({content for contents in found for content in contents}) == 3
