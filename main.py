@@ -154,9 +154,11 @@ def find_resume_point(run: Run, command_line: arguments.CommandLine) -> None:
     if point is None:
         return
     run.args = args = command_line.resolve(run.distributed.world_size, point.settings)
+    run.distributed.apply_tf32(args.precision.tf32)
     if args.run.evaluate or not args.run.resume:
         return
     run.position = (point.state["progress"]["epoch"], point.state["progress"]["step"])
+    run.found_at = point.path
     run.distributed.run_on_rank0(point.refuse_strange_files)
     if args.run.resume_override:
         refuse_impossible(point, args)
@@ -351,13 +353,13 @@ def train(run: Run, components: Components, stop_signals: StopSignals, hooks: Ho
     from utils.train_validation import TrainingFailure
 
     run.args = run.args.with_absolute_paths()
-    changes = override(run, components)
+    changed = override(run, components)
     run.open_folder()
     checkpointer = Checkpointer(run.run_folder.checkpoints, run.is_main)
     try:
         with stop_signals.held():
             traval = build_traval(run, components, checkpointer, stop_signals, hooks)
-            start(run, components, traval, changes)
+            start(run, components, traval, changed)
             report = traval.fit()
         log_end(run, components.data, traval.progress, report)
         return 0
@@ -420,8 +422,9 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
     # Each rank reads. Nothing is saved before all have, and nothing keeps what was read.
     with distributed.raise_on_all_ranks(), point.fitting():
         traval.load_state(point.read(traval.places()))
-    run.writer.log("Continuing {} after epoch {}, step {}".format(point.path, *run.position))
-    if point.folder is None or changed:
+    run.writer.log("Continuing {} after epoch {}, step {}".format(run.found_at, *run.position))
+    traval.keep_best()
+    if changed or not distributed.run_on_rank0(lambda: point.is_recorded(run.args)):
         traval.save_now("last")
         distributed.run_on_rank0(lambda: save_settings(run))
         show_settings(run, traval.reporter.charts())

@@ -460,6 +460,19 @@ class TraVal:
         self.save(name)
         self._wait_for_checkpoint()
 
+    def keep_best(self) -> None:
+        """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log that it does."""
+        progress, path = self.progress, self.checkpointer.folder / "best.pt"
+        if not progress.best_epoch or self.distributed.run_on_rank0(path.is_file):
+            return
+        if progress.best_epoch == progress.epoch and progress.validated_step == progress.step:
+            self.save_now("best")
+            return
+        self.writer.log(
+            f"warning: the checkpoint of epoch {progress.best_epoch}, the best so far, is not in {path.parent}; best.pt"
+            " will be that of the first better one"
+        )
+
     def _wait_for_checkpoint(self) -> None:  # when that fails, all ranks end
         if self.checkpointer is not None:
             self.distributed.run_on_rank0(self.checkpointer.wait)

@@ -86,6 +86,10 @@ class Checkpointer:
         """
         self._writing.wait()
 
+    def take_as_last(self, path: Path) -> None:
+        """Make the checkpoint ``path`` ``last.pt``, too; the one that it replaces becomes ``previous.pt``."""
+        self._replace(path, ("last",))
+
     def _write(self, state: dict[str, Any], names: tuple[str, ...]) -> None:
         temporary = self.folder / f".{names[0]}.tmp"
         try:

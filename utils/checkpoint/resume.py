@@ -22,7 +22,7 @@ from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
-NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress")
+NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress", "timeout")
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
@@ -92,6 +92,11 @@ class ResumePoint:
             if value != begun[name] and name not in args.unmeasured()  # which was measured then
         }
 
+    def is_recorded(self, args: Settings) -> bool:
+        """Whether the config.yaml of the run's folder has the settings of ``args``, and not those of other steps."""
+        wanted = _compared(args)
+        return self.folder is not None and _settings_of(self.folder, wanted) == wanted
+
     def refuse_differences(self, args: Settings) -> None:
         """Raise ``UserError`` with a line for each of ``differences``."""
         way_out = "remove the flag, start anew without --resume"
@@ -158,9 +163,7 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
     it, images of the user's own are those of a run only where that run found them. Raises ``UserError``.
     """
     if args.run.resume == "auto":
-        wanted = {"name": args.run.name, **args.result_values()}
-        for name in args.unmeasured():  # any value that was measured when a run began
-            del wanted[name]
+        wanted = {"name": args.run.name, **_compared(args)}
         return newest_run(parent, wanted, warn, functools.partial(_of_these_images, args, functools.cache(fingerprint)))
     if args.run.resume:
         # To evaluate, the weights are enough; to continue, nothing may be missing.
@@ -168,6 +171,11 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
     if args.run.evaluate and args.model.weights:
         return ResumePoint.of(Path(args.model.weights), checkpoint.load(Path(args.model.weights)))
     return None
+
+
+def _compared(args: Settings) -> dict[str, Any]:
+    """The settings that shape the result, without those whose value is measured when a run begins: any is right."""
+    return {name: value for name, value in args.result_values().items() if name not in args.unmeasured()}
 
 
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from utils.checkpoint.going_on import last_of, take_as_last
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings
 from utils.record.run_folder import RunFolder
@@ -19,7 +21,8 @@ class Run:
     """One run: its settings and processes, what it resumes, and, once it trains, its folder and writer.
 
     ``argv``: the command line, without the program's name. ``resume_point``: the checkpoint to resume or to evaluate.
-    ``position``: the epoch and step after which it was saved. ``warnings``: those issued so far, for the log.
+    ``position``, ``found_at``: the epoch and step after which it was saved, and where it lay then. ``warnings``: those
+    issued so far, for the log.
     """
 
     args: Settings
@@ -27,6 +30,7 @@ class Run:
     argv: Sequence[str] = ()
     resume_point: ResumePoint | None = None
     position: tuple[int, int] | None = None
+    found_at: Path | None = None
     run_folder: RunFolder | None = None
     writer: NullWriter = field(default_factory=NullWriter)
     warnings: list[str] = field(default_factory=list)
@@ -53,5 +57,12 @@ class Run:
         )
         with self.distributed.raise_on_all_ranks():
             self.writer = build_writer(
-                self.is_main, self.run_folder.folder, progress=self.args.logging.progress, resumed=self.position
-            )
+                self.is_main, self.run_folder.folder, progress=self.args.logging.progress, resumed=self.position,
+                once_locked=self._take_as_last if folder else None,
+            )  # fmt: skip
+        if folder:
+            self.resume_point = dataclasses.replace(self.resume_point, path=last_of(folder))
+
+    def _take_as_last(self) -> None:
+        for line in take_as_last(self.resume_point):
+            self.warn(line)

@@ -97,10 +97,14 @@ class RunWriter(NullWriter):
     """Writes into ``folder``, or to the console alone when it is None (``--evaluate``).
 
     ``resumed``: (epochs, steps) completed by the checkpoint that the run continues from; later records
-    are dropped from the files, so that every epoch, step and tag is there once.
+    are dropped from the files, so that every epoch, step and tag is there once. ``once_locked`` is called before that,
+    when no other process can write the run any more.
     """
 
-    def __init__(self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None,
+        once_locked: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.show_bars = progress and sys.stderr.isatty()
         self._log = self._events = None
@@ -111,6 +115,8 @@ class RunWriter(NullWriter):
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); give it write permission") from error
         _lock(self._log, folder)
+        if once_locked is not None:
+            once_locked()
         epochs, steps = resumed or (0, 0)
         self._resumed = steps, rewind(folder, steps) if resumed else set()
         self._descriptions: dict[str, str] = {}
@@ -118,7 +124,8 @@ class RunWriter(NullWriter):
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
         self._curves = curves.Curves(folder)
         restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
-        if len(self._rows) != epochs or restored != steps:
+        last_row = int(self._rows[-1]["epoch"]) if self._rows else 0  # an override within an epoch leaves its row out
+        if last_row != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
 
     def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
@@ -284,11 +291,14 @@ class RunWriter(NullWriter):
 
 
 def build_writer(
-    is_main: bool, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None
-) -> NullWriter:
+    is_main: bool, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None,
+    once_locked: Callable[[], None] | None = None,
+) -> NullWriter:  # fmt: skip
     """A ``RunWriter`` on the main process, a ``NullWriter`` on the others."""
+    if not is_main:
+        return NullWriter()
     try:
-        return RunWriter(folder, progress=progress, resumed=resumed) if is_main else NullWriter()
+        return RunWriter(folder, progress=progress, resumed=resumed, once_locked=once_locked)
     except OSError as error:  # a folder in place of one of the run's files, no permission, or a full disk
         raise UserError(
             f"{error.filename or folder}: cannot be read or written ({error.strerror}); move it away, give permission "

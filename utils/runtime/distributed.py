@@ -99,8 +99,7 @@ class Distributed:
         import torch
 
         _set_determinism(self.deterministic)
-        if self.tf32 is not None:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+        self.apply_tf32(self.tf32)
         if self.device.type == "cpu":
             # torchrun sets one thread per process, which leaves cores idle.
             torch.set_num_threads(threads_per_process(self.local_world_size))
@@ -122,6 +121,13 @@ class Distributed:
 
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+    def apply_tf32(self, tf32: bool | None) -> None:
+        """Set whether float32 products may be computed in TF32; None leaves PyTorch's choice."""
+        import torch
+
+        if tf32 is not None:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def describe_device(self) -> str:
         """The device in words, for the log."""

@@ -1,0 +1,153 @@
+"""A run that goes on from an earlier checkpoint, or that another process has continued, stays one run."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import main
+from tests.end_to_end.processes import differences, load, rows
+from tests.faults.small_run import FLAGS, begin, copy_of, told
+from utils.loop.hooks import Hooks
+from utils.record.run import Run
+
+CPU = FLAGS[:2]
+STEPS = 23  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return begin(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def run(whole, tmp_path, monkeypatch):
+    return copy_of(whole, tmp_path, monkeypatch)
+
+
+def steps_of(run):
+    return len(np.load(run / "metrics.npz")["step"])
+
+
+def killed_in_its_first_step(*flags):
+    def kill(*_):
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        main.main([*CPU, *map(str, flags)], hooks=Hooks(before_forward=[kill]))
+
+
+def test_a_run_that_is_killed_after_it_went_back_goes_on_from_there(whole, run, capsys):
+    killed_in_its_first_step("--resume", run / "checkpoints/initial.pt")
+    assert load(run, "last.pt")["progress"]["step"] == 0 and load(run, "previous.pt")["progress"]["step"] == 3 * STEPS
+    assert (
+        load(run, "abandoned_final.pt")["progress"]["step"] == 3 * STEPS and not (run / "checkpoints/final.pt").exists()
+    )
+    capsys.readouterr()
+    assert told(capsys, (*FLAGS, "--resume", "auto")) == (0, [])
+    assert [row["epoch"] for row in rows(run)] == ["1", "2", "3"] and steps_of(run) == 3 * STEPS
+    assert differences(whole, run) == []
+
+
+def test_going_back_sets_aside_checkpoints_of_later_steps_and_says_so(run, capsys):
+    code, lines = told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt", "--max-steps", STEPS))
+    assert code == 0 and [line.partition(" is of step ")[0].rpartition("/")[2] for line in lines] == [
+        "best.pt",
+        "final.pt",
+    ]
+    assert lines[0].endswith("from which the run goes back to step 0; it is kept as abandoned_best.pt")
+    assert load(run, "best.pt")["progress"]["step"] == load(run, "final.pt")["progress"]["step"] == STEPS
+
+
+def test_the_previous_checkpoint_can_be_gone_back_to(run, capsys):
+    before = load(run, "previous.pt")["progress"]["step"]
+    assert before == 2 * STEPS
+    killed_in_its_first_step("--resume", run / "checkpoints/previous.pt")
+    assert load(run, "last.pt")["progress"]["step"] == before
+    assert f"Continuing {run / 'checkpoints/previous.pt'} after epoch 2, step {before}" in (run / "log.txt").read_text()
+
+
+def test_a_best_epoch_whose_checkpoint_is_gone_is_told_and_one_that_is_there_is_kept(run, tmp_path, capsys):
+    best = load(run, "best.pt")["progress"]
+    assert best["best_epoch"] == 3
+    shutil.copyfile(run / "checkpoints/previous.pt", tmp_path / "loose.pt")  # after epoch 2, the best until then
+    assert (
+        told(capsys, (*CPU, "--resume", tmp_path / "loose.pt", "--output", "kept", "--max-steps", 2 * STEPS + 3))[0]
+        == 0
+    )
+    (kept,) = (tmp_path / "kept/digits/fc").iterdir()
+    assert load(kept, "best.pt")["progress"]["epoch"] == 2
+    state = load(run, "previous.pt")
+    state["progress"]["best_epoch"] = 1
+    torch.save(state, tmp_path / "loose.pt")
+    assert (
+        told(capsys, (*CPU, "--resume", tmp_path / "loose.pt", "--output", "gone", "--max-steps", 2 * STEPS + 3))[0]
+        == 0
+    )
+    (gone,) = (tmp_path / "gone/digits/fc").iterdir()
+    assert "warning: the checkpoint of epoch 1, the best so far, is not in" in (gone / "log.txt").read_text()
+
+
+def test_going_back_behind_an_override_takes_its_settings_back(run, capsys):
+    assert told(capsys, (*CPU, "--resume", run, "--resume-override", "--lr", 0.01, "--epochs", 4))[0] == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["lr"] == 0.01
+    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt"))[0] == 0
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["lr"], config["epochs"]) == (0.1, 3) and float(rows(run)[0]["lr"]) > 0.05
+    assert yaml.safe_load((run / "config.2.yaml").read_text())["lr"] == 0.01
+    assert not (run / "config.3.yaml").exists()
+
+
+def test_a_plain_resume_leaves_the_settings_file_alone(run, capsys):
+    before = (run / "config.yaml").read_bytes()
+    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt"))[0] == 0
+    assert (run / "config.yaml").read_bytes() == before and not (run / "config.1.yaml").exists()
+
+
+def test_a_process_that_comes_late_leaves_the_curves_of_the_other(run, capsys, monkeypatch):
+    assert told(capsys, (*CPU, "--resume", run / "checkpoints/initial.pt", "--max-steps", STEPS))[0] == 0
+    open_folder = Run.open_folder
+
+    def after_the_other(late):
+        monkeypatch.setattr(Run, "open_folder", open_folder)
+        assert main.main([*CPU, "--resume", str(run)]) == 0
+        open_folder(late)
+
+    monkeypatch.setattr(Run, "open_folder", after_the_other)
+    code, (line,) = told(capsys, (*CPU, "--resume", run))
+    assert code == 2 and line.endswith(
+        "last.pt: another process has continued the run; the same command goes on from there"
+    )
+    assert steps_of(run) == 3 * STEPS and len(rows(run)) == 3
+    assert told(capsys, (*CPU, "--resume", run)) == (0, [])
+
+
+def test_a_resume_has_the_precision_of_products_that_the_run_began_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in backends]
+    assert main.main([*FLAGS, "--max-steps", "3", "--tf32", "--save-every-steps", "2"]) == 0
+    (run,) = (tmp_path / "runs/digits/fc").iterdir()
+    try:
+        for flags in (["--resume", str(run), "--max-steps", "5"], ["--evaluate", "--resume", str(run)]):
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            assert main.main([*CPU, *flags]) == 0
+            assert all(backend.allow_tf32 for backend in backends)
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
+
+
+def test_an_epoch_without_a_row_is_no_lost_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main([*FLAGS, "--epochs", "6", "--max-steps", str(STEPS + 7)]) == 0
+    (run,) = (tmp_path / "runs/digits/fc").iterdir()
+    line = (*CPU, "--resume", run, "--resume-override", "--global-batch-size", 32)
+    told(capsys, (*line, "--max-steps", STEPS + 7 + 50))
+    told(capsys, (*CPU, "--resume", run, "--max-steps", STEPS + 7 + 60))
+    assert "stays lost" not in (run / "log.txt").read_text()
+    (run / "metrics.csv").unlink()
+    told(capsys, (*CPU, "--resume", run, "--max-steps", STEPS + 7 + 64))
+    assert "stays lost" in (run / "log.txt").read_text()
