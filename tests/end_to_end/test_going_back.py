@@ -1,5 +1,6 @@
 """A run that goes on from an earlier checkpoint, or that another process has continued, stays one run."""
 
+import os
 import shutil
 
 import numpy as np
@@ -31,9 +32,10 @@ def steps_of(run):
     return len(np.load(run / "metrics.npz")["step"])
 
 
-def killed_in_its_first_step(*flags):
-    def kill(*_):
-        raise RuntimeError("killed")
+def killed_in_its_first_step(*flags, after=0):
+    def kill(traval, *_):
+        if traval.progress.step >= after:
+            raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
         main.main([*CPU, *map(str, flags)], hooks=Hooks(before_forward=[kill]))
@@ -67,6 +69,19 @@ def test_the_previous_checkpoint_can_be_gone_back_to(run, capsys):
     killed_in_its_first_step("--resume", run / "checkpoints/previous.pt")
     assert load(run, "last.pt")["progress"]["step"] == before
     assert f"Continuing {run / 'checkpoints/previous.pt'} after epoch 2, step {before}" in (run / "log.txt").read_text()
+
+
+def test_a_best_epoch_that_was_saved_after_the_last_checkpoint_is_gone_on_from(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    killed_in_its_first_step(*FLAGS[2:], "--save-every-epochs", 5, after=2 * STEPS)
+    (run,) = (tmp_path / "runs/digits/fc").iterdir()
+    assert not (run / "checkpoints/last.pt").exists() and load(run, "best.pt")["progress"]["epoch"] == 2
+    shutil.copyfile(run / "checkpoints/initial.pt", run / "checkpoints/last.pt")
+    (run / "checkpoints/manifest.json").unlink()
+    os.utime(run / "checkpoints/last.pt", (0, 0))
+    assert told(capsys, (*CPU, "--resume", run))[0] == 0
+    assert f"Continuing {run / 'checkpoints/best.pt'} after epoch 2, step {2 * STEPS}" in (run / "log.txt").read_text()
+    assert differences(whole, run) == []
 
 
 def test_a_best_epoch_whose_checkpoint_is_gone_is_told_and_one_that_is_there_is_kept(run, tmp_path, capsys):

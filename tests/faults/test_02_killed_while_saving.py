@@ -30,8 +30,8 @@ POINTS = {
     "manifest step=8 nth=2 when=before": 8,
     "manifest step=8 nth=2 when=after": 8,
     "rename step=23 name=best when=before": 20,
-    "rename step=23 name=best when=after": 20,
-    "rename step=46 name=final when=after": 44,
+    "rename step=23 name=best when=after": 23,  # best.pt is there, last.pt is not
+    "rename step=46 name=final when=after": 46,
     "prune step=46 when=after": 46,  # final.pt is there, last.pt is not
     "rename step=46 name=last when=after": 46,
 }

@@ -297,10 +297,17 @@ def newest(
         except UserError as error:
             warn(str(error))
             continue
-        if name == "last.pt":
-            return folder / name, state
         whole.append((folder / name, state))
-    return max(whole, key=lambda item: _step(item[1]), default=None)
+        if name == "last.pt" and not _is_newer(folder / "best.pt", folder / name):
+            break
+    return max(whole, key=lambda item: _step(item[1]), default=None)  # of equal ones the first
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    """Whether ``path`` was written after ``other``: best.pt is, with --save-every-epochs above 1."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns > other.stat().st_mtime_ns
+    return False
 
 
 def _step(state: dict[str, Any]) -> int:
