@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.optimisation import OptimisationSettings
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
+ROUNDING = 1e-6  # steps by which sums of floats may miss a whole step
 ONE_CYCLE_END = 1e-4  # of its first rate, as in torch's OneCycleLR
 
 
@@ -24,9 +26,9 @@ class LRPolicy:
 
     Policies that fall smoothly begin after the warm-up if ``warmup_prefix`` holds, otherwise with it, and may restart:
     the first cycle takes ``cycle_steps``, each further one ``cycle_mul`` times as many, and begins at ``cycle_decay``
-    times the rate. ``power`` is that of ``poly``, ``step_length`` the steps
-    between two drops of ``step``. ``one-cycle`` and ``triangular`` rise from ``lr`` / ``div_factor`` over the fraction
-    ``pct_start`` of all steps.
+    times the rate. ``power`` is that of ``poly``, ``step_length`` the steps between two drops of ``step``. Both lengths
+    may be fractions: cycles and drops keep to their epochs, and each begins with a whole step. ``one-cycle`` and
+    ``triangular`` rise from ``lr`` / ``div_factor`` over the fraction ``pct_start`` of all steps.
     """
 
     policy: str
@@ -36,11 +38,11 @@ class LRPolicy:
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     lr_min: float = 0.0
-    cycle_steps: int | None = None
+    cycle_steps: float | None = None
     cycle_mul: float = 1.0
     cycle_decay: float = 1.0
     power: float = 2.0
-    step_length: int = 1
+    step_length: float = 1
     pct_start: float | None = None
     div_factor: float | None = None
     swa_step: int | None = None
@@ -72,10 +74,21 @@ class LRPolicy:
         done, length = step - self._begin, self.total_steps - self._begin
         if self.cycle_steps is None or length < 1:
             return 0, min(1.0, done / max(1, length))
-        cycle, begin, cycle_length = 0, 0.0, float(self.cycle_steps)
-        while begin + cycle_length <= min(done, length - 1):
-            cycle, begin, cycle_length = cycle + 1, begin + cycle_length, cycle_length * self.cycle_mul
-        return cycle, min(1.0, (done - begin) / cycle_length) if step < self.total_steps else 1.0
+        *_, (cycle, (begin, cycle_length)) = enumerate(
+            takewhile(lambda own: _whole(own[0]) <= max(0, done), self._cycles())
+        )
+        return cycle, min(1.0, max(0.0, (done - begin) / cycle_length)) if step < self.total_steps else 1.0
+
+    def _cycles(self) -> Iterator[tuple[float, float]]:
+        """Begin and length of each cycle, in steps after ``_begin``.
+
+        Cycles that fill the run are followed by none, also where their length was given with four digits.
+        """
+        end, begin, length = self.total_steps - self._begin, 0.0, float(self.cycle_steps or math.inf)
+        yield begin, length
+        while end - (begin := begin + length) >= max(1.0, length / 1000) - ROUNDING:
+            length *= self.cycle_mul
+            yield begin, length
 
     @property
     def _begin(self) -> int:
@@ -84,11 +97,12 @@ class LRPolicy:
 
     def restarts(self) -> list[int]:
         """The first step of each further cycle."""
-        steps, begin, length = [], 0.0, float(self.cycle_steps or math.inf)
-        while (begin := begin + length) < self.total_steps - self._begin:
-            steps.append(self._begin + math.ceil(begin))
-            length *= self.cycle_mul
-        return steps
+        return [self._begin + _whole(begin) for begin, _ in self._cycles()][1:]
+
+
+def _whole(begin: float) -> int:
+    """The step with which a cycle begins that is reckoned from ``begin`` on."""
+    return math.ceil(begin - ROUNDING)
 
 
 def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, int], float]:
@@ -132,7 +146,7 @@ POLICIES: dict[str, Callable[[LRPolicy, int], float]] = {
     "cosine": _falling(lambda policy, time: _half_cosine(time)),
     # flat at first, then falling fast, then flat near 1 %
     "gaussian": _falling(lambda policy, time: math.exp(-0.5 * (GAUSSIAN_WIDTHS * time) ** 2)),
-    "step": lambda policy, step: policy.gamma ** (step // policy.step_length),
+    "step": lambda policy, step: policy.gamma ** int((step + 0.5) // policy.step_length),
     "linear": _falling(lambda policy, time: 1 - time),
     "poly": _falling(lambda policy, time: (1 - time) ** policy.power),
     "one-cycle": _one_cycle,
@@ -158,11 +172,11 @@ def build_lr_policy(
         milestones=tuple(steps(epoch) for epoch in settings.lr_milestones or ()),
         gamma=settings.lr_gamma,
         lr_min=settings.lr_min,
-        cycle_steps=None if cycle is None else max(1, steps(cycle)),
+        cycle_steps=None if cycle is None else max(1.0, cycle * steps_per_epoch),
         cycle_mul=settings.lr_cycle_mul,
         cycle_decay=settings.lr_cycle_decay,
         power=settings.lr_power,
-        step_length=max(1, steps(settings.lr_step_epochs or 0)),
+        step_length=max(1.0, (settings.lr_step_epochs or 0) * steps_per_epoch),
         pct_start=settings.lr_pct_start,
         div_factor=settings.lr_div_factor,
         swa_step=(constant_from - 1) * steps_per_epoch if constant_from else None,

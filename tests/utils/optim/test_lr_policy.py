@@ -202,6 +202,35 @@ def test_a_cycle_that_ends_with_the_run_ends_low():
     assert policy(16) == 0.4 and policy(31) < 0.01 and policy(32) == policy(40) == 0
 
 
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "cycle"),
+    [(10, 0, 2.5), (20, 0, 6.6667), (20, 0, 6.6666), (20, 1, 4.75), (20, 0.5, 6.5), (9, 0, 2.2)],
+)
+@pytest.mark.parametrize("steps", [7, 23, 25, 37, 1251])
+def test_cycles_keep_to_their_epochs_and_none_begins_with_the_last_steps(epochs, warmup, cycle, steps):
+    settings = OptimisationSettings(
+        epochs=epochs, lr=0.1, lr_policy="cosine", lr_cycle_epochs=cycle, warmup_epochs=warmup
+    )
+    policy, warm = build_lr_policy(settings, steps), round(warmup * steps)
+    room = epochs * steps - warm - max(1, cycle * steps / 1000)
+    begins = [begin for count in range(1, 10) if (begin := count * cycle * steps) <= room]
+    assert policy.restarts() == [warm + math.ceil(round(begin, 6)) for begin in begins]
+    rates = [policy(step) for step in range(epochs * steps)]
+    assert [step for step in range(warm + 1, len(rates)) if rates[step] > rates[step - 1]] == policy.restarts()
+    if cycle != 2.2:
+        assert rates[-1] < 0.1 * 2.5 / steps, "the last cycle ends with the run"
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(20, 23), (20, 25), (10, 7), (100, 1251)])
+def test_the_rate_of_step_drops_at_thirds_and_not_before_the_end(epochs, steps):
+    policy = build_lr_policy(
+        OptimisationSettings(epochs=epochs, lr=0.1, lr_policy="step", lr_step_epochs=epochs / 3), steps
+    )
+    rates = [policy(step) for step in range(epochs * steps)]
+    drops = [step for step in range(1, len(rates)) if rates[step] < rates[step - 1]]
+    assert drops == [round(epochs * steps / 3), round(2 * epochs * steps / 3)]
+
+
 def test_floor_of_the_smooth_policies_and_of_step_equals_timms():
     cosine = LRPolicy("cosine", 0.4, 50, lr_min=0.1)
     expected = timm_rates(CosineLRScheduler, 50, t_initial=50, lr_min=0.1)
