@@ -206,7 +206,7 @@ class RunWriter(NullWriter):
     def _renew(self, summary: Summary) -> None:
         """Write what is there once, in place of what the run began with."""
         self._events.add(summary, 0)
-        forget(self.folder, {value.tag for value in summary.value})
+        forget(self.folder, {value.tag for value in summary.value}, self._events.path)
 
     def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
         if not self._events:
