@@ -152,6 +152,19 @@ def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
     assert reporter.epoch_seconds() == 3
 
 
+def test_the_speed_of_an_epoch_whose_steps_another_process_did_is_unknown(clock):
+    reporter, _ = told()
+    progress = after_steps(Progress(epoch=1), 20)
+    reporter.begin_epoch(progress, 20)
+    clock.now += 0.5
+    reporter.end_training(progress)
+    assert math.isnan(reporter.row(progress, None, None)["images_per_second"])
+    reporter.begin_epoch(progress, 23)
+    clock.now += 0.5
+    reporter.end_training(after_steps(progress, 3))
+    assert reporter.row(progress, None, None)["images_per_second"] == 60, "of the steps that were left"
+
+
 def time_left(writer):
     return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
 
