@@ -279,3 +279,23 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
         writer.close()
     with open(tmp_path / "metrics.csv", newline="", encoding="utf-8") as file:
         assert list(csv.DictReader(file)) == [expected, expected | {"epoch": "2"}]
+
+
+def columns_after(folder, *rows):
+    """The header of metrics.csv and its rows after each of ``rows`` in a process of its own."""
+    for epochs, row in enumerate(rows):
+        writer = RunWriter(folder, progress=False, resumed=(epochs, 0) if epochs else None)
+        writer.epoch({"epoch": epochs + 1} | row)
+        writer.close()
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file)
+        return table.fieldnames, list(table)
+
+
+def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_path):
+    cut = {"val_loss": 1.0, "val_top1": 90.0, "max_val_batches": 2, "seconds": 3.0}
+    whole = {"val_loss": 1.0, "val_top1": 80.0, "seconds": 3.0, "train_penalty": 0.5, "train_loss": 0.25}
+    names, rows = columns_after(tmp_path, cut, {"seconds": 3.0}, whole)
+    assert names == ["epoch", "val_loss", "val_top1", "max_val_batches", "seconds", "train_penalty", "train_loss"]
+    assert [row["max_val_batches"] for row in rows] == ["2", "", ""]
+    assert [row["train_penalty"] for row in rows] == ["", "", "0.5"]
