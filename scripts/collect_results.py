@@ -4,7 +4,8 @@
     python scripts/collect_results.py runs sweeps       # from these folders and all below
     python scripts/collect_results.py sweeps --keep     # copy what the table needs of their runs to results/ first
 
-A run counts for the recipe whose settings it has, but for the seed. Top-1 is that of the last validation, beside the
+A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way
+counts for none, and a line says so. Top-1 is that of the last validation, beside the
 best one; mean and standard deviation are over the seeds. A recipe without a finished run is "not measured".
 """
 

@@ -1,0 +1,43 @@
+"""Which run folders count for the settings in their config.yaml: those that were trained with these alone."""
+
+import pytest
+
+import main
+from scripts.common.runs import read_run
+from tests.faults.small_run import begin
+from tests.scripts.test_sweep import keep_run
+
+FLAGS = ["--arch", "fc", "--epochs", "3"]
+
+
+def read(folder, *flags):
+    """What is read of a run that went on with ``flags`` and is finished, and what is said of it."""
+    said = []
+    if flags:
+        assert main.main(["--device", "cpu", "--no-progress", *map(str, flags)]) == 0
+    return read_run(folder, said.append), said
+
+
+@pytest.mark.parametrize(
+    ("cut", "change"),
+    [(66, ("--lr", "0.3")), (66, ("--epochs", "4")), (69, ("--epochs", "4"))],
+    ids=["in its last steps", "to more epochs", "after its end"],
+)
+def test_a_run_that_was_trained_with_two_settings_counts_for_neither(cut, change, tmp_path):
+    folder = begin(tmp_path, "--max-steps", cut)
+    run, said = read(folder, "--resume", folder, "--resume-override", *change)
+    assert run is None
+    assert said == [f"{folder} does not count: its settings or data were changed by --resume-override"]
+
+
+def test_an_override_that_changes_nothing_does_no_harm(tmp_path):
+    folder = begin(tmp_path, "--max-steps", "60")
+    run, said = read(folder, "--resume", folder, "--resume-override", "--lr", "0.1")
+    assert (run.epochs, said) == (3, [])
+
+
+def test_an_override_is_known_by_the_log_alone_where_its_settings_were_not_saved_in_time(tmp_path, capsys):
+    line = "warning: --lr 0.3: last.pt was made with --lr 0.1; going on with --lr 0.3"
+    folder = keep_run(tmp_path / "run", FLAGS, [90.0] * 3, log=line)
+    assert read_run(folder) is None
+    assert capsys.readouterr().err.startswith(f"{folder} does not count: its settings or data were changed by")
