@@ -22,6 +22,7 @@ FREE = {"seed"}  # runs that differ in it alone are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
+CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
 STEPS_AN_EPOCH = re.compile(r"; (\d+) steps an epoch;")
 
 
@@ -106,6 +107,8 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
         if cut and ends:  # a run that goes on leaves the row out
             raise ValueError("a row of metrics.csv is cut off")
         if not rows or not ends or int(ends[-1][1]) != int(rows[-1]["epoch"]):
+            return None
+        if CONTINUING.search(log, ends[-1].end()):  # --resume-override went on where the run had ended
             return None
         if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):
             return None

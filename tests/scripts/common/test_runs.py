@@ -5,7 +5,7 @@ import pytest
 import main
 from scripts.common.runs import read_run
 from tests.faults.small_run import begin
-from tests.scripts.test_sweep import keep_run
+from tests.scripts.test_sweep import EARLY, keep_run
 
 FLAGS = ["--arch", "fc", "--epochs", "3"]
 
@@ -41,3 +41,13 @@ def test_an_override_is_known_by_the_log_alone_where_its_settings_were_not_saved
     folder = keep_run(tmp_path / "run", FLAGS, [90.0] * 3, log=line)
     assert read_run(folder) is None
     assert capsys.readouterr().err.startswith(f"{folder} does not count: its settings or data were changed by")
+
+
+def test_a_run_that_went_on_after_its_end_is_under_way(tmp_path):
+    """Its config.yaml has the new settings, its files the figures of the old ones."""
+    flags = [*FLAGS, "--early-stopping", "30"]
+    folder = keep_run(tmp_path / "run", flags, [95.0, 94.0], log=EARLY)
+    assert read(folder)[0].top1 == 94.0
+    with open(folder / "log.txt", "a") as log:
+        log.write("2026-11-22 08:00:01 Run x\n2026-11-22 08:00:01 Continuing x/checkpoints/last.pt after epoch 2\n")
+    assert read(folder) == (None, [])
