@@ -4,9 +4,9 @@
     python scripts/collect_results.py runs sweeps       # from these folders and all below
     python scripts/collect_results.py sweeps --keep     # copy what the table needs of their runs to results/ first
 
-A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way
-counts for none, and a line says so. Top-1 is that of the last validation, beside the
-best one; mean and standard deviation are over the seeds. A recipe without a finished run is "not measured".
+A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way,
+or whose epochs are not all in its folder, counts for none, and a line says so. Top-1 is that of the last validation,
+beside the best one; mean and standard deviation are over the seeds. A recipe without a finished run is "not measured".
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ NAME = "collect_results.py"
 ROOT = Path(__file__).resolve().parent.parent
 KEPT, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
-OF_THE_PLACE = {"--output", "--resume", "--seed", "--name"}  # flags with a value that say nothing of the result
+# Flags that say nothing of the result: where a run is made and shown, and where its first command was to cut it.
+OF_THE_PLACE = {
+    "--output", "--resume", "--resume-override", "--seed", "--name", "--gpu-ids", "--max-steps", "--progress",
+    "--no-progress",
+}  # fmt: skip
 HEAD = """# Results
 
 Made by `python scripts/collect_results.py` from the runs in `results/`, never by hand. Top-1 is that of the validation
@@ -164,8 +168,8 @@ def command(run: RunResult) -> str:
     while words:
         word = words.pop(0)
         flag, equals, _ = word.partition("=")
-        if flag in OF_THE_PLACE or word == "--no-progress":
-            if flag in OF_THE_PLACE and not equals:
+        if flag in OF_THE_PLACE:
+            while words and not words[0].startswith("-"):  # its values
                 words.pop(0)
         elif flag == "--datapath":
             kept += ["--datapath", "DATA"]

@@ -22,6 +22,7 @@ FREE = {"seed"}  # runs that differ in it alone are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
+START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
 CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
 STEPS_AN_EPOCH = re.compile(r"; (\d+) steps an epoch;")
 
@@ -112,7 +113,7 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
             return None
         if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):
             return None
-        if doubt := _doubt(folder, log):
+        if doubt := _doubt(folder, rows, log):
             say(f"{folder} does not count: {doubt}")
             return None
         top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
@@ -139,11 +140,15 @@ def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
     return not planned or int(rows[-1]["step"]) - before >= int(planned[-1])
 
 
-def _doubt(folder: Path, log: str) -> str:
+def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
     """Why the result of a finished run is not that of its settings; empty if it is."""
     # The log's warnings say so as well where a kill came before the settings were saved, and of another teacher.
     if any(folder.glob("config.[0-9]*.yaml")) or OVERRIDDEN.search(log):
         return "its settings or data were changed by --resume-override"
+    if any(CONTINUING.search(first) for first in START.split(log)[1:2]):
+        return "it was begun in another folder"
+    if [int(row["epoch"]) for row in rows] != [*range(1, len(rows) + 1)]:
+        return "metrics.csv lacks some of its epochs"
     return ""
 
 

@@ -1,5 +1,6 @@
 """docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
 
+import dataclasses
 import statistics
 import sys
 
@@ -46,6 +47,14 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
         "digits/fc", "fc", "20", f"{mean:.2f} ± {deviation:.2f} % (3)", "98.50 ± 0.00 %", "none known", "30 s",
         "a computer", "0123456789", "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
     ]  # fmt: skip
+
+
+def test_a_command_is_without_what_places_shows_or_cuts_a_run(tmp_path):
+    run = read_run(keep_run(tmp_path / "run", RUN, [98.0] * 20))
+    more = "--max-steps 46 --gpu-ids 0 1 --progress --name=x --print-freq 5 --seed 3 --resume-override --lr 0.2"
+    run = dataclasses.replace(run, command=f"{run.command} {more}")
+    expected = "python main.py --config digits/fc --device cpu --print-freq 5 --lr 0.2"
+    assert collect_results.command(run) == expected
 
 
 def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, monkeypatch):

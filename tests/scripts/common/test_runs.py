@@ -1,5 +1,7 @@
 """Which run folders count for the settings in their config.yaml: those that were trained with these alone."""
 
+import shutil
+
 import pytest
 
 import main
@@ -51,3 +53,26 @@ def test_a_run_that_went_on_after_its_end_is_under_way(tmp_path):
     with open(folder / "log.txt", "a") as log:
         log.write("2026-11-22 08:00:01 Run x\n2026-11-22 08:00:01 Continuing x/checkpoints/last.pt after epoch 2\n")
     assert read(folder) == (None, [])
+
+
+@pytest.mark.parametrize("steps", [30, 5], ids=["later", "in its first epoch"])
+def test_a_run_whose_beginning_is_in_another_folder_does_not_count(steps, tmp_path):
+    first = begin(tmp_path / "first", "--max-steps", steps)
+    shutil.copy(first / "checkpoints" / "last.pt", tmp_path / "moved.pt")
+    begin(tmp_path / "second", "--resume", tmp_path / "moved.pt")
+    (folder,) = (tmp_path / "second").glob("digits/fc/*")
+    assert read(folder) == (None, [f"{folder} does not count: it was begun in another folder"])
+    run, said = read(first, "--resume", first)
+    assert (run.epochs, said) == (3, [])
+
+
+def test_a_run_whose_epochs_are_not_all_in_its_table_does_not_count(tmp_path):
+    folder = begin(tmp_path, "--max-steps", "50")
+    (folder / "metrics.csv").write_text("x")
+    run, said = read(folder, "--resume", folder)
+    assert run is None and said == [f"{folder} does not count: metrics.csv lacks some of its epochs"]
+
+
+def test_epochs_that_are_not_validated_are_in_the_table_as_well(tmp_path):
+    folder = begin(tmp_path, "--val-every-epochs", "2")
+    assert read(folder)[0].epochs == 3
