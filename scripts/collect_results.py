@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
-from scripts.common.runs import STOPPED_EARLY, RunResult, deviation, matches, read_run, run_folders
+from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, matches, read_run, run_folders
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
@@ -197,9 +197,9 @@ def keep(recipe: str, run: RunResult) -> None:
         text = (run.folder / name).read_text(encoding="utf-8")
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
-        if name == "log.txt":  # the result alone, and whether early stopping was its end
-            lines = text.splitlines(keepends=True)
-            text = "".join(line for line in lines if " val_top1=" in line or STOPPED_EARLY.match(line))
+        if name == "log.txt":  # the result alone, whether early stopping was its end, and where it went on
+            lines, told = text.splitlines(keepends=True), (STOPPED_EARLY, WHERE)
+            text = "".join(line for line in lines if " val_top1=" in line or any(one.match(line) for one in told))
         (folder / name).write_text(text, encoding="utf-8")
 
 

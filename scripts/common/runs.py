@@ -24,6 +24,7 @@ STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
 OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
 START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
 CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
+WHERE = re.compile(rf"^\S+ \S+ ({MACHINE}|{COMMIT})(.*)$", re.MULTILINE)  # of a start that continued the run
 STEPS_AN_EPOCH = re.compile(r"; (\d+) steps an epoch;")
 
 
@@ -32,7 +33,7 @@ class RunResult:
     """A finished run. Accuracies in percent: ``top1`` of the last validation, ``best_top1`` that of best.pt.
 
     ``best_top1`` is NaN if no validation's loss was finite. ``seconds``: of all epochs together, with validation,
-    without start and pauses.
+    without start and pauses. ``machine`` and ``commit``: of each start in turn that had others than those before.
     """
 
     folder: Path
@@ -118,8 +119,8 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
             return None
         top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
         return RunResult(
-            folder=folder, args=args, command=_comment(text, "main.py "), machine=_comment(text, MACHINE),
-            commit=_comment(text, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
+            folder=folder, args=args, command=_comment(text, "main.py "), machine=_of_all_starts(text, log, MACHINE),
+            commit=_of_all_starts(text, log, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
             seconds=sum(float(row["seconds"]) for row in rows),
         )  # fmt: skip
     except UserError as error:
@@ -150,6 +151,12 @@ def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
     if [int(row["epoch"]) for row in rows] != [*range(1, len(rows) + 1)]:
         return "metrics.csv lacks some of its epochs"
     return ""
+
+
+def _of_all_starts(text: str, log: str, beginning: str) -> str:
+    """What config.yaml says of the first start, and the log of later ones where that is something else."""
+    later = [match[2] for match in WHERE.finditer(log) if match[1] == beginning]
+    return "; then ".join(dict.fromkeys([_comment(text, beginning), *later]))
 
 
 def _comment(text: str, beginning: str) -> str:

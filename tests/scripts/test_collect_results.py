@@ -101,12 +101,14 @@ def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys,
     monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
     first, second = tmp_path / "first.md", tmp_path / "second.md"
     moved = keep_run(runs / "moved", [*RUN, "--seed", "1", "--output", "/elsewhere/all"], [98.0] * 20)
-    (moved / "log.txt").write_text((moved / "log.txt").read_text().replace("run=x", "run=/elsewhere/all/moved"))
+    log = "2026-11-22 08:00:00 machine: another\n" + (moved / "log.txt").read_text()  # where it went on
+    (moved / "log.txt").write_text(log.replace("run=x", "run=/elsewhere/all/moved"))
     collect([runs, "--keep", "--output", first], capsys, monkeypatch)
     collect([tmp_path / "kept", "--output", second], capsys, monkeypatch)
     assert first.read_text() == second.read_text()
+    assert "| a computer |" in first.read_text() and "| a computer; then another |" in first.read_text()
     kept = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
-    assert len(kept) == 3 * 3
+    assert len(kept) == 4 * 3
     texts = [path.read_text() for path in kept]
     assert not [text for text in texts if str(tmp_path) in text or "/elsewhere" in text]
     assert any("run=RUNS/moved" in text for text in texts)

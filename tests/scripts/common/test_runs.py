@@ -8,7 +8,9 @@ import main
 from scripts.common.runs import read_run
 from tests.faults.small_run import begin
 from tests.scripts.test_sweep import EARLY, keep_run
+from utils.record import summary
 
+SMALL = ["--device", "cpu", "--no-progress"]
 FLAGS = ["--arch", "fc", "--epochs", "3"]
 
 
@@ -16,7 +18,7 @@ def read(folder, *flags):
     """What is read of a run that went on with ``flags`` and is finished, and what is said of it."""
     said = []
     if flags:
-        assert main.main(["--device", "cpu", "--no-progress", *map(str, flags)]) == 0
+        assert main.main([*SMALL, *map(str, flags)]) == 0
     return read_run(folder, said.append), said
 
 
@@ -76,3 +78,13 @@ def test_a_run_whose_epochs_are_not_all_in_its_table_does_not_count(tmp_path):
 def test_epochs_that_are_not_validated_are_in_the_table_as_well(tmp_path):
     folder = begin(tmp_path, "--val-every-epochs", "2")
     assert read(folder)[0].epochs == 3
+
+
+def test_a_run_names_the_machines_and_commits_of_all_its_starts_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "machine", lambda _: "a computer")
+    monkeypatch.setattr(summary, "commit", lambda: "0123456789")
+    folder = begin(tmp_path, "--max-steps", "30")
+    assert main.main([*SMALL, "--resume", str(folder), "--max-steps", "40"]) == 0
+    monkeypatch.setattr(summary, "machine", lambda _: "another")
+    run, _ = read(folder, "--resume", folder)
+    assert (run.machine, run.commit) == ("a computer; then another", "0123456789")
