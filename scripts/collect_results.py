@@ -4,8 +4,9 @@
     python scripts/collect_results.py runs sweeps       # from these folders and all below
     python scripts/collect_results.py sweeps --keep     # copy what the table needs of their runs to results/ first
 
-A run counts for the recipe whose settings it has, but for the seed. Top-1 is that of the last validation, beside the
-best one; mean and standard deviation are over the seeds. A recipe without a finished run is "not measured".
+A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way,
+or whose epochs are not all in its folder, counts for none, and a line says so. Top-1 is that of the last validation,
+beside the best one; mean and standard deviation are over the seeds. A recipe without a finished run is "not measured".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
-from scripts.common.runs import STOPPED_EARLY, RunResult, deviation, matches, read_run, run_folders
+from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, matches, read_run, run_folders
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
@@ -31,7 +32,11 @@ NAME = "collect_results.py"
 ROOT = Path(__file__).resolve().parent.parent
 KEPT, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
-OF_THE_PLACE = {"--output", "--resume", "--seed", "--name"}  # flags with a value that say nothing of the result
+# Flags that say nothing of the result: where a run is made and shown, and where its first command was to cut it.
+OF_THE_PLACE = {
+    "--output", "--resume", "--resume-override", "--seed", "--name", "--gpu-ids", "--max-steps", "--progress",
+    "--no-progress",
+}  # fmt: skip
 HEAD = """# Results
 
 Made by `python scripts/collect_results.py` from the runs in `results/`, never by hand. Top-1 is that of the validation
@@ -163,8 +168,8 @@ def command(run: RunResult) -> str:
     while words:
         word = words.pop(0)
         flag, equals, _ = word.partition("=")
-        if flag in OF_THE_PLACE or word == "--no-progress":
-            if flag in OF_THE_PLACE and not equals:
+        if flag in OF_THE_PLACE:
+            while words and not words[0].startswith("-"):  # its values
                 words.pop(0)
         elif flag == "--datapath":
             kept += ["--datapath", "DATA"]
@@ -192,9 +197,9 @@ def keep(recipe: str, run: RunResult) -> None:
         text = (run.folder / name).read_text(encoding="utf-8")
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
-        if name == "log.txt":  # the result alone, and whether early stopping was its end
-            lines = text.splitlines(keepends=True)
-            text = "".join(line for line in lines if " val_top1=" in line or STOPPED_EARLY.match(line))
+        if name == "log.txt":  # the result alone, whether early stopping was its end, and where it went on
+            lines, told = text.splitlines(keepends=True), (STOPPED_EARLY, WHERE)
+            text = "".join(line for line in lines if " val_top1=" in line or any(one.match(line) for one in told))
         (folder / name).write_text(text, encoding="utf-8")
 
 

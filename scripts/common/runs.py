@@ -6,7 +6,8 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from utils.record.tables import read_table
 FREE = {"seed"}  # runs that differ in it alone are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
 STOPPED_EARLY = re.compile(r"^\S+ \S+ Stopped early", re.MULTILINE)
+OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
+START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
+CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
+WHERE = re.compile(rf"^\S+ \S+ ({MACHINE}|{COMMIT})(.*)$", re.MULTILINE)  # of a start that continued the run
 STEPS_AN_EPOCH = re.compile(r"; (\d+) steps an epoch;")
 
 
@@ -28,7 +33,7 @@ class RunResult:
     """A finished run. Accuracies in percent: ``top1`` of the last validation, ``best_top1`` that of best.pt.
 
     ``best_top1`` is NaN if no validation's loss was finite. ``seconds``: of all epochs together, with validation,
-    without start and pauses.
+    without start and pauses. ``machine`` and ``commit``: of each start in turn that had others than those before.
     """
 
     folder: Path
@@ -85,10 +90,15 @@ def run_folders(root: Path) -> Iterator[Path]:
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
 
 
-def read_run(folder: Path) -> RunResult | None:
+def on_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult | None:
     """The run in ``folder``; None if it is not finished: cut by --max-steps, stopped, or under way.
 
-    Raises ``UserError`` if its files are damaged or of another version.
+    None as well, with a line to ``say`` why, for a finished run whose result is not that of its settings. Raises
+    ``UserError`` if its files are damaged or of another version.
     """
     try:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
@@ -100,12 +110,17 @@ def read_run(folder: Path) -> RunResult | None:
             raise ValueError("a row of metrics.csv is cut off")
         if not rows or not ends or int(ends[-1][1]) != int(rows[-1]["epoch"]):
             return None
+        if CONTINUING.search(log, ends[-1].end()):  # --resume-override went on where the run had ended
+            return None
         if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):
+            return None
+        if doubt := _doubt(folder, rows, log):
+            say(f"{folder} does not count: {doubt}")
             return None
         top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
         return RunResult(
-            folder=folder, args=args, command=_comment(text, "main.py "), machine=_comment(text, MACHINE),
-            commit=_comment(text, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
+            folder=folder, args=args, command=_comment(text, "main.py "), machine=_of_all_starts(text, log, MACHINE),
+            commit=_of_all_starts(text, log, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
             seconds=sum(float(row["seconds"]) for row in rows),
         )  # fmt: skip
     except UserError as error:
@@ -124,6 +139,24 @@ def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
     planned = STEPS_AN_EPOCH.findall(log)
     before = int(rows[-2]["step"]) if planned and rows[1:] else 0
     return not planned or int(rows[-1]["step"]) - before >= int(planned[-1])
+
+
+def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
+    """Why the result of a finished run is not that of its settings; empty if it is."""
+    # The log's warnings say so as well where a kill came before the settings were saved, and of another teacher.
+    if any(folder.glob("config.[0-9]*.yaml")) or OVERRIDDEN.search(log):
+        return "its settings or data were changed by --resume-override"
+    if any(CONTINUING.search(first) for first in START.split(log)[1:2]):
+        return "it was begun in another folder"
+    if [int(row["epoch"]) for row in rows] != [*range(1, len(rows) + 1)]:
+        return "metrics.csv lacks some of its epochs"
+    return ""
+
+
+def _of_all_starts(text: str, log: str, beginning: str) -> str:
+    """What config.yaml says of the first start, and the log of later ones where that is something else."""
+    later = [match[2] for match in WHERE.finditer(log) if match[1] == beginning]
+    return "; then ".join(dict.fromkeys([_comment(text, beginning), *later]))
 
 
 def _comment(text: str, beginning: str) -> str:

@@ -122,8 +122,10 @@ def _outcome(job: Job) -> RunResult | str:
     """
     said, code = job.output.read_bytes()[job.begins :].decode(errors="replace"), job.process.returncode
     if code == 0:
-        named = RUN.findall(said)
-        result = read_run(Path(named[-1])) if named else None
+        named, doubts = RUN.findall(said), []
+        result = read_run(Path(named[-1]), doubts.append) if named else None
+        if doubts:
+            return f"{doubts[0]}; move it away, and it is trained anew"
         return result or f"it ended without a result (see {job.output})"
     if code == -signal.SIGKILL:
         return f"it was killed, perhaps for want of memory (SIGKILL; see {job.output})"

@@ -1,5 +1,6 @@
 """docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
 
+import dataclasses
 import statistics
 import sys
 
@@ -48,6 +49,14 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
     ]  # fmt: skip
 
 
+def test_a_command_is_without_what_places_shows_or_cuts_a_run(tmp_path):
+    run = read_run(keep_run(tmp_path / "run", RUN, [98.0] * 20))
+    more = "--max-steps 46 --gpu-ids 0 1 --progress --name=x --print-freq 5 --seed 3 --resume-override --lr 0.2"
+    run = dataclasses.replace(run, command=f"{run.command} {more}")
+    expected = "python main.py --config digits/fc --device cpu --print-freq 5 --lr 0.2"
+    assert collect_results.command(run) == expected
+
+
 def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, monkeypatch):
     keep_run(runs / "named", [*RUN, "--name", "own-split"], [40.0] * 20)
     page = tmp_path / "results.md"
@@ -92,12 +101,14 @@ def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys,
     monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
     first, second = tmp_path / "first.md", tmp_path / "second.md"
     moved = keep_run(runs / "moved", [*RUN, "--seed", "1", "--output", "/elsewhere/all"], [98.0] * 20)
-    (moved / "log.txt").write_text((moved / "log.txt").read_text().replace("run=x", "run=/elsewhere/all/moved"))
+    log = "2026-11-22 08:00:00 machine: another\n" + (moved / "log.txt").read_text()  # where it went on
+    (moved / "log.txt").write_text(log.replace("run=x", "run=/elsewhere/all/moved"))
     collect([runs, "--keep", "--output", first], capsys, monkeypatch)
     collect([tmp_path / "kept", "--output", second], capsys, monkeypatch)
     assert first.read_text() == second.read_text()
+    assert "| a computer |" in first.read_text() and "| a computer; then another |" in first.read_text()
     kept = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
-    assert len(kept) == 3 * 3
+    assert len(kept) == 4 * 3
     texts = [path.read_text() for path in kept]
     assert not [text for text in texts if str(tmp_path) in text or "/elsewhere" in text]
     assert any("run=RUNS/moved" in text for text in texts)

@@ -317,6 +317,17 @@ def test_a_training_that_ends_without_a_result_has_failed(fake_main, tmp_path, c
     assert told(["digits/fc", "--seeds", "1", "--output", tmp_path / "out"], capsys, monkeypatch)[0] == 1
 
 
+def test_a_run_that_stands_for_no_settings_is_named_as_what_is_in_the_way(fake_main, tmp_path, capsys, monkeypatch):
+    run = keep_run(tmp_path / "out/runs/a", ["--config", "digits/fc", "--epochs", "1"], [90.0])
+    (run / "config.1.yaml").touch()
+    fake_main(f"print('val_top1=90.0000 val_epoch=1 run={run}')")
+    sweeping = ["digits/fc", "--seeds", "1", "--epochs", "1", "--output", tmp_path / "out"]
+    code, said = told(sweeping, capsys, monkeypatch)
+    reason = f"{run} does not count: its settings or data were changed by --resume-override"
+    assert code == 1 and said.out == f"[0/1] seed=0: {reason}; move it away, and it is trained anew\n"
+    assert said.err == f"{reason}\n"
+
+
 def test_a_run_on_images_that_were_moved_since_is_the_trainings_result(fake_main, tmp_path, capsys, monkeypatch):
     recipe, more = "imagenette/resnet10t", ["--epochs", "2", "--datapath"]
     run = keep_run(tmp_path / "out/runs/a", ["--config", recipe, *more, str(tmp_path / "before")], [80.0, 90.0])

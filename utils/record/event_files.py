@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
 NAMES = "events.out.tfevents.*"
+TIME = re.compile(r"events\.out\.tfevents\.(\d+)")
 
 
 class EventFile:
-    """A new event file in ``folder``.
+    """A new event file at ``path`` in ``folder``, whose name sorts behind those of all that are there.
 
     ``SummaryWriter`` writes in a thread, which reports a full disk with a traceback besides raising ``OSError`` later.
     Here ``add`` raises it at once.
@@ -27,8 +29,8 @@ class EventFile:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event = Event
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter(open(folder / name, "wb"))  # noqa: SIM115 - closed in close()
+        self.path = folder / f"events.out.tfevents.{_next_time(folder)}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter(open(self.path, "wb"))  # noqa: SIM115 - closed in close()
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def add(self, summary: Summary, step: int) -> None:
@@ -42,6 +44,16 @@ class EventFile:
     def close(self) -> None:
         """Close the file."""
         self._records.close()
+
+
+def _next_time(folder: Path) -> int:
+    """Now, in nanoseconds, or just behind the latest time in a name: clocks are set back, and machines' clocks differ.
+
+    TensorBoard reads the files in the order of their names, and never goes back to one.
+    """
+    times = [match[1] for path in folder.glob(NAMES) if (match := TIME.match(path.name))]
+    digits = len(str(now := time.time_ns()))  # torch's SummaryWriter writes seconds, which are fewer
+    return max([now, *(int(text[:digits].ljust(digits, "0")) + 1 for text in times)])
 
 
 def rewind(folder: Path, steps: int) -> set[str]:
@@ -68,12 +80,12 @@ def rewind(folder: Path, steps: int) -> set[str]:
     return {tag for step, *tags in kept if step == str(steps) for tag in tags}
 
 
-def forget(folder: Path, tags: Container[str]) -> None:
-    """Remove events of nothing but ``tags`` from the files in ``folder``, but not from the newest, which is in use.
+def forget(folder: Path, tags: Container[str], in_use: Path) -> None:
+    """Remove events of nothing but ``tags`` from the files in ``folder``, but not from the one that is ``in_use``.
 
     Of what says something about a run as a whole, TensorBoard shows the oldest.
     """
-    for path in sorted(folder.glob(NAMES))[:-1]:
+    for path in sorted({*folder.glob(NAMES)} - {in_use}):
         found = [
             (record, event.HasField("summary") and all(value.tag in tags for value in event.summary.value))
             for record, event in _events_in(path)

@@ -141,10 +141,10 @@ class Reporter:
         """A finished epoch's row of metrics.csv, with all figures of its validation if it had one.
 
         ``raw`` is the raw weights' result if ``result`` is that of their average. The epoch's sums must still be in
-        ``progress``.
+        ``progress``. The speed is that of the steps since ``begin_epoch``, NaN if all were done before.
         """
         training, seconds = Report.from_sums(progress.epoch_sums), self.epoch_seconds()
-        images_per_second = (training.count - self._count_before) / self._train_seconds
+        images_per_second = (training.count - self._count_before) / self._train_seconds or math.nan
         last = StepRecord(*progress.last_step)
         return row_of(
             Epoch(

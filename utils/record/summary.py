@@ -51,6 +51,8 @@ def announce(run: Run, components: Any) -> None:
     remainder = components.train_loader.plan.remainder
     log(f"Run {run.run_folder.folder}")
     log(f"Command: main.py {shlex.join(run.argv)}", to_console=False)
+    if run.position is not None and run.is_main:  # where a run begins, config.yaml says
+        log(f"{MACHINE}{machine(run.distributed)}\n{COMMIT}{commit()}", to_console=False)
     log(
         f"{args.data.dataname}: {len(data.train):,} training and {validation_images(components)}, "
         f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -213,7 +214,7 @@ class RunWriter(NullWriter):
     def _renew(self, summary: Summary) -> None:
         """Write what is there once, in place of what the run began with."""
         self._events.add(summary, 0)
-        forget(self.folder, {value.tag for value in summary.value})
+        forget(self.folder, {value.tag for value in summary.value}, self._events.path)
 
     def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
         if not self._events:
@@ -271,8 +272,7 @@ class RunWriter(NullWriter):
     def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         temporary = self.folder / f".{name}.tmp"
         with open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            columns = max(reversed(rows), key=len)  # an epoch that is not validated lacks some
-            out = csv.DictWriter(file, fieldnames=list(columns), extrasaction="ignore")
+            out = csv.DictWriter(file, fieldnames=_columns(rows))
             out.writeheader()
             out.writerows(rows)
         os.replace(temporary, self.folder / name)
@@ -331,6 +331,19 @@ def _lock(log: TextIO, folder: Path) -> None:
 def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
     """A row as metrics.csv shows it: floats to six significant digits; counts stay whole."""
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Those of all ``rows``, in the order of the latest of the longest, the others behind their neighbours.
+
+    An epoch that is not validated lacks some; --resume-override may end some and begin others.
+    """
+    columns = list(max(reversed(rows), key=len))
+    for row in rows:
+        for before, name in pairwise([None, *row]):
+            if name not in columns:
+                columns.insert(columns.index(before) + 1 if before is not None else 0, name)
+    return columns
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:

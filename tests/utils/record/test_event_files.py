@@ -1,6 +1,7 @@
 """TensorBoard files against those of torch's own SummaryWriter."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -46,6 +47,22 @@ def test_a_later_file_sorts_behind_an_earlier_one_of_any_version(tmp_path):
         EventFile(tmp_path).close()
     names += sorted(str(path) for path in tmp_path.iterdir() if str(path) not in names)
     assert sorted(names) == names and len(names) == 3
+
+
+def test_points_stay_where_an_earlier_file_has_a_later_time_in_its_name(tmp_path):
+    """A clock was set back, or the other machine's is ahead."""
+    for name in (f"{time.time_ns() + 10**12}.there.1", f"{int(time.time()) + 10**4}.there.2.0", "mark.there"):
+        (tmp_path / f"events.out.tfevents.{name}").touch()
+    writer = RunWriter(tmp_path, progress=False)
+    (own,) = [path for path in tmp_path.glob("events.*") if path.stat().st_size]
+    assert own.name == max(path.name for path in tmp_path.glob("events.*[0-9]")), "readers take them in this order"
+    own.with_name("events.out.tfevents.9999999999999999999.there.3").touch()  # by now another writes, too
+    writer.table_row({"lr": 0.1})
+    writer.charts({"Charts": {"Loss": ["Loss/Training"]}})
+    writer.table_row({"lr": 0.2})
+    writer.scalars({"Optim/lr": 0.2}, 3)
+    writer.close()
+    assert ("Optim/lr", 3) in points_of(tmp_path)
 
 
 def test_a_full_disk_raises_where_a_point_is_written_and_no_thread_reports_it(tmp_path, monkeypatch):

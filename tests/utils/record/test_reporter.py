@@ -152,6 +152,19 @@ def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
     assert reporter.epoch_seconds() == 3
 
 
+def test_the_speed_of_an_epoch_whose_steps_another_process_did_is_unknown(clock):
+    reporter, _ = told()
+    progress = after_steps(Progress(epoch=1), 20)
+    reporter.begin_epoch(progress, 20)
+    clock.now += 0.5
+    reporter.end_training(progress)
+    assert math.isnan(reporter.row(progress, None, None)["images_per_second"])
+    reporter.begin_epoch(progress, 23)
+    clock.now += 0.5
+    reporter.end_training(after_steps(progress, 3))
+    assert reporter.row(progress, None, None)["images_per_second"] == 60, "of the steps that were left"
+
+
 def time_left(writer):
     return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
 
@@ -266,3 +279,23 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
         writer.close()
     with open(tmp_path / "metrics.csv", newline="", encoding="utf-8") as file:
         assert list(csv.DictReader(file)) == [expected, expected | {"epoch": "2"}]
+
+
+def columns_after(folder, *rows):
+    """The header of metrics.csv and its rows after each of ``rows`` in a process of its own."""
+    for epochs, row in enumerate(rows):
+        writer = RunWriter(folder, progress=False, resumed=(epochs, 0) if epochs else None)
+        writer.epoch({"epoch": epochs + 1} | row)
+        writer.close()
+    with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file)
+        return table.fieldnames, list(table)
+
+
+def test_no_column_of_an_earlier_epoch_is_lost_when_later_ones_have_others(tmp_path):
+    cut = {"val_loss": 1.0, "val_top1": 90.0, "max_val_batches": 2, "seconds": 3.0}
+    whole = {"val_loss": 1.0, "val_top1": 80.0, "seconds": 3.0, "train_penalty": 0.5, "train_loss": 0.25}
+    names, rows = columns_after(tmp_path, cut, {"seconds": 3.0}, whole)
+    assert names == ["epoch", "val_loss", "val_top1", "max_val_batches", "seconds", "train_penalty", "train_loss"]
+    assert [row["max_val_batches"] for row in rows] == ["2", "", ""]
+    assert [row["train_penalty"] for row in rows] == ["", "", "0.5"]
