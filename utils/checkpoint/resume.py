@@ -19,6 +19,7 @@ from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
+from utils.config.rules import DEFAULT, RECIPE, derive, unused
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
@@ -86,6 +87,7 @@ class ResumePoint:
     def differences(self, args: Settings) -> dict[str, str]:
         """For each setting that affects the result and differs, by its name: both values as flags."""
         begun = DEFAULTS | self.state["settings"]
+        begun |= unused(begun)
         return {
             name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
             for name, value in args.result_values().items()
@@ -300,7 +302,7 @@ def _is_run_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of ``names`` in ``folder``'s config.yaml; None if it is not a run of ours."""
+    """The values of ``names`` in ``folder``'s config.yaml, or what follows from it; None if it is not a run of ours."""
     import yaml
 
     path = folder / "config.yaml"
@@ -308,10 +310,15 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        values = {key.value.replace("-", "_"): value for key, value in loader.get_single_node().value}
-        absent = DEFAULTS | {"lr": names.get("lr")}  # it then follows from --lr-base and the batch, which are compared
-        return {name: _plain(loader, values[name]) if name in values else absent[name] for name in names}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        nodes = {key.value.replace("-", "_"): node for key, node in loader.get_single_node().value}
+        given = {name: _plain(loader, node) for name, node in nodes.items() if name in DEFAULTS}
+        settings = DEFAULTS | given
+        derive(settings, {name: RECIPE if name in given else DEFAULT for name in DEFAULTS}, world_size=1)
+        settings |= unused(settings)
+        return {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
+    except (
+        OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, yaml.YAMLError,
+    ):  # fmt: skip
         return None
 
 

@@ -440,6 +440,19 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values[name] = value if values[name] is None else values[name]
 
 
+def unused(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an algorithm that a higher layer has replaced, each with its value for the one in use.
+
+    In one layer they would contradict it (``rules``), so a run's ``config.yaml`` leaves them out.
+    """
+    of_others = {}
+    if values["optimizer"] not in WITH_NESTEROV:
+        of_others["nesterov"] = False
+    if values["lr_policy"] != "multistep":
+        of_others["lr_milestones"] = None
+    return of_others
+
+
 def _of_policy(policy: str, epochs: int) -> dict[str, Any]:
     """What a learning-rate policy does unless something else is asked for."""
     return {
