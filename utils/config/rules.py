@@ -436,8 +436,9 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["lr_base"] = None
     if values["optimizer"] in SCHEDULE_FREE and values["lr_policy"] != "constant":
         values["lr_policy"], origins["lr_policy"] = "constant", "optimizer"
-    for name, value in _of_policy(values["lr_policy"], values["epochs"]).items():
-        values[name] = value if values[name] is None else values[name]
+    for name, value in of_policy(values["lr_policy"], values["epochs"]).items():
+        if values[name] is None:
+            values[name], origins[name] = value, DEFAULT
 
 
 def unused(values: dict[str, Any]) -> dict[str, Any]:
@@ -453,8 +454,8 @@ def unused(values: dict[str, Any]) -> dict[str, Any]:
     return of_others
 
 
-def _of_policy(policy: str, epochs: int) -> dict[str, Any]:
-    """What a learning-rate policy does unless something else is asked for."""
+def of_policy(policy: str, epochs: int) -> dict[str, Any]:
+    """What a learning-rate policy does unless something else is asked for, by setting."""
     return {
         "multistep": {"lr_milestones": (0.5 * epochs, 0.75 * epochs)},
         "step": {"lr_step_epochs": epochs / 3},
