@@ -19,7 +19,7 @@ from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
-from utils.config.rules import DEFAULT, RECIPE, derive, of_policy, unused
+from utils.config.rules import DEFAULT, RECIPE, absolute_paths, derive, of_policy, unused
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
@@ -92,7 +92,7 @@ class ResumePoint:
     def differences(self, args: Settings) -> dict[str, str]:
         """For each setting that affects the result and differs, by its name: both values as flags."""
         begun = DEFAULTS | self.state["settings"]
-        begun |= unused(begun) | unused(args.values())
+        begun |= absolute_paths(begun) | unused(begun) | unused(args.values())
         return {
             name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
             for name, value in args.result_values().items()

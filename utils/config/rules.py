@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from utils.config.datasets import SPECS
+from utils.config.groups.loss import BALANCED
 from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE, SHARDABLE, WITH_NESTEROV
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
@@ -425,8 +426,7 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["pretrained"] = False  # of a recipe
     elif values["pretrained"] and outranks(origins["pretrained"], origins["weights"]):
         values["weights"] = None
-    if values["teacher"] and os.path.exists(values["teacher"]):
-        values["teacher"] = os.path.abspath(values["teacher"])  # a run may be resumed from another working directory
+    values.update(absolute_paths(values))
     if values["arch"] is None:
         values["arch"] = SPECS[values["dataname"]].default_arch
     values["lr"] = lr
@@ -439,6 +439,16 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
     for name, value in of_policy(values["lr_policy"], values["epochs"]).items():
         if values[name] is None:
             values[name], origins[name] = value, DEFAULT
+
+
+def absolute_paths(values: dict[str, Any]) -> dict[str, str]:
+    """Teacher and class weights that are files here: a run may be resumed from another working directory."""
+    given = {"teacher": values["teacher"], "class_weights": values["class_weights"]}
+    return {
+        name: os.path.abspath(path)
+        for name, path in given.items()
+        if path and path != BALANCED and os.path.exists(path)
+    }
 
 
 def unused(values: dict[str, Any]) -> dict[str, Any]:
