@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 from utils.config import arguments
 from utils.config.datasets import SPECS
+from utils.config.rules import CHECKPOINT, RECIPE
 from utils.config.settings import Settings, UserError
 from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
 from utils.record.tables import read_table
@@ -102,7 +104,7 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
     """
     try:
         text = (folder / "config.yaml").read_text(encoding="utf-8")
-        args = arguments.parse(["--config", str(folder / "config.yaml")])
+        args = _settings(folder)
         rows, cut = read_table(folder / "metrics.csv")
         log = (folder / "log.txt").read_text(encoding="utf-8")
         ends = [*LAST_LINE.finditer(log)]
@@ -127,6 +129,17 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
         raise UserError(f"{folder}: {error.mistakes[0]}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: config.yaml, metrics.csv or log.txt cannot be read ({error})") from error
+
+
+def _settings(folder: Path) -> Settings:
+    """The settings that the run's config.yaml records. Raises ``UserError``.
+
+    As a checkpoint's, they need not agree as a recipe's must: that of an earlier version may hold settings of an
+    optimizer or schedule that a flag had replaced.
+    """
+    line = arguments.read(["--config", str(folder / "config.yaml")])
+    layers = [(CHECKPOINT if origin == RECIPE else origin, where, raw) for origin, where, raw in line.layers]
+    return dataclasses.replace(line, layers=tuple(layers)).resolve()
 
 
 def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:

@@ -167,6 +167,21 @@ def test_finished_runs_are_found_by_their_settings_and_seed(tmp_path):
     assert identity(planned[0].args) == identity(planned[1].args) != identity(planned[2].args)
 
 
+def test_a_finished_run_is_found_although_a_flag_had_replaced_its_recipes_optimizer_and_schedule(tmp_path):
+    (tmp_path / "steps.yaml").write_text("nesterov: true\nlr-policy: multistep\nlr-milestones: [1, 2]\n")
+    flags = ["--epochs", "3", "--optimizer", "adamw", "--lr-policy", "linear"]
+    planned = trials(str(tmp_path / "steps.yaml"), [], 2, flags)
+    keep_run(tmp_path / "runs/one", planned[0].flags, [80.0] * 3)
+    assert set(earlier.finished(tmp_path / "runs", planned)) == {planned[0]}
+    config = keep_run(tmp_path / "runs/old", planned[1].flags, [80.0] * 3) / "config.yaml"
+    text, idle = config.read_text(), ("nesterov: true", "lr-milestones: [1.0, 2.0]")
+    assert all(f"# {line}  # recipe" in text for line in idle)
+    for line in idle:  # as earlier versions wrote them
+        text = text.replace(f"# {line}", line)
+    config.write_text(text)
+    assert set(earlier.finished(tmp_path / "runs", planned)) == {*planned}
+
+
 def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
     def planned(place, recipe="imagenette/resnet10t"):
         return trials(recipe, [], 1, ["--datapath", str(tmp_path / place), "--epochs", "9"])

@@ -97,7 +97,7 @@ def carry_over(
     changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
-    of_others = "data" if data else _other_validation(differences)
+    of_others = "data" if data else _other_validation(differences, args)
     if of_others or "best_metric" in differences:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"
@@ -122,9 +122,12 @@ def carry_over(
     return state, changes
 
 
-def _other_validation(differences: Collection[str]) -> str | None:
+def _other_validation(differences: Collection[str], args: Settings) -> str | None:
     """What a validation measures on differs where these settings do; None if that stays."""
-    kinds = {"validation images": SHAPES_VALIDATION, "views of the validation images": SHOWS_VALIDATION}
+    images = SHAPES_VALIDATION
+    if args.data.max_val_batches is not None and args.data.val_batch_size is None:
+        images = (*images, "global_batch_size")  # whose images a cut validation then counts
+    kinds = {"validation images": images, "views of the validation images": SHOWS_VALIDATION}
     return next((kind for kind, names in kinds.items() if any(name in differences for name in names)), None)
 
 

@@ -19,6 +19,7 @@ from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
+from utils.config.rules import DEFAULT, RECIPE, absolute_paths, derive, of_policy, unused
 from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
@@ -65,11 +66,16 @@ class ResumePoint:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that replace the defaults; empty for weights of another program."""
+        """The settings that replace the defaults; empty for weights of another program.
+
+        Without what equals the choice of the run's schedule for its epochs, which a checkpoint cannot tell from one
+        of the user's: with others it follows them.
+        """
         known = {option.name for _, option in all_settings() if option.metadata["in_recipe"]}
         stored = self.state.get("settings")
         stored = stored if isinstance(stored, dict) else {}
-        return {name: value for name, value in stored.items() if name in known and name not in NOT_INHERITED}
+        left = _left_to_the_schedule(stored)
+        return {name: stored[name] for name in stored if name in known and name not in (*NOT_INHERITED, *left)}
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -86,6 +92,7 @@ class ResumePoint:
     def differences(self, args: Settings) -> dict[str, str]:
         """For each setting that affects the result and differs, by its name: both values as flags."""
         begun = DEFAULTS | self.state["settings"]
+        begun |= absolute_paths(begun) | unused(begun) | unused(args.values())
         return {
             name: f"{as_flag(name, value)}: {self.path} was made with {as_flag(name, begun[name])}"
             for name, value in args.result_values().items()
@@ -102,11 +109,19 @@ class ResumePoint:
         way_out = "remove the flag, start anew without --resume"
         other_state = way_out.replace(",", " or")
         way_out += f", or go on like this with {self._override}"
+        differences = self.differences(args)
+        chosen = {name: line for name, line in differences.items() if not self._follows(name, args)}
         if mistakes := [
             f"{difference}; {other_state if name in SHAPES_STATE else way_out}"
-            for name, difference in self.differences(args).items()
+            for name, difference in (chosen or differences).items()
         ]:
             raise UserError(*mistakes, on_all_ranks=True)
+
+    def _follows(self, name: str, args: Settings) -> bool:
+        """Whether a setting was and is left to the schedule, so that it differs only because that or epochs do."""
+        now = of_policy(args.optimisation.lr_policy, args.optimisation.epochs)
+        left = (*now, *_left_to_the_schedule(self.state["settings"]))
+        return name in left and args.origins[name] == DEFAULT and self.settings.get(name) is None
 
     def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:
         """How the data set differs from that of the checkpoint: a line each for classes and images.
@@ -308,7 +323,7 @@ def _is_run_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of ``names`` in ``folder``'s config.yaml; None if it is not a run of ours."""
+    """The values of ``names`` in ``folder``'s config.yaml, or what follows from it; None if it is not a run of ours."""
     import yaml
 
     path = folder / "config.yaml"
@@ -316,10 +331,15 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        values = {key.value.replace("-", "_"): value for key, value in loader.get_single_node().value}
-        absent = DEFAULTS | {"lr": names.get("lr")}  # it then follows from --lr-base and the batch, which are compared
-        return {name: _plain(loader, values[name]) if name in values else absent[name] for name in names}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        nodes = {key.value.replace("-", "_"): node for key, node in loader.get_single_node().value}
+        given = {name: _plain(loader, node) for name, node in nodes.items() if name in DEFAULTS}
+        settings = DEFAULTS | given
+        derive(settings, {name: RECIPE if name in given else DEFAULT for name in DEFAULTS}, world_size=1)
+        settings |= unused(settings)
+        return {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
+    except (
+        OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, yaml.YAMLError,
+    ):  # fmt: skip
         return None
 
 
@@ -328,6 +348,18 @@ def _plain(loader: Any, node: Any) -> Any:
     if isinstance(node.value, list) and any(not isinstance(item.value, str) for item in node.value):
         raise ValueError("not a setting's value")
     return loader.construct_object(node, deep=True)
+
+
+def _left_to_the_schedule(settings: dict[str, Any]) -> list[str]:
+    """The settings of the schedule that say what it does by itself."""
+    begun = DEFAULTS | settings
+    try:
+        by_itself = of_policy(begun["lr_policy"], begun["epochs"])
+    except (TypeError, ArithmeticError):  # no settings of ours, which will be refused
+        return []
+    return [
+        name for name, value in by_itself.items() if begun[name] == (list(value) if isinstance(value, tuple) else value)
+    ]
 
 
 def _class_difference(classes: tuple[str, ...], begun: Any) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.field import not_empty
-from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive
+from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive, of_policy, unused
 from utils.config.settings import Settings, UserError, all_settings, flag_of, groups
 from utils.config.synonyms import meant, meant_value
 
@@ -364,6 +364,7 @@ def as_recipe(settings: Settings, header: str) -> str:
     import yaml
 
     values = settings.values()
+    of_schedule = of_policy(values["lr_policy"], values["epochs"])
     lines = [f"# {_plain(line)}" for line in header.splitlines()]
     for group in groups():
         lines.append(f"\n# {group}")
@@ -373,6 +374,10 @@ def as_recipe(settings: Settings, header: str) -> str:
                 text = yaml.safe_dump([values[name]], default_flow_style=True, width=math.inf).strip()[1:-1]
                 # Nor does the learning rate go with --lr-base, which it follows from.
                 derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
-                mark = "# " if derived else ""
+                # And what was left to the schedule is to follow another one, or other epochs.
+                derived = derived or (name in of_schedule and settings.origins[name] == DEFAULT)
+                # And what a flag's optimizer or schedule does not use would contradict it.
+                replaced = name in unused(values) and values[name] != OPTIONS[name].default
+                mark = "# " if derived or replaced else ""
                 lines.append(f"{mark}{name.replace('_', '-')}: {text}  # {settings.origins[name]}")
     return "\n".join(lines) + "\n"

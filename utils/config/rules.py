@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from utils.config.datasets import SPECS
+from utils.config.groups.loss import BALANCED
 from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE, SHARDABLE, WITH_NESTEROV
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
@@ -425,8 +426,7 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["pretrained"] = False  # of a recipe
     elif values["pretrained"] and outranks(origins["pretrained"], origins["weights"]):
         values["weights"] = None
-    if values["teacher"] and os.path.exists(values["teacher"]):
-        values["teacher"] = os.path.abspath(values["teacher"])  # a run may be resumed from another working directory
+    values.update(absolute_paths(values))
     if values["arch"] is None:
         values["arch"] = SPECS[values["dataname"]].default_arch
     values["lr"] = lr
@@ -436,12 +436,36 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["lr_base"] = None
     if values["optimizer"] in SCHEDULE_FREE and values["lr_policy"] != "constant":
         values["lr_policy"], origins["lr_policy"] = "constant", "optimizer"
-    for name, value in _of_policy(values["lr_policy"], values["epochs"]).items():
-        values[name] = value if values[name] is None else values[name]
+    for name, value in of_policy(values["lr_policy"], values["epochs"]).items():
+        if values[name] is None:
+            values[name], origins[name] = value, DEFAULT
 
 
-def _of_policy(policy: str, epochs: int) -> dict[str, Any]:
-    """What a learning-rate policy does unless something else is asked for."""
+def absolute_paths(values: dict[str, Any]) -> dict[str, str]:
+    """Teacher and class weights that are files here: a run may be resumed from another working directory."""
+    given = {"teacher": values["teacher"], "class_weights": values["class_weights"]}
+    return {
+        name: os.path.abspath(path)
+        for name, path in given.items()
+        if path and path != BALANCED and os.path.exists(path)
+    }
+
+
+def unused(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an algorithm that a higher layer has replaced, each with its value for the one in use.
+
+    In one layer they would contradict it (``rules``), so a run's ``config.yaml`` leaves them out.
+    """
+    of_others = {}
+    if values["optimizer"] not in WITH_NESTEROV:
+        of_others["nesterov"] = False
+    if values["lr_policy"] != "multistep":
+        of_others["lr_milestones"] = None
+    return of_others
+
+
+def of_policy(policy: str, epochs: int) -> dict[str, Any]:
+    """What a learning-rate policy does unless something else is asked for, by setting."""
     return {
         "multistep": {"lr_milestones": (0.5 * epochs, 0.75 * epochs)},
         "step": {"lr_step_epochs": epochs / 3},

@@ -23,6 +23,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
+from utils.config.rules import unused
 
 
 class UserError(ValueError):
@@ -94,7 +95,7 @@ class Settings:
         names = [option.name for _, option in all_settings() if option.metadata["affects_result"]]
         if self.data.max_val_batches is not None:
             names.append("val_batch_size")  # counts the images of a cut validation
-        return {name: values[name] for name in names}
+        return {name: values[name] for name in names} | unused(values)
 
 
 def groups() -> list[str]:

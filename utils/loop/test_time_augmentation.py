@@ -26,7 +26,8 @@ class MeanOfViews(nn.Module):
         if not self.moved:
             return logits
         height, width = images.shape[-2:]
-        padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+        mode = "reflect" if min(height, width) > 1 else "replicate"  # a single pixel is its own mirror image
+        padded = functional.pad(images, (1, 1, 1, 1), mode=mode)
         for first in (0, 2):
             moved = padded[..., first : first + height, first : first + width]
             logits = logits + 0.5 * self._with_mirror_image(moved)

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 import yaml
 
+from utils.config.groups.loss import BALANCED
 from utils.config.settings import UserError
-
-BALANCED = "balanced"
 
 
 def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) -> torch.Tensor:

@@ -167,6 +167,15 @@ def test_the_newest_run_of_the_same_settings_is_found_without_a_word(runs):
     assert newest_run(runs.parent, LR, pytest.fail).path == same / "checkpoints/last.pt"
 
 
+def test_what_a_runs_optimizer_and_schedule_do_not_use_makes_it_no_other_one(runs, run):
+    wanted = {"optimizer": "adamw", "lr_policy": "cosine", "nesterov": False, "lr_milestones": None}
+    old = runs("2024-01-01", "optimizer: adamw\nnesterov: true\nlr-milestones: [1, 2]\n")
+    assert newest(runs, wanted) == (old, [])
+    found = from_path(run, pytest.fail)
+    found.state["settings"] |= {"optimizer": "adamw", "nesterov": True, "lr_milestones": [1.0, 2.0]}
+    assert found.differences(parse([], checkpoint=found.settings)) == {}
+
+
 @pytest.mark.parametrize(
     "config",
     [None, "", "lr", "lr: [", "- lr", "lr: {a: 1}", "lr: [[1]]", "lr: !!python/name:os.system", "[" * 10**5, "\xff"],

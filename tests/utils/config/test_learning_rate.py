@@ -61,6 +61,32 @@ def test_the_saved_recipe_gives_the_same_rate_and_follows_another_batch(tmp_path
     assert other.optimisation.lr == 0.4
 
 
+@pytest.mark.parametrize(
+    ("begun", "then", "expected"),
+    [
+        ("--lr-policy multistep --epochs 4", "--epochs 40", {"lr_milestones": (20, 30)}),
+        ("--lr-policy multistep --epochs 4 --lr-milestones 2 3", "--epochs 40", {"lr_milestones": (2, 3)}),
+        ("--lr-policy cosine --epochs 4", "--lr-policy multistep", {"lr_milestones": (2, 3)}),
+        ("--lr-policy step --epochs 9", "--epochs 90", {"lr_step_epochs": 30}),
+        ("--lr-policy one-cycle", "--lr-policy triangular", {"lr_pct_start": 0.23, "lr_div_factor": 5}),
+        (
+            "--lr-policy one-cycle --lr-pct-start 0.4",
+            "--lr-policy triangular",
+            {"lr_pct_start": 0.4, "lr_div_factor": 5},
+        ),
+    ],
+)
+def test_what_was_left_to_a_schedule_follows_another_one_and_what_was_chosen_stays(begun, then, expected, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(as_recipe(parse(begun.split()), "a run"))
+    again = parse(["--config", str(path)])
+    assert again.values() | {"config": None} == parse(begun.split()).values()
+    other = parse(["--config", str(path), *then.split()])
+    path.write_text(as_recipe(other, "a run with other settings"))
+    for args in (other, parse(["--config", str(path)])):
+        assert {name: getattr(args.optimisation, name) for name in expected} == expected
+
+
 def test_a_resumed_run_has_the_rate_it_was_begun_with_unless_its_batch_changes():
     begun = parse(["--lr-base", "0.4", "-b", "64"], world_size=2)
     stored = {name: value for name, value in begun.values().items() if name not in ("batch_size", "resume")}

@@ -43,3 +43,25 @@ def test_a_setting_that_cannot_be_read_contradicts_nothing():
 def test_a_data_set_that_is_not_known_is_not_taken_for_the_default_one():
     (line,) = mistakes_of("--dataname", "cifar11", "--datapath", "data", "--download", "--val-split", "0.1")
     assert line.startswith("--dataname 'cifar11'")
+
+
+OVERRIDES = [
+    ["--optimizer", "adamw"], ["--optimizer", "schedulefree-sgd"], ["--optimizer", "muon", "--lr-policy", "constant"],
+    ["--lr-policy", "cosine"], ["--lr-policy", "one-cycle", "--warmup-epochs", "0"], ["--lr-policy", "multistep"],
+    ["--lr", "0.3"], ["--global-batch-size", "96", "--epochs", "7"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", OVERRIDES, ids=" ".join)
+def test_what_a_run_of_any_recipe_saves_can_be_read_back_whatever_a_flag_has_replaced(flags, tmp_path):
+    read = 0
+    for path in sorted(arguments.CONFIGS.rglob("*.yaml")):
+        try:
+            args = arguments.parse(["--config", str(path), "--datapath", "DATA", *flags])
+        except UserError:  # what contradicts the recipe, or a recipe for any data
+            continue
+        (tmp_path / "config.yaml").write_text(arguments.as_recipe(args, "main.py"))
+        again = arguments.parse(["--config", str(tmp_path / "config.yaml")])
+        assert again.result_values() == args.result_values(), path
+        read += 1
+    assert read > 20

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 import main
 from tests.end_to_end.processes import rows
 from utils.checkpoint.override import carry_over
+from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.data.loaders import loaders, tried_out
@@ -67,6 +68,21 @@ def test_a_resume_with_other_validation_batches_of_a_cut_validation_is_refused_o
     assert changes[-1] == "the best result so far is of other validation images, and is forgotten"
     whole = parse([*FLAGS, "--val-batch-size", "10"])
     assert "val_batch_size" not in whole.result_values()  # without a cut it changes nothing
+
+
+@pytest.mark.parametrize(
+    ("flags", "forgets"),
+    [((), False), (("--max-val-batches", "3"), True), (("--max-val-batches", "3", "--val-batch-size", "64"), False)],
+    ids=["whole", "cut by the batch of a step", "cut by its own batch"],
+)
+def test_another_batch_forgets_the_best_result_where_it_cuts_the_validation(flags, forgets):
+    begun = {"settings": parse([*FLAGS, *flags]).values(), "classes": ["a"], "fingerprint": "f", "optimizer": []}
+    progress = Progress(epoch=1, step=23, best_top1=96.0, best_epoch=1)
+    point = ResumePoint(Path("last.pt"), {**begun, "progress": progress.state()}, "digest")
+    args = parse([*FLAGS, *flags, "--global-batch-size", "16"])
+    state, changes = carry_over(point, args, ("a",), "f", 90, [])
+    forgotten = "the best result so far is of other validation images, and is forgotten"
+    assert (forgotten in changes, state["progress"]["best_epoch"] != 1) == (forgets, forgets)
 
 
 def test_an_evaluation_of_the_run_is_cut_only_when_it_is_asked_for(run, capsys):

@@ -51,6 +51,11 @@ def test_validation_counts_the_views_of_an_evaluated_network_alike_on_any_ranks(
     torch.testing.assert_close(sum(sums), watch.sums, rtol=0, atol=0)
 
 
+def test_an_image_of_one_pixel_looks_the_same_from_everywhere():
+    images = torch.randn(5, 3, 1, 1)
+    torch.testing.assert_close(in_views(nn.Flatten(), "flip-shift")(images), images.flatten(1))
+
+
 def test_half_precision_logits_are_averaged_in_float32():
     model = nn.Flatten()
     images = torch.tensor([1024.0, 1025.0]).half().view(1, 1, 1, 2)

@@ -6,7 +6,9 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 import main
+from tests.end_to_end.processes import load
 from tests.faults.small_run import told
+from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.optim.class_weights import class_weights
@@ -93,6 +95,15 @@ def test_a_run_goes_on_with_the_weights_that_it_began_with(tmp_path, monkeypatch
     flags = ("--device", "cpu", "--no-progress", "--arch", "fc", "--class-weights", "weights.csv", "--max-steps")
     assert main.main([*flags, "2"]) == 0
     (folder,) = (tmp_path / "runs/digits/fc").iterdir()
+    state = load(folder, "last.pt")
+    assert state["settings"]["class_weights"] == str(file)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main.main(["--device", "cpu", "--no-progress", "--max-steps", "2", "--resume", str(folder)]) == 0
+    monkeypatch.chdir(tmp_path)
+    point = ResumePoint.of(folder / "checkpoints/last.pt", state, folder)
+    point.state["settings"]["class_weights"] = "weights.csv"  # as earlier versions saved it
+    assert point.differences(arguments.parse(list(flags[:-1]))) == {}
     assert main.main([*flags, "3", "--resume", "auto"]) == 0
     file.write_text("".join(f"{name},{2 * (1 + name)}\n" for name in range(10)))  # the same after division by the mean
     assert main.main([*flags, "4", "--resume", "auto"]) == 0

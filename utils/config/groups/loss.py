@@ -8,6 +8,7 @@ from utils.config.field import between, needs, not_empty, not_negative, positive
 
 LOSSES = ("cross-entropy", "bce", "focal")
 DISTILLATIONS = ("soft", "hard")
+BALANCED = "balanced"  # --class-weights without a file
 
 _BCE = needs("--loss bce", lambda v: v.loss == "bce")
 _TEACHER = needs("--teacher", lambda v: v.teacher is not None)
