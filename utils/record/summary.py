@@ -116,21 +116,25 @@ def stopped_early(args: Settings, progress: Progress) -> str:
     planned = args.optimisation.epochs
     if progress.epoch >= planned or not progress.stops_early(args):
         return ""
-    best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
-    return (
-        f"{stopping_rule(args.run)}; {best if progress.stopping_value is not None else 'it never was finite'}; the "
-        f"learning-rate schedule was planned for {planned} epochs"
-    )
+    best = "it never was finite"
+    if progress.stopping_value is not None:
+        best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
+    return f"{stopping_rule(args.run)}; {best}; the learning-rate schedule was planned for {planned} epochs"
 
 
 def doubts(report: Report, data: Data, steps: int) -> list[str]:
     """A line per sign that the network has learned nothing, with what usually helps.
 
-    The signs: the last validation's loss is above ten times that of guessing, ln(classes), or the network is right no
-    more often than a classifier that always answers the validation images' most frequent class.
+    The signs: the last validation's loss is not finite, or above ten times that of guessing, ln(classes), or the
+    network is right no more often than a classifier that always answers the validation images' most frequent class.
     """
     lines, guessing = [], math.log(len(data.classes))
-    if not report.loss <= TIMES_GUESSING * guessing:
+    if not math.isfinite(report.loss):
+        lines.append(
+            f"val_loss is {report.loss} after {steps:,} step(s): the network's outputs are not finite any more; what "
+            "usually helps: a lower --lr, --warmup-epochs, --clip-grad-norm 1"
+        )
+    elif report.loss > TIMES_GUESSING * guessing:
         lines.append(
             f"val_loss {report.loss:.4g} after {steps:,} step(s) is more than ten times that of guessing "
             f"(ln {len(data.classes)} = {guessing:.2f}): the network is sure of wrong answers; what usually helps: a "
