@@ -77,7 +77,7 @@ class NullWriter:
         """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One row of metrics.csv; brings metrics.npz up to date."""
+        """One row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
 
     def bad_images(self, paths: Sequence[str]) -> None:
         """bad_images.txt: the unreadable images that were skipped, one path per line."""
@@ -241,6 +241,8 @@ class RunWriter(NullWriter):
 
     def epoch(self, row: dict[str, Any]) -> None:
         if self.folder:
+            if self._rows and int(self._rows[-1]["epoch"]) == row["epoch"]:
+                row = _joined(self._rows.pop(), row)
             self._rows.append(_six_digits_each(row))
             self._write_csv("metrics.csv", self._rows)
             self._curves.write()
@@ -321,6 +323,11 @@ def _lock(log: TextIO, folder: Path) -> None:
 def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
     """A row as metrics.csv shows it: floats to six significant digits; counts stay whole."""
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in row.items()}
+
+
+def _joined(begun: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """An epoch's row ``begun``, with what ``row`` adds or replaces; the times of both add up."""
+    return begun | row | {"seconds": float(begun.get("seconds") or 0) + row["seconds"]}
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:
