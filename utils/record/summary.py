@@ -19,7 +19,7 @@ from utils.checkpoint.checkpoint import FORMAT
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
-from utils.config.settings import Settings, as_text
+from utils.config.settings import Settings, as_flag, as_text
 from utils.data.images.decoding import decoder
 from utils.data.sets.class_folders import printable
 from utils.data.sets.datasets import Data
@@ -204,13 +204,21 @@ def reached(state: dict[str, Any]) -> str:
 
 
 def report_finished(run: Run) -> int:
-    """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly."""
-    point = run.resume_point
+    """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
+
+    Where --resume-override has other settings, a warning says that they come too late.
+    """
+    point, values = run.resume_point, run.args.result_values()
     progress = Progress.from_state(point.state["progress"])
     if run.is_main:
         early = stopped_early(run.args, progress)
         end = f"; it stopped early {early}" if early else ""
         print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
+        if run.args.run.resume_override and (late := point.differences(run.args)):
+            flags = ", ".join(as_flag(name, values[name]) for name in late)
+            run.warn(
+                f"--resume-override: nothing remains to be trained with {flags}; what the run has is left as it is"
+            )
         print(final_line(progress, point.folder, best_metric(run.args.run), run.args.data.max_val_batches))
     return 0
 

@@ -1,6 +1,7 @@
 """An epoch that ended without a validation gets one once nothing follows it: in its row, and as a whole epoch."""
 
 import csv
+import time
 
 import pytest
 
@@ -15,9 +16,14 @@ STEPS = 23  # of an epoch
 
 @pytest.fixture
 def validate(monkeypatch):
-    """Validations have these top-1 instead, one after the other."""
+    """Validations have these top-1 instead, one after the other, and take some milliseconds."""
     given = []
-    monkeypatch.setattr(train_validation, "validate", lambda *_: Report(1.0, given.pop(0), 90.0, 360))
+
+    def validate(*_):
+        time.sleep(0.003)
+        return Report(1.0, given.pop(0), 90.0, 360)
+
+    monkeypatch.setattr(train_validation, "validate", validate)
     return given
 
 
@@ -83,3 +89,29 @@ def test_without_its_row_as_in_a_new_folder_the_row_says_nothing_of_its_training
     (row,) = table(folder)
     assert (row["epoch"], row["step"], row["val_top1"]) == ("4", str(4 * STEPS), "60.0")
     assert row.keys().isdisjoint(("train_loss", "train_top1", "train_top5", "images_per_second"))
+
+
+def test_fewer_epochs_than_are_trained_end_with_the_figures_of_the_last_one(run, validate, capsys):
+    """The last validation was that of the third epoch."""
+    (run / "checkpoints" / "final.pt").unlink()
+    fewer = ["--resume", str(run / "checkpoints" / "previous.pt"), "--resume-override", "--epochs", "4"]
+    validate[:] = [45.0]
+    assert main.main([*FLAGS, *fewer]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("val_top1=45.0000 ") and " val_epoch=4 best_top1=50.0000 best_epoch=3 " in last
+    assert load(run, "final.pt")["progress"]["validated_step"] == 4 * STEPS
+    assert "\nepochs: 4" in (run / "config.yaml").read_text()
+    assert main.main([*FLAGS, "--resume", str(run)]) == 0
+    told, again = capsys.readouterr().out.splitlines()
+    assert " is finished: 4 epochs, 92 steps" in told and again == last
+
+
+def test_another_setting_for_a_finished_run_is_said_to_come_too_late(run, capsys):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main.main([*FLAGS, "--resume", str(run), "--resume-override", "--lr", "7"]) == 0
+    output = capsys.readouterr()
+    (warning,) = output.err.splitlines()
+    assert warning.startswith("main.py: warning: --resume-override: nothing remains to be trained with --lr 7; ")
+    assert " is finished: 5 epochs" in output.out
+    assert main.main([*FLAGS, "--resume", str(run), "--resume-override"]) == 0 and not capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
