@@ -288,7 +288,7 @@ class TraVal:
         """Set learning rate and random seed, both functions of the position alone; returns the rate."""
         self.exchange.begin_step(self.progress.step, self.model)
         self.watch.begin_step(self.progress)
-        lr = self.lr_policy(self.progress.updates)
+        lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
