@@ -426,7 +426,6 @@ class TraVal:
         self.progress = Progress.from_state(state["progress"])
         if self.progress.bad_images:
             self.writer.bad_images(self.progress.bad_images)
-        self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:
         """Save under ``names``: the state is copied here and written in the background.

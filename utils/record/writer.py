@@ -50,7 +50,7 @@ class NullWriter:
         """Preformatted text in TensorBoard."""
 
     def images(self, tag: str, images: torch.Tensor) -> None:
-        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard."""
+        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard, unless the run has that already."""
 
     def weights(self, model: torch.nn.Module) -> None:
         """Histograms of all weights in TensorBoard."""
@@ -112,7 +112,7 @@ class RunWriter(NullWriter):
             raise UserError(f"{folder}: cannot be written ({error.strerror}); give it write permission") from error
         _lock(self._log, folder)
         epochs, steps = resumed or (0, 0)
-        self._resumed = steps, rewind(folder, steps) if resumed else set()
+        self._there = rewind(folder, steps) if resumed else set()
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
@@ -159,7 +159,7 @@ class RunWriter(NullWriter):
             self._events.add(summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step)
 
     def images(self, tag: str, images: torch.Tensor) -> None:
-        if self._events:
+        if self._events and self._new([tag], 0):
             from torch.utils.tensorboard import summary
 
             images = images[:GRID_IMAGES].float().cpu()
@@ -231,8 +231,7 @@ class RunWriter(NullWriter):
 
     def _new(self, tags: Iterable[str], step: int) -> list[str]:
         """Those of ``tags`` that have no point at ``step``: a stop may come between two points."""
-        last, there = self._resumed
-        return [tag for tag in tags if step != last or tag not in there]
+        return [tag for tag in tags if (step, tag) not in self._there]
 
     # ------------------------------------------------------------------------------- files
 
