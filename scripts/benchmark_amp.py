@@ -355,6 +355,8 @@ def accounted(
     def run(steps: int) -> None:
         for number in range(steps):
             traval.training_step([dataclasses.replace(batch, number=number)])
+            if traval.sums.full:
+                traval.collect()
         traval.collect()  # as train() does every --print-freq steps: a synchronisation point
 
     return run

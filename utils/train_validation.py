@@ -147,6 +147,8 @@ class TraVal:
         """Train from ``progress`` to the end; returns the last validation's report."""
         while not self.progress.is_finished(self.args):
             epoch = self.progress.epoch
+            if self.progress.step_in_epoch == 0 and self.progress.is_trained(self.args):
+                epoch -= 1  # it was to be followed by others, was not validated, and lacks only that now
             self.train(epoch)
             if self.progress.validation_is_due(self.args):
                 self.validation(epoch, report=True)
@@ -286,7 +288,7 @@ class TraVal:
         """Set learning rate and random seed, both functions of the position alone; returns the rate."""
         self.exchange.begin_step(self.progress.step, self.model)
         self.watch.begin_step(self.progress)
-        lr = self.lr_policy(self.progress.updates)
+        lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -363,14 +365,15 @@ class TraVal:
         """The epoch's row, points, line and checkpoints; ``result`` is None for an epoch that is not validated."""
         progress = self.progress
         row = self.reporter.row(progress, result, raw)
-        whole = progress.step_in_epoch == self.train_loader.steps_per_epoch
+        counted = progress.epoch == row["epoch"]  # when it ended; its validation comes only now
+        whole = counted or progress.step_in_epoch == self.train_loader.steps_per_epoch
         best = result is not None and judge(progress, row, self.args, whole)
         self.reporter.epoch(row, result, raw, best)
         if result is not None:
             self.reporter.best(progress)
             progress.last_validation = [result.loss, result.top1, result.top5, result.count]
             progress.validated_step = progress.step
-        if whole:
+        if whole and not counted:
             progress.finish_epoch()
         if result is not None and result.by_class is not None:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
@@ -423,7 +426,6 @@ class TraVal:
         self.progress = Progress.from_state(state["progress"])
         if self.progress.bad_images:
             self.writer.bad_images(self.progress.bad_images)
-        self._show_first_batch = False  # the run's TensorBoard has it
 
     def save(self, *names: str) -> None:
         """Save under ``names``: the state is copied here and written in the background.

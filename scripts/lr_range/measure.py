@@ -28,6 +28,10 @@ class Ramp:
     def __call__(self, step: int) -> float:
         return self.start * (self.end / self.start) ** (step / max(1, self.steps - 1))
 
+    def at(self, epoch: int, updates: int) -> float:
+        """As of ``LRPolicy``: each step has its own rate, also with --lr-per-epoch."""
+        return self(updates)
+
 
 class Point(NamedTuple):
     """An optimizer step: its learning rate, its mean loss, and the running mean of the losses so far."""

@@ -186,6 +186,20 @@ def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_
     assert not torch.equal(weights[0], parameters(traval.model)[0])
 
 
+def test_with_a_rate_per_epoch_a_skipped_step_moves_none_of_its_changes_into_an_epoch():
+    flags = ("--amp", "fp16", "--arch", "fc", "--batch-size", "480", "--lr-policy", "linear", "--lr-per-epoch")
+    traval = make(*flags, "--epochs", "3", criterion=Overflow(at=2))
+    rates = []
+    for epoch in range(3):
+        add = traval.sums.end_step
+        traval.sums.end_step = lambda lr, *others, add=add: (rates.append(lr), add(lr, *others))
+        traval.train(epoch)
+        traval.sums.end_step = add
+        traval.progress.finish_epoch()
+    assert traval.progress.skipped_steps == 1 and (traval.progress.step, traval.progress.updates) == (9, 8)
+    assert rates == [traval.lr_policy(step) for step in (0, 0, 0, 3, 3, 3, 6, 6, 6)] and len(set(rates)) == 3
+
+
 def test_the_average_moves_once_for_each_step_that_moved_weights_and_counts_no_other():
     skipping = make(
         "--amp", "fp16", "--init-scale", "64", "--arch", "fc", "--ema-decay", "0.9", criterion=Overflow(at=2)

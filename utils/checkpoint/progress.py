@@ -90,7 +90,7 @@ class Progress:
 
     def is_finished(self, args: Settings) -> bool:
         """Whether nothing is left to do: neither a step nor the validation after the last one."""
-        return self.is_trained(args) and (self.epoch >= args.optimisation.epochs or self.validated_step == self.step)
+        return self.is_trained(args) and self.validated_step == self.step
 
     def forget_best(self) -> None:
         """Make the next whole epoch the best so far."""

@@ -14,13 +14,15 @@ from utils.record.curves import StepRecord
 from utils.record.metrics import COUNT, ClassificationMeter
 from utils.runtime.distributed import Distributed
 
+MOST_PENDING = 1000  # steps; each takes memory, and between so many one synchronisation is nothing
+
 
 class StepSums:
-    """Sums of at most ``steps`` optimizer steps, collected over all ranks when TraVal decides."""
+    """Sums of at most ``steps`` or ``MOST_PENDING`` optimizer steps, collected over all ranks when TraVal decides."""
 
     def __init__(self, steps: int, distributed: Distributed) -> None:
-        self.steps, self.distributed = steps, distributed
-        self.meter = ClassificationMeter(steps, distributed.device)
+        self.steps, self.distributed = min(steps, MOST_PENDING), distributed
+        self.meter = ClassificationMeter(self.steps, distributed.device)
         self.pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
         self._loss_names: list[str] | None = None
 

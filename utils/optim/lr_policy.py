@@ -51,6 +51,13 @@ class LRPolicy:
     warmup_prefix: bool = True
     hold_steps: int = 1
 
+    def at(self, epoch: int, updates: int) -> float:
+        """The rate in epoch ``epoch`` (from 0), ``updates`` steps into the schedule, which skipped steps do not count.
+
+        A rate that is held for an epoch goes by the epoch alone: skipped steps must not move its changes into epochs.
+        """
+        return self(epoch * self.hold_steps if self.hold_steps > 1 else updates)
+
     def __call__(self, step: int) -> float:
         step -= step % self.hold_steps
         if self.swa_step is not None and step >= self.swa_step:

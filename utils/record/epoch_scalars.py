@@ -13,12 +13,14 @@ from utils.record.metrics import Report
 class Epoch(NamedTuple):
     """What the scalars are made from.
 
-    ``validation`` is None without one. ``raw``: the raw weights' result if ``validation`` is that of their average.
+    ``training`` is None, and ``images_per_second`` without meaning, for the late validation of an epoch that has its
+    row otherwise. ``validation`` is None without one. ``raw``: the raw weights' result if ``validation`` is that of
+    their average.
     """
 
     progress: Progress
     last: StepRecord
-    training: Report
+    training: Report | None
     validation: Report | None
     raw: Report | None
     images_per_second: float
@@ -49,9 +51,9 @@ EPOCH_SCALARS = (
     EpochScalar("epoch", lambda epoch: epoch.last.epoch),
     EpochScalar("step", lambda epoch: epoch.progress.step),
     EpochScalar("lr", lambda epoch: epoch.last.lr),
-    EpochScalar("train_loss", lambda epoch: epoch.training.loss),
-    EpochScalar("train_top1", lambda epoch: epoch.training.top1),
-    EpochScalar("train_top5", lambda epoch: epoch.training.top5),
+    EpochScalar("train_loss", lambda epoch: epoch.training and epoch.training.loss),
+    EpochScalar("train_top1", lambda epoch: epoch.training and epoch.training.top1),
+    EpochScalar("train_top5", lambda epoch: epoch.training and epoch.training.top5),
     EpochScalar(
         "val_loss", lambda epoch: epoch.validation and epoch.validation.loss, "Loss/Test", lower_is_better=True
     ),
@@ -59,7 +61,7 @@ EPOCH_SCALARS = (
     EpochScalar("val_top5", lambda epoch: epoch.validation and epoch.validation.top5, "Top5/Test"),
     EpochScalar("val_count", lambda epoch: epoch.validation and epoch.validation.count),
     EpochScalar("max_val_batches", lambda epoch: epoch.validation and epoch.max_val_batches),
-    EpochScalar("images_per_second", lambda epoch: round(epoch.images_per_second, 1)),
+    EpochScalar("images_per_second", lambda epoch: epoch.training and round(epoch.images_per_second, 1)),
     EpochScalar("seconds", lambda epoch: round(epoch.seconds, 3)),
     EpochScalar("skipped_steps", lambda epoch: epoch.progress.skipped_steps),
     EpochScalar("partly_skipped_steps", lambda epoch: epoch.progress.partly_skipped_steps),

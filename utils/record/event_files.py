@@ -56,8 +56,10 @@ def _next_time(folder: Path) -> int:
     return max([now, *(int(text[:digits].ljust(digits, "0")) + 1 for text in times)])
 
 
-def rewind(folder: Path, steps: int) -> set[str]:
-    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once; gives that step's tags.
+def rewind(folder: Path, steps: int) -> set[tuple[int, str]]:
+    """Leave in ``folder`` one event file that holds each tag and step up to ``steps`` once.
+
+    Gives the steps and tags that may be logged again: those of this step, and of step 0, where what is there once is.
 
     What a killed run logged after its last checkpoint will be logged again. Not all of TensorBoard's readers honour its
     own mark for that (``purge_step``), so the points are removed. The new file replaces the oldest before the others
@@ -77,7 +79,7 @@ def rewind(folder: Path, steps: int) -> set[str]:
     _replace(paths[0], [*([header] if header else []), *kept.values()])
     for path in paths[1:]:
         path.unlink()
-    return {tag for step, *tags in kept if step == str(steps) for tag in tags}
+    return {(int(step), tag) for step, *tags in kept if int(step) in (0, steps) for tag in tags}
 
 
 def forget(folder: Path, tags: Container[str], in_use: Path) -> None:

@@ -140,16 +140,18 @@ class Reporter:
     def row(self, progress: Progress, result: Report | None, raw: Report | None) -> dict[str, float]:
         """A finished epoch's row of metrics.csv, with all figures of its validation if it had one.
 
-        ``raw`` is the raw weights' result if ``result`` is that of their average. The epoch's sums must still be in
-        ``progress``. The speed is that of the steps since ``begin_epoch``, NaN if all were done before.
+        An epoch that was counted before and is validated only now has its row, which this one completes: it holds
+        none of the training's figures. ``raw`` is the raw weights' result if ``result`` is that of their average. The
+        epoch's sums must still be in ``progress``. The speed is that of the steps since ``begin_epoch``, NaN if all
+        were done before.
         """
-        training, seconds = Report.from_sums(progress.epoch_sums), self.epoch_seconds()
+        training = Report.from_sums(progress.epoch_sums)
         images_per_second = (training.count - self._count_before) / self._train_seconds or math.nan
         last = StepRecord(*progress.last_step)
         return row_of(
             Epoch(
-                progress, last, training, result, raw, images_per_second, seconds, self.skips_bad_images,
-                self.max_val_batches,
+                progress, last, training if progress.step_in_epoch else None, result, raw, images_per_second,
+                self.epoch_seconds(), self.skips_bad_images, self.max_val_batches,
             )
         )  # fmt: skip
 
@@ -162,10 +164,11 @@ class Reporter:
             self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
             return
         self.writer.scalars(points_of(row), row["step"])
+        what = "epoch" if "train_loss" in row else "took"  # the late validation of an epoch, alone
         raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
         self.writer.log(
             f"epoch {row['epoch']}/{self.epochs}  validation{self.cut} {self._text(result)}{raw_text}"
-            f"{self._best_text(row)}  epoch {row['seconds']:.1f} s{'  best so far' if best else ''}"
+            f"{self._best_text(row)}  {what} {row['seconds']:.1f} s{'  best so far' if best else ''}"
         )
         if not math.isfinite(result.loss):
             self.writer.log(

@@ -84,7 +84,7 @@ def judge(progress: Progress, row: dict[str, float], args: Settings, whole: bool
     stopping. A validation whose loss is not finite is never the best, nor an improvement. Call it before
     ``Progress.finish_epoch``.
     """
-    epoch, sound, run = progress.epoch + 1, math.isfinite(row["val_loss"]), args.run
+    epoch, sound, run = row["epoch"], math.isfinite(row["val_loss"]), args.run
     metric, watched = best_metric(run), stopping_metric(run)
     value, on = row[metric.column], progress.best_value if progress.best_epoch else None
     best = sound and (whole or not progress.best_epoch) and metric.improves(value, on)

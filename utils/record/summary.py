@@ -19,7 +19,7 @@ from utils.checkpoint.checkpoint import FORMAT
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
-from utils.config.settings import Settings, as_text
+from utils.config.settings import Settings, as_flag, as_text
 from utils.data.images.decoding import decoder
 from utils.data.sets.class_folders import printable
 from utils.data.sets.datasets import Data
@@ -118,21 +118,25 @@ def stopped_early(args: Settings, progress: Progress) -> str:
     planned = args.optimisation.epochs
     if progress.epoch >= planned or not progress.stops_early(args):
         return ""
-    best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
-    return (
-        f"{stopping_rule(args.run)}; {best if progress.stopping_value is not None else 'it never was finite'}; the "
-        f"learning-rate schedule was planned for {planned} epochs"
-    )
+    best = "it never was finite"
+    if progress.stopping_value is not None:
+        best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
+    return f"{stopping_rule(args.run)}; {best}; the learning-rate schedule was planned for {planned} epochs"
 
 
 def doubts(report: Report, data: Data, steps: int) -> list[str]:
     """A line per sign that the network has learned nothing, with what usually helps.
 
-    The signs: the last validation's loss is above ten times that of guessing, ln(classes), or the network is right no
-    more often than a classifier that always answers the validation images' most frequent class.
+    The signs: the last validation's loss is not finite, or above ten times that of guessing, ln(classes), or the
+    network is right no more often than a classifier that always answers the validation images' most frequent class.
     """
     lines, guessing = [], math.log(len(data.classes))
-    if not report.loss <= TIMES_GUESSING * guessing:
+    if not math.isfinite(report.loss):
+        lines.append(
+            f"val_loss is {report.loss} after {steps:,} step(s): the network's outputs are not finite any more; what "
+            "usually helps: a lower --lr, --warmup-epochs, --clip-grad-norm 1"
+        )
+    elif report.loss > TIMES_GUESSING * guessing:
         lines.append(
             f"val_loss {report.loss:.4g} after {steps:,} step(s) is more than ten times that of guessing "
             f"(ln {len(data.classes)} = {guessing:.2f}): the network is sure of wrong answers; what usually helps: a "
@@ -202,13 +206,21 @@ def reached(state: dict[str, Any]) -> str:
 
 
 def report_finished(run: Run) -> int:
-    """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly."""
-    point = run.resume_point
+    """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
+
+    Where --resume-override has other settings, a warning says that they come too late.
+    """
+    point, values = run.resume_point, run.args.result_values()
     progress = Progress.from_state(point.state["progress"])
     if run.is_main:
         early = stopped_early(run.args, progress)
         end = f"; it stopped early {early}" if early else ""
         print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
+        if run.args.run.resume_override and (late := point.differences(run.args)):
+            flags = ", ".join(as_flag(name, values[name]) for name in late)
+            run.warn(
+                f"--resume-override: nothing remains to be trained with {flags}; what the run has is left as it is"
+            )
         print(final_line(progress, point.folder, best_metric(run.args.run), run.args.data.max_val_batches))
     return 0
 

@@ -51,7 +51,7 @@ class NullWriter:
         """Preformatted text in TensorBoard."""
 
     def images(self, tag: str, images: torch.Tensor) -> None:
-        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard."""
+        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard, unless the run has that already."""
 
     def weights(self, model: torch.nn.Module) -> None:
         """Histograms of all weights in TensorBoard."""
@@ -78,7 +78,7 @@ class NullWriter:
         """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One row of metrics.csv; brings metrics.npz up to date."""
+        """One row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
 
     def bad_images(self, paths: Sequence[str]) -> None:
         """bad_images.txt: the unreadable images that were skipped, one path per line."""
@@ -119,7 +119,7 @@ class RunWriter(NullWriter):
         if once_locked is not None:
             once_locked()
         epochs, steps = resumed or (0, 0)
-        self._resumed = steps, rewind(folder, steps) if resumed else set()
+        self._there = rewind(folder, steps) if resumed else set()
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
         self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
@@ -167,7 +167,7 @@ class RunWriter(NullWriter):
             self._events.add(summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step)
 
     def images(self, tag: str, images: torch.Tensor) -> None:
-        if self._events:
+        if self._events and self._new([tag], 0):
             from torch.utils.tensorboard import summary
 
             images = images[:GRID_IMAGES].float().cpu()
@@ -239,8 +239,7 @@ class RunWriter(NullWriter):
 
     def _new(self, tags: Iterable[str], step: int) -> list[str]:
         """Those of ``tags`` that have no point at ``step``: a stop may come between two points."""
-        last, there = self._resumed
-        return [tag for tag in tags if step != last or tag not in there]
+        return [tag for tag in tags if (step, tag) not in self._there]
 
     # ------------------------------------------------------------------------------- files
 
@@ -249,6 +248,8 @@ class RunWriter(NullWriter):
 
     def epoch(self, row: dict[str, Any]) -> None:
         if self.folder:
+            if self._rows and int(self._rows[-1]["epoch"]) == row["epoch"]:
+                row = _joined(self._rows.pop(), row)
             self._rows.append(_six_digits_each(row))
             self._write_csv("metrics.csv", self._rows)
             self._curves.write()
@@ -344,6 +345,11 @@ def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
             if name not in columns:
                 columns.insert(columns.index(before) + 1 if before is not None else 0, name)
     return columns
+
+
+def _joined(begun: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """An epoch's row ``begun``, with what ``row`` adds or replaces; the times of both add up."""
+    return begun | row | {"seconds": float(begun.get("seconds") or 0) + row["seconds"]}
 
 
 def _read_csv(path: Path, epochs: int) -> list[dict[str, str]]:

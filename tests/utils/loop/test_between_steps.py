@@ -13,6 +13,7 @@ from torch import nn
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
 from utils import train_validation
 from utils.config.settings import UserError
+from utils.loop import step_sums
 from utils.loop.stop_signals import Stopped, StopSignals
 from utils.record.metrics import Report
 from utils.record.writer import NullWriter
@@ -218,16 +219,12 @@ def test_curves_and_log_lines_come_every_print_freq_steps_and_at_the_epochs_end(
     assert [step for step, values in points if "Loss/Test" in values] == [3, 6]
 
 
-def test_the_first_training_batch_is_shown_once_as_pixels_and_not_by_a_run_that_goes_on():
+def test_the_first_training_batch_is_shown_once_as_pixels():
     traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "2")
     traval.fit()
     ((tag, images),) = recorder.of("images")
     assert tag == "First_Training_Batch" and images.shape[0] == 480
     assert images.min() == 0 and images.max() == 1
-    further, recorder, _ = watched(*THREE_STEPS, "--epochs", "3")
-    further.load_state(traval.state())
-    further.fit()
-    assert recorder.of("images") == []
 
 
 def test_a_part_of_an_epoch_that_is_trained_already_is_not_trained_again():
@@ -476,6 +473,22 @@ def test_sums_are_read_before_their_room_is_used_up_also_between_two_log_lines()
     traval.sums.steps = 1
     traval.train(0)
     assert [len(records) for (records,) in recorder.of("curves")] == [1, 1, 1]
+
+
+def test_log_lines_that_never_come_take_no_memory_and_any_room_gives_the_same_figures(monkeypatch):
+    found = []
+    for room in (1000, 2):
+        monkeypatch.setattr(step_sums, "MOST_PENDING", room)
+        traval, recorder, _ = watched(*THREE_STEPS, "--epochs", "2", "--print-freq", "1000000000")
+        assert traval.sums.meter.sums.shape[0] == room
+        traval.fit()
+        records = [record for (records,) in recorder.of("curves") for record in records]
+        points = [
+            (step, values["Loss/Training"]) for values, step in recorder.of("scalars") if "Loss/Training" in values
+        ]
+        (first, second) = ({**row, "seconds": 0, "images_per_second": 0} for (row,) in recorder.of("epoch"))
+        found.append((records, points, first, second))
+    assert found[0] == found[1] and [record.step for record in found[0][0]] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_end_after_skipped_steps_names_step_and_epoch():

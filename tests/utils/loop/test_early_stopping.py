@@ -1,6 +1,7 @@
 """A run that stops early is finished: in its files, for a resume and in what it prints."""
 
 import copy
+import math
 
 import pytest
 
@@ -77,6 +78,21 @@ def test_resume_auto_reports_it_as_finished_and_more_patience_goes_on(stopped, c
     monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
     more = ["--resume", str(run), "--resume-override", "--early-stopping", "3", "--device", "cpu"]
     assert main.main(more) == 0 and len(rows(run)) == 4
+
+
+def test_a_run_whose_figure_never_was_finite_ends_as_others_do(tmp_path, monkeypatch, capsys):
+    given = [Report(math.nan, 0.0, 0.0, 360)] * 2
+    monkeypatch.setattr(train_validation, "validate", lambda *_: given.pop(0))
+    flags = [*FLAGS, "--output", str(tmp_path), "--resume", "auto"]
+    assert main.main(flags) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    why = (
+        "in which val_loss has not improved; it never was finite; the learning-rate schedule was planned for 20 epochs"
+    )
+    assert f"Stopped early: after 2 epoch(s) {why}" in lines and " best_top1=nan best_epoch=0 " in last
+    assert main.main(flags) == 0
+    told, again = capsys.readouterr().out.splitlines()
+    assert told.endswith(why) and again == last
 
 
 def test_another_metric_makes_a_resume_forget_the_best(stopped, capsys, monkeypatch):

@@ -52,11 +52,17 @@ def test_one_class_alone_says_nothing_of_a_network():
     assert doubts(report(top1=100.0), data_of([1, 1, 1]), 5) == []
 
 
-@pytest.mark.parametrize(("loss", "told"), [(10 * math.log(3) - 0.01, 0), (10 * math.log(3) + 0.01, 1), (math.nan, 1)])
+@pytest.mark.parametrize(("loss", "told"), [(10 * math.log(3) - 0.01, 0), (10 * math.log(3) + 0.01, 1)])
 def test_a_loss_above_ten_times_that_of_guessing_is_told(loss, told):
     lines = doubts(report(loss=loss), SEVENTHS, 7)
     assert len(lines) == told
     assert all("ten times that of guessing (ln 3 = 1.10)" in line and "a lower --lr" in line for line in lines)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_told_as_such(loss):
+    (line,) = doubts(report(loss=loss), SEVENTHS, 7)
+    assert line.startswith(f"val_loss is {loss} after 7 step(s): the network's outputs are not finite any more; ")
 
 
 def test_a_run_that_came_to_nothing_says_so_before_its_last_line_and_in_its_log(tmp_path, capsys):

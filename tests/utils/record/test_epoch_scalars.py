@@ -61,6 +61,13 @@ def test_a_validation_by_class_has_five_further_columns_and_points_in_percent():
     assert points_of(row) == TEST | points
 
 
+def test_a_late_validations_row_has_no_figure_of_the_training_that_was_counted_before():
+    row = row_of(EPOCH._replace(training=None, progress=Progress(step=46, skipped_steps=2, partly_skipped_steps=1)))
+    unknown = ("train_loss", "train_top1", "train_top5", "images_per_second")
+    assert list(row.items()) == [(name, value) for name, value in ALWAYS.items() if name not in unknown]
+    assert points_of(row) == TEST
+
+
 def test_no_column_and_no_tag_is_declared_twice():
     scalars = (*EPOCH_SCALARS, *RAW_SCALARS)
     tags = [scalar.tag for scalar in scalars if scalar.tag]

@@ -41,6 +41,22 @@ def test_points_are_those_of_torchs_summary_writer(tmp_path):
     assert points_of(tmp_path / "own") == points_of(tmp_path / "torch")
 
 
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_picture_is_there_once_whether_a_run_was_stopped_before_it_or_after_it(tmp_path, step):
+    """As by a kill right after the first checkpoint."""
+    first, second = torch.zeros(2, 1, 8, 8), torch.ones(2, 1, 8, 8)
+    RunWriter(tmp_path, progress=False).close()
+    pictures = []
+    for images in (first, second):
+        writer = RunWriter(tmp_path, progress=False, resumed=(0, step))
+        writer.images("First_Training_Batch", images)
+        writer.close()
+        pictures.append(points_of(tmp_path))
+        loaders = (EventFileLoader(str(path)) for path in tmp_path.glob("events.out.tfevents.*"))
+        assert sum(len(event.summary.value) for loader in loaders for event in loader.Load()) == 1
+    assert list(pictures[0]) == [("First_Training_Batch", 0)] and pictures[1] == pictures[0]
+
+
 def test_a_later_file_sorts_behind_an_earlier_one_of_any_version(tmp_path):
     names = [SummaryWriter(str(tmp_path)).file_writer.event_writer._file_name]
     for _ in range(2):

@@ -19,7 +19,8 @@ def judged(rows, *flags):
     for row in rows:
         if progress.stops_early(args):
             break
-        best.append(judge(progress, {"val_loss": 1.0, "val_top1": 0.0, "val_top5": 0.0} | row, args, whole=True))
+        others = {"epoch": progress.epoch + 1, "val_loss": 1.0, "val_top1": 0.0, "val_top5": 0.0}
+        best.append(judge(progress, others | row, args, whole=True))
         progress.finish_epoch()
     return progress, best
 
@@ -82,13 +83,14 @@ def test_a_validation_whose_loss_is_not_finite_is_not_the_best_by_another_figure
 
 
 def test_a_cut_epoch_makes_the_best_only_until_there_is_a_whole_one():
-    args, progress, row = parse(["--early-stopping", "3"]), Progress(), {"val_loss": 1.0, "val_top1": 90.0}
+    args, progress = parse(["--early-stopping", "3"]), Progress()
+    row = {"epoch": 1, "val_loss": 1.0, "val_top1": 90.0}
     assert judge(progress, row, args, whole=False)
     assert (progress.best_epoch, progress.best_value, progress.stopping_value) == (0, 90.0, None)
     assert judge(progress, row | {"val_top1": 50.0}, args, whole=True)
     assert (progress.best_epoch, progress.best_value, progress.stopping_value) == (1, 50.0, 50.0)
     progress.finish_epoch()
-    assert not judge(progress, row, args, whole=False) and progress.best_top1 == 50.0
+    assert not judge(progress, row | {"epoch": 2}, args, whole=False) and progress.best_top1 == 50.0
 
 
 # ------------------------------------------------------------------------------------- early stopping
@@ -129,6 +131,6 @@ def test_a_checkpoint_from_before_goes_on_with_its_best_top1_and_waits_from_ther
     assert none.best_value is None
     args = parse(["--early-stopping", "2"])
     assert not progress.is_trained(args)
-    assert not judge(progress, {"val_loss": 1.0, "val_top1": 60.0}, args, whole=True), (
+    assert not judge(progress, {"epoch": 8, "val_loss": 1.0, "val_top1": 60.0}, args, whole=True), (
         "as good as the best is no better"
     )
