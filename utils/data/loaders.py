@@ -255,6 +255,8 @@ def loaders(
     """
     device, settings, seed = distributed.device, args.data, args.run.seed
     resident, why = choose(data, settings, device)
+    if resident and data.train is not None and (difference := shown_otherwise_resident(args, data.spec)):
+        raise UserError(f"--loader resident {difference}")
     if settings.decode == "gpu":
         _require_gpu_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
@@ -398,6 +400,27 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
     memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory
     return fits, f"{size / 1e6:,.0f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"
+
+
+def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:
+    """Why training would show other pixels of resident images than of streamed ones, and what to give; None if equal.
+
+    Images of any size are kept as validation shows them at the image size: no part of the whole image, and no view at
+    a smaller size, can be had from that.
+    """
+    if spec.fixed_size:
+        return None
+    if "resized-crop" in chosen_names(args.augmentation, spec):
+        return (
+            "keeps images as validation shows them, and resized-crop takes its parts from the whole image; give "
+            "--loader stream, or --augment without resized-crop"
+        )
+    if args.data.progressive_size is not None:
+        return (
+            "keeps images at their last size, and --progressive-size makes the smaller ones from the whole image; give "
+            "--loader stream, or leave --progressive-size out"
+        )
+    return None
 
 
 def _stored_bytes(images: Images, spec: DatasetSpec) -> int:

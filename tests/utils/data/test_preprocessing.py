@@ -190,7 +190,7 @@ def tree(tmp_path):
     "flags",
     [
         "", "--val-image-size 40", "--crop-pct 0.7 --interpolation bicubic", "--crop-mode squash",
-        "--crop-mode border --mean 0.2", "--loader resident --crop-pct 1",
+        "--crop-mode border --mean 0.2", "--loader resident --augment flip --crop-pct 1",
     ],
 )  # fmt: skip
 def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):

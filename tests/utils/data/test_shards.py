@@ -232,7 +232,7 @@ def test_an_index_that_went_stale_is_made_again_by_whatever_name_the_shards_are_
 
 def test_resident_images_are_those_of_the_tar_files_as_they_are_now(foreign, tmp_path):
     """Written again with images of the same names and sizes: nothing but the tar file's time differs."""
-    flags = ("--loader", "resident", "--image-size", "8", "--arch", "fc", "--workers", "0", "--device", "cpu")
+    flags = ("--loader", "resident", "--augment", "flip", "--image-size", "8", "--arch", "fc", "--device", "cpu")
 
     def shown():
         args = parse(["--dataname", "shards", "--datapath", str(foreign), "--cache-dir", str(tmp_path / "c"), *flags])
