@@ -259,6 +259,28 @@ def test_classes_that_a_file_lists_later_or_in_another_order_are_the_classes(for
         assert read(foreign).classes == classes
 
 
+OTHER_CLASSES = {
+    "another spelling": (["cat", "dog"], ["cat", "Dog"], "Dog"),
+    "numbers for names": (["cat", "dog"], ["0", "1"], "0, 1"),
+    "names for numbers": (["0", "1"], ["cat"], "cat"),
+    "one more": (["00", "1"], ["0", "2"], "2"),
+    "one between": (["0", "2"], ["1"], "1"),
+}
+
+
+@pytest.mark.parametrize("train, val, unknown", OTHER_CLASSES.values(), ids=OTHER_CLASSES)
+def test_labels_of_validation_that_training_lacks_are_refused_unless_they_are_listed(tmp_path, train, val, unknown):
+    for split, labels in (("train", train), ("val", val)):
+        members = [((f"{k}.cls", label.encode()), (f"{k}.png", png(k))) for k, label in enumerate(labels)]
+        write_tar(tmp_path / f"{split}.tar", [member for sample in members for member in sample])
+    for _ in ("an index that is made", "one that was kept"):
+        with pytest.raises(UserError, match=f"for val have classes that those for train lack: {unknown}; correct the"):
+            read(tmp_path)
+    names = sorted({*train, *val}) if any(map(str.isalpha, train + val)) else ["a", "b", "c"]
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    assert read(tmp_path).classes == tuple(names)
+
+
 PROBLEMS = {
     "no label": ([("x.png", png(1))], "/x: has no label"),
     "no image": ([("x.cls", b"1")], "/x: has no image"),
