@@ -70,9 +70,12 @@ class Preprocessing(Channels):
         )  # fmt: skip
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``."""
+        """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``.
+
+        Raises ``ValueError`` for levels without a known range, see ``in_colour``.
+        """
         do_not_map(image)
-        pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour))
+        pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")
         else:
