@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.build import build_model, check_forward
+from models.build import build_model, check_forward, locate
 from models.layers.recomputing import checkpoint_gradients
 from models.memory_format import channels_last_is_faster
 from models.pretrained import begins_anew, preprocessing_of
 from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
+from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import Known, Preprocessing
@@ -173,15 +174,34 @@ def read_weights(args: Settings, resume_point: ResumePoint | None) -> Weights | 
 
 
 def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weights: Weights | None) -> Known | None:
-    """The preprocessing that the weights were trained with, if they record it."""
+    """The preprocessing that the weights were trained with, if they record it or their library knows it."""
+    testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
     if resume_point is None and weights is None:
         if not args.model.pretrained:
             return None
-        testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
         values, source = preprocessing_of(args.model.arch, testing)
         return Known(Preprocessing.from_state(values, source), source)
     state, path = weights if resume_point is None else (resume_point.state, resume_point.path)
     values = state.get("preprocessing")
-    if not isinstance(values, dict) or "crop_pct" not in values:  # another program's, or older than format 4
+    if values is None and "format" not in state:
+        return _assumed_preprocessing(args, path, testing)
+    if not isinstance(values, dict) or "crop_pct" not in values:  # older than format 4
         return None
     return Known(Preprocessing.from_state(values, path), str(path), of_this_run=resume_point is not None)
+
+
+def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> Known | None:
+    """That of the library's weights of ``--arch``, for the weights that another program wrote to ``path``.
+
+    None if the library has none, or none that shows square images. Small images of one size have statistics of their
+    own, with which weights that bring a last layer for their classes were trained.
+    """
+    library, _ = locate(args.model.arch) or ("none", "")
+    fixed_size = SPECS[args.data.dataname].fixed_size
+    if library not in ("timm", "torchvision") or (fixed_size and not args.model.new_head):
+        return None
+    try:
+        values, source = preprocessing_of(args.model.arch, testing)
+        return Known(Preprocessing.from_state(values, source), f"{source}, assumed for {path}")
+    except UserError:
+        return None

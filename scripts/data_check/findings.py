@@ -186,11 +186,12 @@ def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, 
     how = "" if survey.paths is None else f" ({files:,} the same file, {len(leaked) - files:,} the same pixels)"
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
     share = 100 * len(leaked) / (len(survey) - survey.training)
+    percent = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
     named = some((_pair(survey, pair) for pair in leaked[:EXAMPLES]), len(leaked))
     findings.fault(
         "in both splits",
         len(leaked),
-        f"{images(len(leaked))} of val ({share:.2g} %) with the pixels of one of train{how}{labels}: {named}; "
+        f"{images(len(leaked))} of val ({percent}) with the pixels of one of train{how}{labels}: {named}; "
         "remove one of each pair",
     )
     for index, other in leaked:

@@ -122,9 +122,9 @@ class Hardware:
     """What decides which changes make sense.
 
     ``cores``: those available to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
-    resident. ``resident_bytes``: what the data set takes in memory, ``resident_room`` what it may take; ``same_crops``:
-    whether resident images train on the same pixels. ``formats``: the other ``--amp`` formats, each with the reason
-    why it is not worth a trial, or ''.
+    resident. ``resident_bytes``: what the data set takes in memory, ``resident_room`` what it may take;
+    ``same_images``: whether training shows the same pixels of resident images. ``formats``: the other ``--amp``
+    formats, each with the reason why it is not worth a trial, or ''.
     """
 
     gpu: bool
@@ -135,7 +135,7 @@ class Hardware:
     samples: int
     resident_bytes: int
     resident_room: float
-    same_crops: bool
+    same_images: bool
     convolutions: bool
     channels_last: bool
     formats: dict[str, str]
@@ -159,9 +159,9 @@ def _loader_changes(place: Hardware) -> list[Change]:
         return []
     found = [Change("loader", "loader", ("--workers", str(count))) for count in ladder(place.workers, place.cores)]
     size, room = place.resident_bytes / 1e9, place.resident_room / 1e9
-    crops = "" if place.same_crops else "crops are cut from images stored at the network's size"
     reason = "" if size <= room else f"{size:,.1f} GB of images, where {room:,.1f} GB may be taken"
-    found.append(Change("loader", "loader", ("--loader", "resident"), caution=crops, not_tried=reason))
+    reason = reason if place.same_images else "images are made from whole ones in each epoch"
+    found.append(Change("loader", "loader", ("--loader", "resident"), not_tried=reason))
     if place.gpu:
         found.append(Change("loader", "decode", ("--decode", "gpu")))
     return found

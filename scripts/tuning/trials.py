@@ -27,7 +27,7 @@ from scripts.tuning.advice import (
 )
 from scripts.tuning.measure import TrainingSetup, busy_share, in_turns, loader_split, spread, step_shares, windows_of
 from utils.config.settings import UserError
-from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes
+from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes, shown_otherwise_resident
 from utils.data.sets.datasets import Data
 from utils.data.sets.readers import MemoryImages
 from utils.precision.amp import resolve_amp
@@ -77,7 +77,8 @@ def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardwa
         gpu=gpu, cores=cores_per_process(1), threads=subject.threads, workers=subject.workers,
         batch_size=args.data.batch_size, samples=len(data.train),
         resident_bytes=(len(data.train) + len(data.validation)) * data.spec.channels * size**2,
-        resident_room=RESIDENT_MEMORY_SHARE * memory_bytes(device), same_crops=data.spec.fixed_size,
+        resident_room=RESIDENT_MEMORY_SHARE * memory_bytes(device),
+        same_images=shown_otherwise_resident(args, data.spec) is None,
         convolutions=any(isinstance(module, nn.Conv2d) for module in subject.traval.model.modules()),
         channels_last=transform.channels_last, formats=formats, compiled=args.model.compile, try_compile=try_compile,
     )  # fmt: skip

@@ -176,7 +176,7 @@ def test_too_little_shared_memory_is_one_line_that_advises_and_without_workers_n
         for kind, more in {
             "streaming": ["--workers", 2],
             "in place": ["--workers", 0],
-            "decoding": ["--workers", 2, "--loader", "resident"],
+            "decoding": ["--workers", 2, "--loader", "resident", "--augment", "flip"],
         }.items()
     }
     ends = {kind: (*run.communicate(timeout=200), run.returncode) for kind, run in runs.items()}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from timm.models import _registry
 
 import main
 from models import build_model
+from models.prepare import Weights, known_preprocessing
 from models.pretrained import begins_anew, preprocessing_of
 from tests.faults.small_run import told
 from utils.config import arguments
@@ -113,6 +115,43 @@ def test_timms_weights_are_evaluated_as_timm_evaluates_them(tree, tmp_path, monk
     check_pixels(images, shown, theirs["std"])
     check_logits(logits, answers(network, shown))
     assert f"timm's {name}" in parts.data.preprocessing_line
+
+
+@pytest.mark.parametrize("begin", [("--evaluate",), ()], ids=["evaluated", "trained"])
+@pytest.mark.parametrize("name", ["test_vit", "test_mambaout"])
+def test_timms_weights_in_a_file_are_shown_what_pretrained_shows_them(tree, tmp_path, monkeypatch, name, begin):
+    timm_weights(monkeypatch, tmp_path, name)
+    path = tmp_path / "weights.pth"
+    flags = (*begin, "--arch", name)
+    expected, images, logits = built(tree, *flags, "--pretrained")
+    parts, found, answered = built(tree, *flags, "--weights", path)
+    assert parts.data.preprocessing == expected.data.preprocessing
+    assert torch.equal(found, images) and torch.equal(answered, logits)
+    assert f"(timm's {name}" in parts.data.preprocessing_line
+    assert f", assumed for {path})" in parts.data.preprocessing_line
+    parts, _, _ = built(tree, *flags, "--weights", path, "--crop-pct", 0.5, "--mean", 0)
+    assert (parts.data.preprocessing.crop_pct, parts.data.preprocessing.mean) == (0.5, (0.0,) * 3)
+
+
+@pytest.mark.parametrize(
+    "line, source, mean",
+    [
+        ("--dataname folder --arch torchvision/googlenet", "torchvision's GoogLeNet_Weights.IMAGENET1K_V1", 0.5),
+        ("--dataname folder --arch test_vit4", None, None),
+        ("--dataname folder --arch fc", None, None),
+        ("--dataname cifar10 --arch test_vit --new-head", "timm's test_vit.r160_in1k", 0.5),
+        ("--dataname cifar10 --arch test_vit", None, None),
+    ],
+)
+def test_what_is_assumed_of_weights_in_a_file_of_another_program(line, source, mean):
+    args = arguments.parse([*line.split(), "--datapath", "d", "--weights", "f.pth"])
+    known = known_preprocessing(args, None, Weights({"fc.weight": torch.zeros(2, 2)}, Path("f.pth")))
+    if source is None:
+        assert known is None
+    else:
+        assert known.source == f"{source}, assumed for f.pth" and known.preprocessing.mean[0] == mean
+    ours = Weights({"format": 3, "model": {}, "preprocessing": {"mean": [0.3]}}, Path("f.pt"))
+    assert known_preprocessing(args, None, ours) is None
 
 
 @pytest.mark.parametrize("mode", ["squash", "border"])

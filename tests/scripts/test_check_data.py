@@ -222,6 +222,12 @@ def test_a_copy_in_the_other_split_is_a_fault_under_any_name(check, tree):
     assert checked.problem(tree / "train" / "dog" / "3.jpg") == "also in val: val/dog/other name.jpg"
 
 
+def test_a_validation_that_is_all_of_training_is_told_in_plain_percent(check, tree):
+    shutil.rmtree(tree / "val")
+    shutil.copytree(tree / "train", tree / "val")
+    assert "images of val (100 %) with the pixels" in check().line("in both splits")
+
+
 def test_a_lossless_copy_in_another_format_is_found_by_its_pixels(check, tree):
     source = tree / "train" / "cat" / "1.jpg"
     copy = tree / "val" / "dog" / "copy.bmp"

@@ -221,7 +221,7 @@ def test_worker_numbers_to_try(workers, cores, tried):
 def place(**more):
     usual = {
         "gpu": False, "cores": 4, "threads": 4, "workers": 2, "batch_size": 64, "samples": 1000, "resident_bytes": 10,
-        "resident_room": 20.0, "same_crops": True, "convolutions": True, "channels_last": True,
+        "resident_room": 20.0, "same_images": True, "convolutions": True, "channels_last": True,
         "formats": {"bf16": "", "fp16": "emulated"}, "compiled": False, "try_compile": False,
     }  # fmt: skip
     return Hardware(**(usual | more))
@@ -245,6 +245,7 @@ def test_what_is_tried_fits_the_place():
     resident = tried(place(workers=None, convolutions=False, compiled=True))
     assert not any("workers" in x or "loader" in x or "channels" in x or "compile" in x for x in resident)
     assert "GB" in tried(place(resident_bytes=30))["--loader resident"]
+    assert "whole ones" in tried(place(same_images=False))["--loader resident"]
     assert "100 images" in tried(place(samples=100))["--batch-size 128"]
 
 
@@ -449,7 +450,7 @@ def test_the_place_is_that_of_the_settings(tool, pictures):
     now, parts = on_pictures(tool, pictures)
     found = hardware_of(now, parts.data, try_compile=True)
     assert (found.workers, found.batch_size, found.samples, found.convolutions) == (0, 4, 24, False)
-    assert (found.gpu, found.same_crops, found.compiled, found.try_compile) == (False, False, False, True)
+    assert (found.gpu, found.same_images, found.compiled, found.try_compile) == (False, False, False, True)
     assert found.resident_bytes == 28 * 3 * 8 * 8
     assert set(found.formats) == {"bf16", "fp16"} and found.formats["bf16"] == "" != found.formats["fp16"]
 
@@ -463,7 +464,7 @@ def test_each_change_is_built_as_its_flags_say(tool, pictures):
 
     flags_of_now = [
         "--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--image-size", "8", "--arch", "fc",
-        "--batch-size", "4", "--workers", "0",
+        "--batch-size", "4", "--workers", "0", "--augment", "flip",
     ]  # fmt: skip
     workers = variant("--workers", 2, part="loader")
     assert (now.workers, workers.workers) == (0, 2) and workers.traval is now.traval

@@ -18,6 +18,7 @@ import torch
 
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.data import DataSettings
+from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.data.augmentations import Context, build_augmentations, chosen_names
 from utils.data.images.decoding import decoder
@@ -255,15 +256,19 @@ def loaders(
     """
     device, settings, seed = distributed.device, args.data, args.run.seed
     resident, why = choose(data, settings, device)
+    if resident and data.train is not None and (difference := shown_otherwise_resident(args, data.spec)):
+        raise UserError(f"--loader resident {difference}")
     if settings.decode == "gpu":
         _require_gpu_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
     shown, augment = data.preprocessing, chosen_names(args.augmentation, data.spec)
+    reach, was = shift_reach(args, data.spec, shown.image_size)
+    if was and data.train is not None and distributed.is_main:
+        sources.progress.log(was)
     context = Context(
-        args.augmentation, args.augmentation.max_shift or data.spec.max_shift, shown.image_size,
-        shown.interpolation, crop_while_decoding=not (reads_memory or data.spec.fixed_size),
-        mean=shown.mean,
+        args.augmentation, reach, shown.image_size, shown.interpolation,
+        crop_while_decoding=not (reads_memory or data.spec.fixed_size), mean=shown.mean,
     )  # fmt: skip
     transform = BatchTransform(
         shown.image_size, shown.mean, shown.std, build_augmentations(augment, context), seed, channels_last,
@@ -286,6 +291,21 @@ def loaders(
         batch_size = settings.val_batch_size or settings.global_batch_size  # the same on any number of processes
         validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * batch_size))
     return train, validating, f"{'resident' if resident else 'stream'} ({why}){reading}"
+
+
+def shift_reach(args: Settings, spec: DatasetSpec, image_size: int) -> tuple[int, str]:
+    """The most pixels of a shift, and a warning if the run to resume may have begun with another default; or ''."""
+    given, own = args.augmentation.max_shift, spec.max_shift
+    if given is not None or spec.fixed_size:
+        return given or own, ""
+    reach = max(1, image_size // 8)
+    resumed = args.origins["max_shift"] == CHECKPOINT and "shift" in chosen_names(args.augmentation, spec)
+    return reach, (
+        f"warning: shift reaches {reach} px, an eighth of the image size; earlier versions took {own} px at any size, "
+        f"which a run of theirs keeps with --resume-override --max-shift {own}"
+        if resumed and reach != own
+        else ""
+    )
 
 
 def tried_out(count: int, wanted: int) -> np.ndarray:
@@ -398,6 +418,27 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
     memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory
     return fits, f"{size / 1e6:,.0f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"
+
+
+def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:
+    """Why training would show other pixels of resident images than of streamed ones, and what to give; None if equal.
+
+    Images of any size are kept as validation shows them at the image size: no part of the whole image, and no view at
+    a smaller size, can be had from that.
+    """
+    if spec.fixed_size:
+        return None
+    if "resized-crop" in chosen_names(args.augmentation, spec):
+        return (
+            "keeps images as validation shows them, and resized-crop takes its parts from the whole image; give "
+            "--loader stream, or --augment without resized-crop"
+        )
+    if args.data.progressive_size is not None:
+        return (
+            "keeps images at their last size, and --progressive-size makes the smaller ones from the whole image; give "
+            "--loader stream, or leave --progressive-size out"
+        )
+    return None
 
 
 def _stored_bytes(images: Images, spec: DatasetSpec) -> int:

@@ -70,9 +70,12 @@ class Preprocessing(Channels):
         )  # fmt: skip
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``."""
+        """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``.
+
+        Raises ``ValueError`` for levels without a known range, see ``in_colour``.
+        """
         do_not_map(image)
-        pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour))
+        pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")
         else:
@@ -158,6 +161,11 @@ def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing,
     if settings.dataname == "synthetic":  # whose images are made in the size that is asked for
         values["stored_size"] = values["image_size"]
     made = Preprocessing(**values)
+    if made.stored_size and (side := math.floor(made.val_image_size / made.crop_pct)) > LARGEST_SIZE:
+        raise UserError(
+            f"--crop-pct {made.crop_pct:g}: crops {made.val_image_size} pixels from the middle of images enlarged to "
+            f"{side:,} pixels, and no more than {LARGEST_SIZE:,} are possible"
+        )
     return made, _described(made, origins | dict.fromkeys(given, AS_SET))
 
 

@@ -20,6 +20,8 @@ from utils.data.augment.base import Augmentation, Numbers, Samples
 from utils.data.augmentations import fused, in_range
 from utils.runtime.distributed import to_device
 
+ENLARGED_PIXELS = 2**26  # of the images that are enlarged at once to crop their middle
+
 
 @dataclass(frozen=True)
 class BatchTransform:
@@ -51,7 +53,9 @@ class BatchTransform:
         if self.crop_pct < 1:
             side = math.floor(self.size / self.crop_pct)
             first = round((side - self.size) / 2)
-            images = self._resized(images, side)[..., first : first + self.size, first : first + self.size]
+            middle = slice(first, first + self.size)
+            few = max(1, ENLARGED_PIXELS // side**2)  # a small share enlarges each image many times
+            images = torch.cat([self._resized(part, side)[..., middle, middle] for part in images.split(few)])
         return self._on_device(images, [()] * len(self._steps))
 
     def at_size(self, size: int) -> BatchTransform:

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
-from utils.data.images.decoding import decode_crop, decode_whole, decoder, open_image, random_box
+from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole, decoder, open_image, random_box
 from utils.data.images.view import View
 from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import sample_uniforms
@@ -168,6 +168,35 @@ def test_unusual_colours_and_formats_are_pillows(tmp_path, way, name, colour):
     for uniforms in (None, UNIFORMS[0]):
         expected = reference_of(path, uniforms, 48, (120, 90), colour)
         assert difference(decode_crop(path, View(48), colour, uniforms), expected)[0] <= 1
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.pgm", "a.tif"])
+def test_sixteen_bits_are_scaled_whatever_pillow_opens_them_as(tmp_path, name):
+    levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    path = written(tmp_path / name, Image.fromarray(levels * 257))
+    assert np.array_equal(open_image(path, "L"), levels)
+    assert np.array_equal(255 * show(16)(Image.open(path))[0], levels)
+
+
+def test_levels_of_32_bits_are_those_of_8_bits_or_refused(tmp_path):
+    levels = np.arange(256).reshape(16, 16)
+    path = written(tmp_path / "a.tif", Image.fromarray(levels.astype(np.int32)))
+    assert np.array_equal(open_image(path, "L"), levels)
+    assert np.array_equal(255 * show(16)(Image.open(path))[0], levels)
+    for number, (odd, found) in enumerate([
+        (257 * levels.astype(np.int32), "integers from 0 to 65535"), (levels.astype(np.int32) - 1, "integers from -1"),
+        (levels.astype(np.float32) / 255, "floats from 0 to 1"), (levels.astype(np.float32), "floats from 0 to 255"),
+    ]):  # fmt: skip
+        path = written(tmp_path / f"{number}.tif", Image.fromarray(odd))
+        with pytest.raises(UnreadableImage, match=f"{number}.tif: .* levels, {found}.* have no known range"):
+            decode_whole(path, 8, "RGB")
+        with pytest.raises(ValueError, match="have no known range"):
+            show(16)(Image.open(path))
+
+
+def show(size):
+    """Images whole, with levels between 0 and 1."""
+    return Preprocessing(size, size, (0.0,), (1.0,), 1.0, "center", "bilinear", stored_size=size)
 
 
 def test_files_are_known_by_their_content_not_their_name(tmp_path, way):

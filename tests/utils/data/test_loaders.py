@@ -7,6 +7,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from utils.config.arguments import parse
+from utils.config.settings import UserError
 from utils.data.images.view import View
 from utils.data.loaders import choose, loaders
 from utils.data.sample_plan import MicroBatch
@@ -139,14 +140,36 @@ def test_auto_keeps_small_images_of_one_size_resident_and_says_why(tree, name, e
     assert why
 
 
-def test_a_folder_can_be_made_resident_and_is_cropped_at_random_all_the_same(tree):
-    train, validation, _ = make(
-        "--dataname", "folder", "--datapath", tree, "--image-size", 24, "--loader", "resident", "--batch-size", 21
-    )
-    first, second = collect(train, 0)[0], collect(train, 1)[0]
-    assert first[0].shape == (21, 3, 24, 24)
-    assert not torch.equal(first[0][np.argsort(first[2])], second[0][np.argsort(second[2])])
-    assert sum(len(batch[1]) for batch in collect(validation)) == 9
+def test_a_folder_made_resident_trains_on_the_bits_of_the_streamed_one(tree):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 24, "--augment", "shift", "flip", "-b", 21)
+    resident, streaming = (make(*flags, "--workers", 0, "--loader", kind) for kind in ("resident", "stream"))
+    assert same(collect(resident[0], 1), collect(streaming[0], 1)) and same(*map(collect, (resident[1], streaming[1])))
+
+
+@pytest.mark.parametrize("more", [(), ("--augment", "flip", "--progressive-size", 8)])
+def test_a_folder_is_not_made_resident_where_training_would_see_other_pixels(tree, more):
+    """Resident images are validation's middles; crops, and views at a smaller size, are made from whole images."""
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 24, "--workers", 0, *more)
+    with pytest.raises(UserError, match="--loader resident keeps images .* from the whole image; give --loader stream"):
+        make(*flags, "--loader", "resident")
+    assert make(*flags)[2].startswith("stream")
+
+
+@pytest.mark.parametrize("size, reach", [(224, 28), (64, 8), (4, 1)])
+def test_a_shift_of_images_of_any_size_reaches_an_eighth_of_the_image_size(tree, size, reach):
+    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", size, "--augment", "shift", "--workers", 0)
+    assert make(*flags)[0].transform.augmentations[0].reach == reach
+    assert make(*flags, "--max-shift", 5)[0].transform.augmentations[0].reach == 5
+    assert make("--image-size", size, "--augment", "shift")[0].transform.augmentations[0].reach == 1, "the digits' own"
+
+
+def test_a_resume_says_that_the_default_reach_was_another_one(tree, capsys):
+    line = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
+    for size, augment, told in ((64, "shift", True), (64, "flip", False), (224, "shift", False)):
+        begun = parse([*line, "--image-size", str(size), "--augment", augment])
+        for args, again in ((begun, False), (parse(["--device", "cpu"], 1, begun.values()), True)):
+            loaders(get_data(args.data, CPU), args, Distributed(RankInfo(), args.run), channels_last=False)
+            assert ("--resume-override --max-shift 28" in capsys.readouterr().out) == (told and again)
 
 
 def test_files_decoded_on_the_device_show_the_same_boxes(tree):

@@ -12,7 +12,7 @@ from timm.data import auto_augment as timm_augment
 from torchvision.transforms import v2
 
 from utils.config.auto_augment import CHOICES, policy_check, read_policy
-from utils.data.augment import libraries
+from utils.data.augment import libraries, policies
 from utils.data.augment.base import POLICY_STREAM, Samples
 from utils.data.augment.libraries import build_policy
 from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers
@@ -111,6 +111,26 @@ def test_augmix_is_torchvisions_of_the_same_random_numbers(monkeypatch):
                 has_level = entry[0](10, 32, 32) is not None
                 numbers += [which, *([level] if has_level else []), *([sign] if entry[1] else [])]
         assert torch.equal(fed.shown(transform, image, numbers), one)
+
+
+@pytest.mark.parametrize("alpha", ["0.001", "0.002", "0.01"])
+def test_augmix_with_a_small_alpha_shows_nearly_one_chain_and_never_black(alpha):
+    policy, samples = build_policy(f"augmix-a{alpha}", MEAN), Samples(0, 0, np.arange(2000))
+    numbers = policy.draw(samples, 8, 8)
+    weights = numbers[-1][:, 1:]
+    np.testing.assert_allclose(weights.sum(1), 1)
+    assert (weights.max(1) > 0.9).mean() > 0.95
+    assert np.abs((weights > 0.5).mean(0) - 1 / 3).max() < 0.04, "each chain as often"
+    choices = np.full_like(numbers[0], -1)  # so that all chains show the image
+    images = torch.full((2000, 3, 8, 8), 128, dtype=torch.uint8)
+    assert policy.apply(images, choices, *numbers[1:]).min() >= 127
+
+
+def test_the_logarithms_of_small_variates_continue_those_that_floats_hold(monkeypatch):
+    uniforms = np.random.default_rng(0).random((1000, 3)) ** 8 + 1e-6
+    expected = policies.dirichlet(0.01, uniforms)
+    monkeypatch.setattr(policies, "LEAST_GAMMA", 1e-8)
+    np.testing.assert_allclose(policies.dirichlet(0.01, uniforms), expected, rtol=1e-5, atol=1e-12)
 
 
 def test_augmix_weights_have_the_papers_distributions():

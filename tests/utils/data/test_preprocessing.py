@@ -100,9 +100,10 @@ def test_what_is_set_wins_over_the_weights(flag, value, name, expected):
     [
         ("folder", ("--mean", 0.5, 0.5), "--mean: 2 numbers for images of 3 channels; give 1 or 3"),
         ("digits", ("--std", 0.5, 0.5, 0.5), "--std: 3 numbers for images of 1 channel; give one"),
+        ("digits", ("--crop-pct", 0.01, "--val-image-size", 82), "--crop-pct 0.01: .* enlarged to 8,200 pixels"),
     ],
 )
-def test_another_number_of_numbers_than_channels_is_one_line(dataname, flags, words):
+def test_what_does_not_fit_the_data_set_is_one_line(dataname, flags, words):
     with pytest.raises(UserError, match=words):
         resolved(dataname, *flags)
 
@@ -190,7 +191,7 @@ def tree(tmp_path):
     "flags",
     [
         "", "--val-image-size 40", "--crop-pct 0.7 --interpolation bicubic", "--crop-mode squash",
-        "--crop-mode border --mean 0.2", "--loader resident --crop-pct 1",
+        "--crop-mode border --mean 0.2", "--loader resident --augment flip --crop-pct 1",
     ],
 )  # fmt: skip
 def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):

@@ -121,9 +121,9 @@ def test_workers_read_files_at_the_size_of_the_epoch(files, augment):
     assert next(validation.batches()).images.shape[2:] == (16, 16)
 
 
-@pytest.mark.parametrize("loader", ["resident", "stream"])
-def test_crops_show_at_least_the_area_that_is_asked(files, loader):
-    flags = (*files, "--loader", loader, "--image-size", 16)
+@pytest.mark.parametrize("stored", ["in memory", "in files"])
+def test_crops_show_at_least_the_area_that_is_asked(files, stored):
+    flags = (*(files if stored == "in files" else ()), "--image-size", 16)
     whole, _ = make(*flags, "--augment", "none")
     away = []
     for least in (0.02, 0.08, 0.5, 0.95):
@@ -136,9 +136,9 @@ def test_crops_show_at_least_the_area_that_is_asked(files, loader):
     assert same(list(usual.batches(1)), explicit.batches(1))
 
 
-def test_decoded_files_are_resized_on_the_device(files):
-    flags = (*files, "--loader", "resident", "--augment", "none", "--mean", 0, "--std", 1)
-    whole, _ = make(*flags, "--image-size", 16)
+def test_images_in_memory_are_resized_on_the_device():
+    flags = ("--augment", "none", "--mean", 0, "--std", 1, "-b", 300)
+    whole, _ = make(*flags)
     train, _ = make(*flags, "--image-size", 16, *GROWS)
     for small, large in zip(train.batches(2), whole.batches(2), strict=True):
         expected = functional.resize(large.images, [12, 12], antialias=True)

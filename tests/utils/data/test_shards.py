@@ -232,7 +232,7 @@ def test_an_index_that_went_stale_is_made_again_by_whatever_name_the_shards_are_
 
 def test_resident_images_are_those_of_the_tar_files_as_they_are_now(foreign, tmp_path):
     """Written again with images of the same names and sizes: nothing but the tar file's time differs."""
-    flags = ("--loader", "resident", "--image-size", "8", "--arch", "fc", "--workers", "0", "--device", "cpu")
+    flags = ("--loader", "resident", "--augment", "flip", "--image-size", "8", "--arch", "fc", "--device", "cpu")
 
     def shown():
         args = parse(["--dataname", "shards", "--datapath", str(foreign), "--cache-dir", str(tmp_path / "c"), *flags])
@@ -257,6 +257,28 @@ def test_classes_that_a_file_lists_later_or_in_another_order_are_the_classes(for
     for write, classes in (("", ("0", "1")), ("cat dog", ("cat", "dog")), ("dog cat eel", ("dog", "cat", "eel"))):
         (foreign / "classes.txt").write_text("\n".join(write.split()))
         assert read(foreign).classes == classes
+
+
+OTHER_CLASSES = {
+    "another spelling": (["cat", "dog"], ["cat", "Dog"], "Dog"),
+    "numbers for names": (["cat", "dog"], ["0", "1"], "0, 1"),
+    "names for numbers": (["0", "1"], ["cat"], "cat"),
+    "one more": (["00", "1"], ["0", "2"], "2"),
+    "one between": (["0", "2"], ["1"], "1"),
+}
+
+
+@pytest.mark.parametrize("train, val, unknown", OTHER_CLASSES.values(), ids=OTHER_CLASSES)
+def test_labels_of_validation_that_training_lacks_are_refused_unless_they_are_listed(tmp_path, train, val, unknown):
+    for split, labels in (("train", train), ("val", val)):
+        members = [((f"{k}.cls", label.encode()), (f"{k}.png", png(k))) for k, label in enumerate(labels)]
+        write_tar(tmp_path / f"{split}.tar", [member for sample in members for member in sample])
+    for _ in ("an index that is made", "one that was kept"):
+        with pytest.raises(UserError, match=f"for val have classes that those for train lack: {unknown}; correct the"):
+            read(tmp_path)
+    names = sorted({*train, *val}) if any(map(str.isalpha, train + val)) else ["a", "b", "c"]
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    assert read(tmp_path).classes == tuple(names)
 
 
 PROBLEMS = {

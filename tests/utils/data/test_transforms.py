@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional as vision
 
 from utils.config.groups.augmentation import AUGMENTATIONS as CHOICES
 from utils.config.groups.augmentation import AugmentationSettings
-from utils.data import augmentations
+from utils.data import augmentations, transforms
 from utils.data.augment import base
 from utils.data.augment.base import CROP_STREAM
 from utils.data.augmentations import (
@@ -67,6 +67,17 @@ def candidates(image, reach, flip):
         flipped = {(top, left, True): vision.horizontal_flip(crop) for (top, left, _), crop in crops.items()}
         return crops | flipped
     return crops
+
+
+def test_the_middles_of_much_enlarged_images_are_the_same_a_few_at_a_time(monkeypatch):
+    shown = BatchTransform(16, (0.0,), (1.0,), interpolation="bicubic", crop_pct=0.1)
+    images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)
+    whole, sizes = shown.evaluation(images), []
+    resized = BatchTransform._resized
+    monkeypatch.setattr(BatchTransform, "_resized", lambda *given: (sizes.append(len(given[1])), resized(*given))[1])
+    monkeypatch.setattr(transforms, "ENLARGED_PIXELS", 3 * 160**2)
+    assert torch.equal(shown.evaluation(images), whole) and sizes == [3, 3, 1]
+    assert shown.evaluation(images[:0]).shape == (0, 1, 16, 16)
 
 
 @pytest.mark.parametrize(("augment", "reach"), [(("shift",), 1), (("shift",), 2), (("shift", "flip"), 1)])

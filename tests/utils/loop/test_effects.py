@@ -51,6 +51,7 @@ NEEDS = [
     ),
     ("image_column", "--image-column a", {}, "--image-column a does nothing: it needs --dataname hf"),
     ("label_column", "--label-column a", {}, "--label-column a does nothing: it needs --dataname hf"),
+    ("shard_cache", "--shard-cache D", {"resident": True}, "--shard-cache D does nothing: it needs images in shards that"),
     ("shard_cache_gb", "--shard-cache-gb 9", {}, "--shard-cache-gb 9 does nothing: it needs --shard-cache"),
     ("crop_mode", "--crop-mode squash", {"any_size": False}, "--crop-mode squash does nothing: it needs images of any"),
     ("interpolation", "--interpolation bicubic", {"resizes": False}, "--interpolation bicubic does nothing: it needs images"),

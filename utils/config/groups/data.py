@@ -140,6 +140,7 @@ class DataSettings:
     shard_cache: str | None = setting(
         None, "local folder that shards are copied into before training needs them, where --datapath is slow", type=str,
         check=not_empty, metavar="DIR", affects_result=False, in_evaluation=False,
+        effect=needs("images in shards that stream (--loader stream)", lambda v: not v.resident),
     )  # fmt: skip
     shard_cache_gb: float = setting(
         20.0, "largest size of that folder in GB", check=between(0.001, 1e6), metavar="GB", affects_result=False,

@@ -20,6 +20,7 @@ from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers, per
 # (levels, details, height, width) to the arguments of an operation, float64 (k,). A detail is one more random number:
 # a direction, for most.
 Arguments = Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
+LEAST_GAMMA = 1e-300  # near the smallest float
 NUMBERS = 4  # for an operation: whether it is applied, its detail, two for its level
 
 
@@ -178,7 +179,7 @@ class AugMix:
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details, (n, width, longest) each; weights of image and chains, (n, 1 + width)."""
-        from scipy.special import betaincinv, gammaincinv  # here, so that only runs that mix pay for the import
+        from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         longest = self.depth if self.depth > 0 else 3
         uniforms = samples.uniforms(POLICY_STREAM, self.width * (1 + longest * (NUMBERS + 1)))
@@ -189,8 +190,7 @@ class AugMix:
         choices = np.where(np.arange(longest) < depth, choices, -1)
         mixing = samples.uniforms(CHAIN_STREAM, 1 + self.width).astype(np.float64)
         own = betaincinv(self.alpha, self.alpha, mixing[:, :1])
-        parts = gammaincinv(self.alpha, np.maximum(mixing[:, 1:], 2.0**-25))  # none is 0 in floats, so their sum is not
-        weights = np.concatenate([own, parts / parts.sum(1, keepdims=True)], axis=1)
+        weights = np.concatenate([own, dirichlet(self.alpha, np.maximum(mixing[:, 1:], 2.0**-25))], axis=1)
         return choices, self.level.draw(others[..., 2:4]), others[..., 1].astype(np.float64), weights
 
     def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
@@ -216,3 +216,18 @@ class AugMix:
             f"{self.name} ({self.width} chains of {depth} of {len(self.operations.names)} operations, {self.level}, "
             f"alpha {self.alpha:g}, {self.operations})"
         )
+
+
+def dirichlet(alpha: float, uniforms: np.ndarray) -> np.ndarray:
+    """Draws of the symmetric Dirichlet distribution, (n, k), each row with the sum 1, from ``uniforms`` above 0.
+
+    They are shares of gamma variates. With a small ``alpha`` all of a row may be too small for floats; of such ones
+    the logarithms are compared, by the first term of the incomplete gamma function's series.
+    """
+    from scipy.special import gammaincinv, gammaln
+
+    parts = gammaincinv(alpha, uniforms)
+    small = parts.max(1) < LEAST_GAMMA
+    logarithms = (np.log(uniforms[small]) + gammaln(1 + alpha)) / alpha
+    parts[small] = np.exp(logarithms - logarithms.max(1, keepdims=True))
+    return parts / parts.sum(1, keepdims=True)

@@ -25,6 +25,7 @@ from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
 CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_ATTEMPTS = 10
+SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its mode of 32 bits
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors, of memory
 
 
@@ -76,7 +77,7 @@ def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None
         do_not_map(image)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        return in_colour(image, colour)
+        return in_colour(image, colour, image.format)
 
 
 def do_not_map(image: Image.Image) -> None:
@@ -93,11 +94,22 @@ def _raw_image(file: BinaryIO) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def in_colour(image: Image.Image, colour: str) -> Image.Image:
-    """A Pillow image, converted to mode ``colour`` ('L' or 'RGB')."""
-    if image.mode.startswith("I;16") or image.mode == "I":
+def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -> Image.Image:
+    """A Pillow image, converted to mode ``colour`` ('L' or 'RGB').
+
+    ``file_format``: that of the image's file, by Pillow's name. Raises ``ValueError`` for levels of 32 bits, whose
+    range no file says, unless they are those of 8 bits.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format in SIXTEEN_BITS_AS_I):
         # Pillow clips 16-bit grey instead of scaling it.
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        lowest, highest = image.getextrema()
+        if image.mode == "F" or not 0 <= lowest <= highest <= 255:
+            kind = "floats" if image.mode == "F" else "integers"
+            raise ValueError(
+                f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; save it with 8 or 16 bits"
+            )
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image if image.mode == colour else image.convert(colour)

@@ -33,7 +33,7 @@ from utils.data.sets.claims import claim, held, remove_abandoned
 from utils.data.sets.readers import ImageFiles, MemoryImages
 from utils.data.worker_pool.pool import WorkerPool
 
-DECODING_VERSION = 1  # raise it whenever decode_whole or decode_crop give other pixels than before
+DECODING_VERSION = 2  # raise it whenever decode_whole or decode_crop give other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
 CHUNK_BYTES = 3 << 19  # that a worker hands over at a time; larger chunks are no faster for 32x32 images
 HEADER_BYTES = 128

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
+from utils.data.sets.class_folders import some
 from utils.data.sets.readers import ImageFiles, Splits
+from utils.data.shards.foreign import FOREIGN
 from utils.data.shards.index import ANEW, CONTENTS, Contents, read_contents
 from utils.data.shards.members import Members
 
@@ -36,8 +38,21 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
         if not skip_bad:
             raise UserError(f"{told}; repair the tar file, or leave it out with --skip-bad-images")
         warnings = (f"--datapath {root}: left out: {told}",)
+    if contents.made.get(FOREIGN) and not contents.made.get("listed"):
+        _refuse_classes_of_validation_alone(contents)
     images = (images_of(contents, name, colour) for name in ("train", "val"))
     return Splits(*images, contents.classes, warnings)
+
+
+def _refuse_classes_of_validation_alone(contents: Contents) -> None:
+    """A label written otherwise than in training would be an output of the network that nothing trains."""
+    trained, validated = (np.unique(contents.splits[name].records["label"]) for name in ("train", "val"))
+    unknown = [contents.classes[label] for label in np.setdiff1d(validated, trained)]
+    if unknown:
+        raise UserError(
+            f"--datapath {contents.folder}: its tar files for val have classes that those for train lack: "
+            f"{some(unknown)}; correct the labels, or list all classes in classes.txt"
+        )
 
 
 def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
