@@ -31,9 +31,8 @@ class DatasetSpec(Channels):
     ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
     see by default; with ``fixed_size`` every stored image has it. ``mean`` and ``std`` are of pixel
     values between 0 and 1 over the training images, a number a channel. ``augment`` is the default
-    training augmentation, ``max_shift`` the reach of a shift in pixels, which follows another image
-    size where images have any size. ``source`` says where the data comes from. ``needs_datapath``: it lies
-    in files of the user's.
+    training augmentation, ``max_shift`` the reach of a shift in pixels. ``source`` says where the data comes
+    from. ``needs_datapath``: it lies in files of the user's.
     """
 
     classes: int | None

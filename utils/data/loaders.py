@@ -18,7 +18,6 @@ import torch
 
 from utils.config.datasets import DatasetSpec
 from utils.config.groups.data import DataSettings
-from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.data.augmentations import Context, build_augmentations, chosen_names
 from utils.data.images.decoding import decoder
@@ -263,12 +262,10 @@ def loaders(
     reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
     shown, augment = data.preprocessing, chosen_names(args.augmentation, data.spec)
-    reach, was = shift_reach(args, data.spec, shown.image_size)
-    if was and data.train is not None and distributed.is_main:
-        sources.progress.log(was)
     context = Context(
-        args.augmentation, reach, shown.image_size, shown.interpolation,
-        crop_while_decoding=not (reads_memory or data.spec.fixed_size), mean=shown.mean,
+        args.augmentation, args.augmentation.max_shift or data.spec.max_shift, shown.image_size,
+        shown.interpolation, crop_while_decoding=not (reads_memory or data.spec.fixed_size),
+        mean=shown.mean,
     )  # fmt: skip
     transform = BatchTransform(
         shown.image_size, shown.mean, shown.std, build_augmentations(augment, context), seed, channels_last,
@@ -291,21 +288,6 @@ def loaders(
         batch_size = settings.val_batch_size or settings.global_batch_size  # the same on any number of processes
         validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * batch_size))
     return train, validating, f"{'resident' if resident else 'stream'} ({why}){reading}"
-
-
-def shift_reach(args: Settings, spec: DatasetSpec, image_size: int) -> tuple[int, str]:
-    """The most pixels of a shift, and a warning if the run to resume may have begun with another default; or ''."""
-    given, own = args.augmentation.max_shift, spec.max_shift
-    if given is not None or spec.fixed_size:
-        return given or own, ""
-    reach = max(1, image_size // 8)
-    resumed = args.origins["max_shift"] == CHECKPOINT and "shift" in chosen_names(args.augmentation, spec)
-    return reach, (
-        f"warning: shift reaches {reach} px, an eighth of the image size; earlier versions took {own} px at any size, "
-        f"which a run of theirs keeps with --resume-override --max-shift {own}"
-        if resumed and reach != own
-        else ""
-    )
 
 
 def tried_out(count: int, wanted: int) -> np.ndarray:

@@ -155,23 +155,6 @@ def test_a_folder_is_not_made_resident_where_training_would_see_other_pixels(tre
     assert make(*flags)[2].startswith("stream")
 
 
-@pytest.mark.parametrize("size, reach", [(224, 28), (64, 8), (4, 1)])
-def test_a_shift_of_images_of_any_size_reaches_an_eighth_of_the_image_size(tree, size, reach):
-    flags = ("--dataname", "folder", "--datapath", tree, "--image-size", size, "--augment", "shift", "--workers", 0)
-    assert make(*flags)[0].transform.augmentations[0].reach == reach
-    assert make(*flags, "--max-shift", 5)[0].transform.augmentations[0].reach == 5
-    assert make("--image-size", size, "--augment", "shift")[0].transform.augmentations[0].reach == 1, "the digits' own"
-
-
-def test_a_resume_says_that_the_default_reach_was_another_one(tree, capsys):
-    line = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
-    for size, augment, told in ((64, "shift", True), (64, "flip", False), (224, "shift", False)):
-        begun = parse([*line, "--image-size", str(size), "--augment", augment])
-        for args, again in ((begun, False), (parse(["--device", "cpu"], 1, begun.values()), True)):
-            loaders(get_data(args.data, CPU), args, Distributed(RankInfo(), args.run), channels_last=False)
-            assert ("--resume-override --max-shift 28" in capsys.readouterr().out) == (told and again)
-
-
 def test_files_decoded_on_the_device_show_the_same_boxes(tree):
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--workers", 0)
     args = parse(["--device", "cpu", *map(str, flags)])

@@ -46,8 +46,8 @@ class AugmentationSettings:
         choices=("none", *AUGMENTATIONS), metavar="NAME", in_evaluation=False,
     )  # fmt: skip
     max_shift: int | None = setting(
-        None, "largest shift in pixels of the stored image [that of the data set; for images of any size an eighth of "
-        "the image size]", type=int, check=between(1, 8192), in_evaluation=False, effect=_SHIFT,
+        None, "largest shift in pixels of the stored image [that of the data set]", type=int, check=between(1, 8192),
+        in_evaluation=False, effect=_SHIFT,
     )  # fmt: skip
     crop_min_area: float = setting(
         0.08, "least part of an image's area that resized-crop shows", check=between(0, 1, open_low=True),
