@@ -41,11 +41,6 @@ class ImageBatch(NamedTuple):
 # ------------------------------------------------------------------------------------------- which files
 
 
-def list_images(arguments: Sequence[str], unread: Counter[str] | None = None) -> Iterator[Path]:
-    """The files that ``image_names`` names, as paths."""
-    return map(Path, image_names(arguments, unread))
-
-
 def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) -> Iterator[str]:
     """The image files that ``arguments`` mean, one after the other, as they were written.
 

@@ -111,15 +111,6 @@ def chosen_device(name: str) -> torch.device:
     return Distributed(RankInfo(), RunSettings(device=name)).device
 
 
-def autocast_of(loaded: Loaded, amp: str | None, device: torch.device) -> torch.autocast:
-    """The context for the forward pass: --amp ``amp``, without it that of the run, or else the device's default."""
-    from utils.config.groups.precision import PrecisionSettings
-    from utils.precision.amp import autocast
-
-    stored = loaded.settings.get("amp")
-    return autocast(PrecisionSettings(amp=amp or (stored if stored in FORMATS else None)), device)
-
-
 def warn(line: str) -> None:
     """A warning on stderr, from one of several processes."""
     if os.environ.get("RANK", "0") == "0":

@@ -23,7 +23,7 @@ from PIL import Image
 from starlette.datastructures import Headers
 
 from models import load_model
-from scripts import benchmark_serve, serve
+from scripts import serve
 from scripts.serving import app as application
 from scripts.serving import deadline
 from scripts.serving.guard import HEADERS, Guard
@@ -438,19 +438,3 @@ def test_a_name_that_only_points_here_is_refused_wherever_the_server_listens(mon
     assert problem(*proxied, "demo.example") is None
     assert problem(["--host", "My.Machine"], "127.0.1.1", "my.machine") is None
     assert serve.is_loopback("::1") and not serve.is_loopback("fe80::1%eth0")
-
-
-# ------------------------------------------------------------------------------------------ the load
-
-
-def test_the_load_is_counted_from_its_answers(server):
-    answers = benchmark_serve.load(server.port, [encoded(seed) for seed in range(3)], 4, 0.3)
-    assert len(answers.seconds) == len(answers.together) >= 4 and 0.3 <= answers.duration < SECONDS
-    assert all(0 < taken < SECONDS for taken in answers.seconds) and set(answers.together) <= {1, 2, 3, 4}
-    with pytest.raises(UserError, match="status 400: .*known format"):
-        benchmark_serve.load(server.port, [b"text"], 2, 0.3)
-
-
-def test_figures_of_the_load_are_those_of_all_turns():
-    turns = [benchmark_serve.Answers([0.001] * 97, [2] * 97, 1.0), benchmark_serve.Answers([0.5] * 3, [4] * 3, 3.0)]
-    assert benchmark_serve.joined(turns).cells() == ["25.0", "1.0", "500.0", "2.1"]

@@ -16,7 +16,7 @@ import main
 from models import load_model
 from scripts import compare_with_timm, evaluate, export, report
 from scripts.common.predictions import Chosen, predict_split, settings_of
-from scripts.common.trained import autocast_of, find_run, open_run
+from scripts.common.trained import find_run, open_run
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.loaders import sample_plan
@@ -97,14 +97,6 @@ def test_a_network_that_no_step_has_trained_is_named(digits_run, tmp_path, monke
     shutil.copy(Path(digits_run, "checkpoints/initial.pt"), folder / "checkpoints")
     assert open_run("auto", device="cpu").path.name == "initial.pt"
     assert capsys.readouterr().err.endswith("initial.pt: was saved before the first step of training\n")
-
-
-def test_mixed_precision_is_that_of_the_flag_then_of_the_run(digits_run):
-    loaded, cpu = load_model(digits_run), torch.device("cpu")
-    assert not autocast_of(loaded, None, cpu)._enabled
-    loaded.settings["amp"] = "bf16"
-    assert autocast_of(loaded, None, cpu).fast_dtype == torch.bfloat16
-    assert not autocast_of(loaded, "off", cpu)._enabled
 
 
 # ----------------------------------------------------------------------------------------- predictions

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from scripts import pack
-from scripts.packing.shuffling import shuffling_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, open_image
@@ -73,16 +72,6 @@ def test_shards_that_are_sorted_by_class_are_reported_and_mixed_ones_are_not():
         text = str(WindowedOrder(3, shards, 1, np.arange(COUNT), labels))
         assert (f"{count} % of the images would have to be of other classes" in text) == (count is not None)
         assert "other classes" not in str(WindowedOrder(3, shards, SHARDS, np.arange(COUNT), labels))
-
-
-def test_the_figures_of_shuffling_are_one_for_a_shuffle_and_right_for_the_worst_orders():
-    labels, generator = np.arange(COUNT) % 10, np.random.default_rng(0)
-    shuffled = shuffling_of([generator.permutation(COUNT) for _ in range(60)], labels, 50)
-    assert shuffled.labels == pytest.approx(1, abs=0.05) and shuffled.mates == pytest.approx(1, abs=0.05)
-    by_class = np.argsort(labels, kind="stable")
-    worst = shuffling_of([by_class, by_class], labels, 50)
-    assert worst.labels == pytest.approx(50 / (950 / 999))  # chi square of one class in a batch: 50 * 9, of 9 degrees
-    assert worst.mates == pytest.approx(999 / 49)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
