@@ -17,7 +17,9 @@ from utils.config.settings import UserError
 EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
 RESAMPLES, SEED = 10_000, 0
 # The settings that say which images.
-DATA = ("dataname", "datapath", "val_split", "image_column", "label_column", "train_samples", "seed")
+DATA = (
+    "dataname", "datapath", "val_split", "val_split_by", "image_column", "label_column", "train_samples", "seed",
+)  # fmt: skip
 
 
 class Counts(NamedTuple):

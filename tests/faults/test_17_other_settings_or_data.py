@@ -66,6 +66,7 @@ OTHER = {
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {
     "val_split",
+    "val_split_by",
     "image_column",
     "label_column",
     "pretrained",

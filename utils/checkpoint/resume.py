@@ -26,7 +26,11 @@ from utils.config.settings import Settings, UserError, all_settings, as_flag, as
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress", "timeout")
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
 SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
-DEFAULTS = {option.name: option.default for _, option in all_settings()}
+# What a run was made with whose checkpoint or config.yaml does not say: it may be older than the setting.
+DEFAULTS = {option.name: option.metadata["earlier"] for _, option in all_settings()}
+OF_OLDER_RUNS = {
+    option.name: DEFAULTS[option.name] for _, option in all_settings() if option.default != DEFAULTS[option.name]
+}
 Warn = Callable[[str], None]
 
 
@@ -75,6 +79,8 @@ class ResumePoint:
         stored = self.state.get("settings")
         stored = stored if isinstance(stored, dict) else {}
         left = _left_to_the_schedule(stored)
+        if stored:
+            stored = OF_OLDER_RUNS | stored
         return {name: stored[name] for name in stored if name in known and name not in (*NOT_INHERITED, *left)}
 
     @property
@@ -189,8 +195,9 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
 
 
 def _compared(args: Settings) -> dict[str, Any]:
-    """The settings that shape the result, without those whose value is measured when a run begins: any is right."""
-    return {name: value for name, value in args.result_values().items() if name not in args.unmeasured()}
+    """The settings that shape the result, without those of which any value is right."""
+    left_open = args.left_open()
+    return {name: value for name, value in args.result_values().items() if name not in left_open}
 
 
 def from_path(path: Path, warn: Warn, read: Callable[[Path], dict[str, Any]] = checkpoint.load_run) -> ResumePoint:

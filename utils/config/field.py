@@ -75,6 +75,7 @@ def setting(
     in_recipe: bool = True,
     in_evaluation: bool = True,
     effect: Effect | None = None,
+    earlier: Any = None,
 ) -> Any:
     """One setting.
 
@@ -83,6 +84,7 @@ def setting(
     differ here are different experiments, so a resume must agree. ``in_recipe`` False keeps a flag that says what to
     do now (rather than how) out of recipes and the saved configuration. ``in_evaluation`` False: ``--evaluate`` does
     not use it. ``effect``: what else may leave it without an effect. Users are warned of settings without one.
+    ``earlier``: the value of runs that were begun before there was this setting; a resume goes on with it.
     """
     kind = type or default.__class__
     return field(
@@ -101,5 +103,6 @@ def setting(
             "in_recipe": in_recipe,
             "in_evaluation": in_evaluation,
             "effect": effect,
+            "earlier": default if earlier is None else earlier,
         },
     )

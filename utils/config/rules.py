@@ -461,6 +461,8 @@ def unused(values: dict[str, Any]) -> dict[str, Any]:
         of_others["nesterov"] = False
     if values["lr_policy"] != "multistep":
         of_others["lr_milestones"] = None
+    if values["val_split"] is None:
+        of_others["val_split_by"] = "name"
     return of_others
 
 

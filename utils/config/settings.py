@@ -23,7 +23,7 @@ from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
-from utils.config.rules import unused
+from utils.config.rules import DEFAULT, unused
 
 
 class UserError(ValueError):
@@ -70,6 +70,17 @@ class Settings:
         """The settings whose value is to be measured when the run begins, by name."""
         wishes = {"amp": self.precision.amp, "matmul_weight_grad": self.model.matmul_weight_grad}
         return [name for name, wish in wishes.items() if wish in (MEASURED, (MEASURED,))]
+
+    def left_open(self) -> list[str]:
+        """The settings in which a run to continue may differ: those to be measured, and, unless given, those in which
+        older runs differ from the default.
+        """
+        older = [
+            option.name
+            for _, option in all_settings()
+            if option.metadata["earlier"] != option.default and self.origins[option.name] == DEFAULT
+        ]
+        return [*self.unmeasured(), *older]
 
     def with_values(self, **values: Any) -> Settings:
         """The same settings with these values, by their names; lists become tuples."""

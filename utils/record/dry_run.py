@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checkpoint.resume import ResumePoint
-from utils.config.groups.data import VIEWS
+from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
 from utils.config.settings import Settings
@@ -37,10 +37,9 @@ def plan(run: Run, components: Any) -> str:
     steps = components.train_loader.steps_per_epoch
     batch, remainder = args.data, components.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
-    split = f", {batch.val_split:g} of each class kept for validation" if batch.val_split else ""
     images = f"{len(components.data.train):,} training, {validation_images(components)}"
     rows = [
-        ("Data", f"{batch.dataname}: {images}{split}"),
+        ("Data", f"{batch.dataname}: {images}{split_words(batch, components.data)}"),
         *_seen(args, components),
         ("Augmentation", _augmentation(args, components)),
         ("Mixing", _mixing(args)),
@@ -91,6 +90,20 @@ def validation_images(components: Any) -> str:
     loader = components.validation_loader
     cut = f", cut to {loader.num_images:,} (--max-val-batches)" if loader.is_cut else ""
     return f"{len(components.data.validation):,} validation images{cut}"
+
+
+def split_words(settings: DataSettings, data: Any) -> str:
+    """How ``--val-split`` chose the validation images, and the shares that came of it; nothing without the flag."""
+    if settings.val_split is None:
+        return ""
+    size = len(data.classes)
+    kept, others = (torch.bincount(images.labels.cpu(), minlength=size) for images in (data.validation, data.train))
+    shares = 100 * kept / (kept + others)
+    how = {"name": "by their names", "draw": "by one draw over all"}[settings.val_split_by]
+    return (
+        f" (--val-split {settings.val_split:g}, {how}: {100 * kept.sum() / (kept + others).sum():.1f} % of all, "
+        f"{shares.min():.1f} to {shares.max():.1f} % of a class)"
+    )
 
 
 def _aligned(rows: list[tuple[str, str]]) -> str:

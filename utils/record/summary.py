@@ -29,6 +29,7 @@ from utils.record.dry_run import (
     average_and_end_lines,
     describe_tta,
     exchange_words,
+    split_words,
     technique_lines,
     validation_images,
 )
@@ -54,9 +55,9 @@ def announce(run: Run, components: Any) -> None:
     if run.position is not None and run.is_main:  # where a run begins, config.yaml says
         log(f"{MACHINE}{machine(run.distributed)}\n{COMMIT}{commit()}", to_console=False)
     log(
-        f"{args.data.dataname}: {len(data.train):,} training and {validation_images(components)}, "
-        f"{len(data.classes)} classes, {data.spec.channels}x{data.image_size}x{data.image_size}; "
-        f"loader {components.loader_choice}"
+        f"{args.data.dataname}: {len(data.train):,} training and {validation_images(components)}"
+        f"{split_words(args.data, data)}, {len(data.classes)} classes, "
+        f"{data.spec.channels}x{data.image_size}x{data.image_size}; loader {components.loader_choice}"
     )
     log(f"Preprocessing: {data.preprocessing_line}")
     if args.data.tta != "none":

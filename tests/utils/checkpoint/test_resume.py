@@ -353,7 +353,9 @@ def found_with(path="run/checkpoints/last.pt", folder=None, **state):
 
 def test_a_continued_run_takes_the_experiments_settings_and_not_the_machines():
     stored = {"lr": 0.3, "epochs": 7, "device": "cuda", "workers": 4, "batch_size": 8, "resume": "x", "no_such": 1}
-    assert found_with(settings=stored).settings == {"lr": 0.3, "epochs": 7}
+    older = {"val_split_by": "draw"}  # what a run without this setting did
+    assert found_with(settings=stored).settings == {"lr": 0.3, "epochs": 7} | older
+    assert found_with(settings={"val_split_by": "name"}).settings == {"val_split_by": "name"}
     assert found_with(settings=[1]).settings == {} == found_with().settings
 
 

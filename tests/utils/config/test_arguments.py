@@ -240,6 +240,7 @@ def test_help_lists_every_flag_of_the_interface():
 def test_every_flag_is_listed_above_or_in_the_settings():
     extra = {
         "--val-split",
+        "--val-split-by",
         "--decay-norm-bias",
         "--lr-milestones",
         "--lr-gamma",

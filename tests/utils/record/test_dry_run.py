@@ -27,6 +27,7 @@ CHANGES = {
     "early_stopping_delta": ("--early-stopping 3", "--early-stopping-delta 0.1"),
     "dataname": ("--image-size 8", "--dataname synthetic"),
     "val_split": None,
+    "val_split_by": None,
     "image_column": None,
     "label_column": None,
     "image_size": ("", "--image-size 16"),
@@ -181,11 +182,12 @@ def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, c
 def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):
     for name in "ab":
         (workplace / name).mkdir()
-        for number in range(10):
+        for number in range(20):
             Image.new("RGB", (8, 8), (number, 0, 0)).save(workplace / name / f"{number}.png")
     line = "--dataname folder --datapath . --image-size 8 --val-split"
     plans = [shown(capsys, *line.split(), share) for share in ("0.11", "0.12")]  # of the same number of images
     assert plans[0]["Data"] != plans[1]["Data"]
+    assert shown(capsys, *line.split(), "0.11", "--val-split-by", "draw")["Data"] != plans[0]["Data"]
     assert shown(capsys, *line.split(), "0.11", "--crop-mode", "squash") != plans[0]
 
 

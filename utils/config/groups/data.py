@@ -45,6 +45,11 @@ class DataSettings:
         None, "fraction of a data set without val/ or test/ to validate on, for example 0.1", type=float,
         check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
     )  # fmt: skip
+    val_split_by: str = setting(
+        "name", "what chooses these images: each one's class and name alone, or one draw over all, as in older runs, "
+        "which go on with theirs", choices=("name", "draw"), earlier="draw",
+        effect=needs("--val-split", lambda v: v.val_split),
+    )  # fmt: skip
     image_column: str | None = setting(
         None, "column of the images in --dataname hf [the only one with images, or that of a usual name]", type=str,
         check=not_empty, metavar="NAME", effect=_TABLE,

@@ -47,12 +47,15 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
     if validation is not None:
         return Splits(images[train.name] if train else None, images[validation.name], classes)
     both = images[train.name]
-    mask = held_out(both.labels.numpy(), classes, settings.val_split)
+    labels = both.labels.numpy()
+    # Rows have no names. Their numbers stay when others are added behind them.
+    keys = (f"{classes[label]}/{number}".encode() for number, label in enumerate(labels.tolist()))
+    mask, warnings = held_out(keys, labels, classes, settings)
     parts = [
         ImageFiles(both.paths.take(np.flatnonzero(chosen)), both.labels[torch.from_numpy(chosen)], both.colour)
         for chosen in (~mask, mask)
     ]
-    return Splits(*parts, classes)
+    return Splits(*parts, classes, warnings)
 
 
 def _chosen_splits(root: Path, val_split: float | None, evaluate: bool) -> tuple[Found | None, Found | None]:

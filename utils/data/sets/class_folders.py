@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.sets.kept_listing import Lister
 from utils.data.sets.listing import IMAGE_ENDINGS, LINKED, is_image
@@ -23,6 +26,7 @@ VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
 TEST_FOLDERS = ("test",)
 SHOWN = 10  # names in a line
 LOOKED_AT = 1000  # entries of a folder, to see what it holds
+HASH_BYTES = 8
 LISTER = Lister()  # keeps nothing and says nothing
 
 
@@ -105,21 +109,72 @@ def read_test_folder(
     return Splits(None, images, tuple(classes), (*(left_out if unknown else ()), *_left_out(unread, folder)))
 
 
-def split_class_folders(root: Path, share: float, colour: str, lister: Lister = LISTER) -> Splits:
-    """One tree, split so that validation gets the same share of each class; always the same split."""
+def split_class_folders(root: Path, settings: DataSettings, colour: str, lister: Lister = LISTER) -> Splits:
+    """One tree, split as ``--val-split`` says; see ``held_out``."""
     classes = class_names(root)
     everything, unread = image_files(root, classes, colour, lister)
     labels = everything.labels.numpy()
-    chosen = held_out(labels, classes, share)
+    chosen, warnings = held_out(map(key_of, everything.paths.below()), labels, classes, settings)
     splits = (
         ImageFiles(everything.paths.take(np.flatnonzero(mask)), torch.from_numpy(labels[mask]), colour)
         for mask in (~chosen, chosen)
     )
-    return Splits(*splits, classes, (*_deeper(root, everything, classes), *_left_out(unread, root)))
+    return Splits(*splits, classes, (*warnings, *_deeper(root, everything, classes), *_left_out(unread, root)))
 
 
-def held_out(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """Which images of these ``labels``, int64 (n,), validation gets of each class: bool (n,). Always the same ones."""
+# --------------------------------------------------------------------------------- a share for validation
+
+
+def held_out(
+    keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Which images validation gets, bool (n,), of those with these ``keys`` and ``labels``, int64 (n,); and warnings.
+
+    Each key decides for its image alone, so that no other image, added or removed, takes it to the other side: its
+    hash, as a fraction of the largest one, lies below the share or not. Only a class that would be left without
+    training or validation images gives one, that of the largest or smallest hash, to that side. Then images that are
+    added may take a validation image to training, but none that was trained on to validation unless the whole class
+    was below the share. Raises ``UserError`` for a class with one image.
+    """
+    if settings.val_split_by == "draw":
+        return _drawn(labels, classes, settings.val_split), ()
+    hashes = np.fromiter(
+        (int.from_bytes(hashlib.blake2b(key, digest_size=HASH_BYTES).digest(), "big") for key in keys),
+        dtype=np.uint64, count=len(labels),
+    )  # fmt: skip
+    chosen = hashes < np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
+    counts, kept = (np.bincount(which, minlength=len(classes)) for which in (labels, labels[chosen]))
+    lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist()
+    for label in lent:
+        members = np.flatnonzero(labels == label)
+        if len(members) < 2:
+            raise UserError(
+                f"--val-split {settings.val_split:g}: class {classes[label]} has {len(members)} image(s); it needs one "
+                "to train on and one to validate on"
+            )
+        none = not kept[label]
+        chosen[members[hashes[members].argmin() if none else hashes[members].argmax()]] = none
+    if not lent:
+        return chosen, ()
+    return chosen, (
+        f"--val-split {settings.val_split:g}: {len(lent)} of {len(classes)} classes are so small that the names leave "
+        "one side without an image; it gets one, which may go back once there are more: "
+        + some([classes[label] for label in lent]),
+    )
+
+
+def key_of(name: bytes) -> bytes:
+    """What decides the side of a file, from its path below the tree: folders and name without the ending.
+
+    Letters count as equal in either case and however Unicode composes them, as some file systems change both; pictures
+    of one name in two formats, which are often the same, stay together.
+    """
+    text = unicodedata.normalize("NFC", os.fsdecode(name.rpartition(b".")[0]))
+    return unicodedata.normalize("NFC", text.casefold()).encode("utf-8", "surrogatepass")
+
+
+def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
+    """As ``held_out`` chose before: one generator draws for all classes, so that each file moves others."""
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
     for label, name in enumerate(classes):

@@ -374,7 +374,7 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
         tree = training_folder(root) or root
         if not any(path.is_dir() for path in class_folders.visible(tree)):
             return None
-        return lambda: class_folders.split_class_folders(tree, settings.val_split, colour, lister)
+        return lambda: class_folders.split_class_folders(tree, settings, colour, lister)
     own = OWN_FILES.get(name)
     place = own and own.find(root)
     return place and (lambda: own.read(place))

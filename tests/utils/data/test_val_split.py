@@ -1,0 +1,97 @@
+"""``--val-split``: each image stays on its side, whatever happens to others, to the folder, or to the platform."""
+
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from utils.config.arguments import parse
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
+from utils.data.sets.class_folders import held_out, key_of
+
+SHARES = (0.1, 0.25, 0.5, 0.8)
+STEMS = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=6)
+FILES = st.builds("{}/{}.png".format, st.sampled_from("ab"), STEMS)
+
+
+def validated(names, share):
+    """Of files CLASS/NAME those that are validated, and the classes that had to lend an image to one side."""
+    names, classes = sorted(names), sorted({name.split("/")[0] for name in names})
+    labels = np.array([classes.index(name.split("/")[0]) for name in names])
+    settings = DataSettings(dataname="folder", val_split=share)
+    mask, warnings = held_out((key_of(name.encode()) for name in names), labels, classes, settings)
+    for label in range(len(classes)):
+        assert 0 < mask[labels == label].sum() < (labels == label).sum(), "both sides have an image of each class"
+    lent = warnings[0].rpartition(": ")[2].split(", ") if warnings else ()
+    return {name for name, chosen in zip(names, mask, strict=True) if chosen}, {*lent}
+
+
+@given(st.sets(FILES, max_size=40), st.sets(FILES, max_size=40), st.sampled_from(SHARES))
+def test_no_image_changes_sides_as_others_are_added_removed_or_renamed(old, more, share):
+    always = {f"{label}/{number}.png" for label in "ab" for number in range(4)}
+    old = old | always
+    before, lent = validated(old, share)
+    after, lend = validated(old | more, share)
+    for label in "ab":
+        ours, theirs = ({name for name in side if name in old and name[0] == label} for side in (before, after))
+        if label not in lent | lend:
+            assert ours == theirs
+        elif len(ours) == 1:  # which the class had lent, perhaps; nothing that was trained on is validated
+            assert theirs <= ours
+
+
+def test_the_share_is_near_what_was_asked_and_a_larger_one_holds_the_smaller():
+    names = [f"{label}/{number}.jpg" for label in "abcdefghij" for number in range(1000)]
+    tenth, fifth = (validated(names, share)[0] for share in (0.1, 0.2))
+    assert tenth < fifth
+    # Each image is validated with probability p: the standard deviation of n is sqrt(n p (1 - p)), 30 and 9.5 here.
+    assert abs(len(tenth) - 1000) < 4 * 30
+    assert all(abs(sum(name[0] == label for name in tenth) - 100) < 4 * 9.5 for label in "abcdefghij")
+
+
+def test_a_class_of_two_has_one_image_on_each_side_and_that_is_said():
+    settings = DataSettings(dataname="folder", val_split=0.01)
+    keys = [b"a/1", b"a/2", *(b"b/%d" % number for number in range(1000))]
+    mask, (line,) = held_out(keys, np.array([0, 0] + [1] * 1000), "ab", settings)
+    assert mask[:2].sum() == 1
+    assert line.startswith("--val-split 0.01: 1 of 2 classes are so small") and line.endswith(": a")
+    with pytest.raises(UserError, match=r"class a has 1 image\(s\); it needs one to train on and one to validate on"):
+        held_out([b"a/1", b"b/1", b"b/2"], np.array([0, 1, 1]), "ab", settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("a/x.jpg", "a/x.png"),  # the same picture in another format
+        ("a/X.JPG", "A/x.jpg"),
+        ("a/sub.1/x.jpg", "a/Sub.1/x.JPEG"),
+        (unicodedata.normalize("NFC", "é/Ångström.png"), unicodedata.normalize("NFD", "é/Ångström.png")),
+        ("a/\udcff.png", "a/\udcff.png"),  # a name that is no UTF-8
+    ],
+)
+def test_names_that_a_file_system_may_change_are_one(name, other):
+    one, two = (text.encode("utf-8", "surrogateescape") for text in (name, other))
+    assert key_of(one) == key_of(two)
+
+
+@pytest.mark.parametrize("other", ["a/y.jpg", "b/x.jpg", "a/sub/x.jpg", "a/x.1.jpg", "ax.jpg"])
+def test_names_of_different_files_differ(other):
+    assert key_of(b"a/x.jpg") != key_of(other.encode())
+
+
+def test_what_a_name_decides_stays_the_same_from_version_to_version():
+    """A table, made once: with another one the runs of before could not go on."""
+    keys = [key_of(b"class/%03d.png" % number) for number in range(40)]
+    mask, _ = held_out(keys, np.zeros(40, dtype=int), ["class"], DataSettings(val_split=0.2))
+    assert np.flatnonzero(mask).tolist() == [9, 13, 26, 28, 31, 39]
+
+
+def test_older_runs_go_on_with_the_draw_that_they_began_with():
+    labels = np.repeat([0, 1], 20)
+    settings = parse(["--dataname", "folder", "--datapath", ".", "--val-split", "0.2", "--val-split-by", "draw"]).data
+    mask, warnings = held_out((), labels, "ab", settings)
+    # A table, made by the version before names decided.
+    assert (np.flatnonzero(mask).tolist(), warnings) == ([6, 8, 14, 19, 21, 24, 25, 32], ())
