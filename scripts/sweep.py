@@ -24,7 +24,7 @@ from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Places, run_all
 from utils.config.settings import UserError
-from utils.runtime.console import outlive_terminal
+from utils.runtime.console import log, outlive_terminal
 
 NAME = "sweep.py"
 STOPPED = 75  # by SIGTERM, with everything saved
@@ -86,7 +86,7 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
 
     results = finished(folder / "runs", planned)
     if results:
-        print(f"{len(results)} of {len(planned)} runs are finished already", flush=True)
+        log(f"{len(results)} of {len(planned)} runs are finished already")
 
     def ended(trial: Trial, outcome: RunResult | str) -> None:
         text = outcome
@@ -94,7 +94,7 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
             results[trial] = outcome
             cut = cut_words(outcome.args.data.max_val_batches)
             text = f"top1{cut} {outcome.top1:.2f} after {outcome.seconds:.0f} s"
-        print(f"[{len(results)}/{len(planned)}] {trial.name}: {text}", flush=True)
+        log(f"[{len(results)}/{len(planned)}] {trial.name}: {text}")
 
     failures: list[str] = []
     try:

@@ -166,7 +166,8 @@ class TraVal:
         self.network.train()
         self.consensus.begin()
         self.reporter.begin_epoch(self.progress, steps)
-        with self.writer.bar(steps, self.progress.step_in_epoch, title, "step") as bar:
+        under_way = partial(self.reporter.under_way, self.progress)
+        with self.writer.bar(steps, self.progress.step_in_epoch, title, "step", under_way) as bar:
             for _, passes in itertools.groupby(self._batches(epoch), key=lambda batch: batch.number):
                 self.training_step(passes)
                 bar.update()
@@ -303,9 +304,10 @@ class TraVal:
 
     def _after_step(self, epoch: int, bar: tqdm) -> None:
         """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
-        logging, progress = self.args.logging, self.progress
-        if progress.step % logging.print_freq == 0 or self.sums.full:
+        logging, progress, first = self.args.logging, self.progress, self.reporter.awaits_first_step
+        if first or progress.step % logging.print_freq == 0 or self.sums.full:
             self.collect()
+        self.reporter.step_ended(progress, to_console=bar.disable)
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
         if progress.skipped_in_row > self.args.precision.max_skipped_steps:

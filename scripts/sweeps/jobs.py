@@ -16,10 +16,12 @@ from pathlib import Path
 from scripts.common.runs import RunResult, read_run
 from scripts.sweeps.grid import Trial
 from utils.config.settings import UserError
+from utils.runtime import console, heartbeat
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 LOOK_SECONDS = 0.1
 LONGEST_NAME = 100  # bytes, of an output's file; file systems take 255, encrypted ones fewer
+FIRST_STEP = "  first step after "  # in the line of main.py that says that it works
 OWN_LINE = "main.py: "  # so begin its errors, and its warnings
 RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of main.py
 
@@ -63,16 +65,22 @@ def run_all(
 ) -> list[str]:
     """Train all ``trials`` into ``folder``/runs; gives a line for each that failed.
 
-    ``ended`` is called after each with its result or why there is none. Ctrl-C and SIGTERM end the trainings, which
-    save, and are raised here when all have ended. Raises ``UserError`` if one of them reports the user's mistake.
+    ``ended`` is called after each with its result or why there is none. Prints the first training's line about its
+    first step, and the latest line of each whenever nothing has been printed for a while. Ctrl-C and SIGTERM end the
+    trainings, which save, and are raised here when all have ended. Raises ``UserError`` if one of them reports the
+    user's mistake.
     """
-    waiting, jobs, failures = list(trials), [], []
+    waiting, jobs, failures, works = list(trials), [], [], False
     try:
         while waiting or jobs:
             free = [place for place in range(places.count) if place not in {job.place for job in jobs}]
             while waiting and free:
                 jobs.append(_start(waiting.pop(0), folder, places, free.pop(0)))
             time.sleep(LOOK_SECONDS)
+            begun = [] if works else [job for job in jobs if FIRST_STEP in _said(job)]
+            works = works or bool(begun)
+            for job in jobs if console.silence() >= heartbeat.SILENCE_SECONDS else begun:
+                console.log(f"{job.trial.name}: {_last_line(job)}")
             for job in [job for job in jobs if job.process.poll() is not None]:
                 jobs.remove(job)
                 outcome = _outcome(job)
@@ -120,7 +128,7 @@ def _outcome(job: Job) -> RunResult | str:
 
     It knows its run better than ``finished`` does: main.py recognises images that were moved.
     """
-    said, code = job.output.read_bytes()[job.begins :].decode(errors="replace"), job.process.returncode
+    said, code = _said(job), job.process.returncode
     if code == 0:
         named, doubts = RUN.findall(said), []
         result = read_run(Path(named[-1]), doubts.append) if named else None
@@ -130,6 +138,15 @@ def _outcome(job: Job) -> RunResult | str:
     if code == -signal.SIGKILL:
         return f"it was killed, perhaps for want of memory (SIGKILL; see {job.output})"
     return f"{_reason(said)} (exit code {code}; see {job.output})"
+
+
+def _said(job: Job) -> str:
+    """What a training has printed so far."""
+    return job.output.read_bytes()[job.begins :].decode(errors="replace")
+
+
+def _last_line(job: Job) -> str:
+    return (_said(job).split("\n")[:-1] or ["nothing said yet"])[-1]
 
 
 def _reason(said: str) -> str:

@@ -19,6 +19,7 @@ from scripts.sweeps import earlier, jobs, report
 from scripts.sweeps.grid import Trial, trials
 from utils.config import arguments
 from utils.config.settings import UserError
+from utils.runtime import heartbeat
 
 MAIN_ENDS_WITH = "import sys; print('first'); print('main.py: what it said', file=sys.stderr); sys.exit({code})"
 MAIN_WAITS = """
@@ -280,6 +281,21 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
     assert sorted(ended) == [0, 1, 2]
     assert len(failures) == 3
     assert "seed=0: what it said (exit code 1; see " in "".join(failures)
+
+
+def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_main, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.2)
+    fake_main(
+        "import time; time.sleep(0.5); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep(1)"
+    )
+    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    lines = capsys.readouterr().out.splitlines()
+    works = "seed=0: epoch 1/9  step 1/4  first step after 1 s"
+    assert lines.index("seed=0: nothing said yet") < lines.index(works) and "seed=1: nothing said yet" in lines
+    assert lines.count(works) >= 3, "as soon as it is said, and after each silence"
+    monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 60)
+    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    assert capsys.readouterr().out.splitlines() == [works]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tqdm import tqdm
 
@@ -21,6 +21,15 @@ from utils.record.writer import NullWriter
 T = TypeVar("T")
 MOST_RATES = 12  # charts of learning rates besides Optim/lr
 MIXED = "of mixed images (mixup, CutMix): the class with the largest share counts as right"
+
+
+class Mark(NamedTuple):
+    """A moment of training: the time, steps taken and samples seen until then, and seconds waited for data."""
+
+    seconds: float
+    step: int
+    images: int
+    data_seconds: float
 
 
 class Reporter:
@@ -54,15 +63,44 @@ class Reporter:
         self.steps_per_epoch = 0
         self._trained: float | None = None  # when the previous epoch's training part ended
         self._began: float | None = None
+        self._data_seconds = 0.0
+        self._after_first_step: Mark | None = None
 
     def begin_epoch(self, progress: Progress, steps_per_epoch: int) -> None:
         """Start the clocks of an epoch, or of the rest of one."""
         self.steps_per_epoch = steps_per_epoch
-        self._began = self._window_began = time.perf_counter()
+        self._began = self._step_began = time.perf_counter()
         self._between_seconds = self._began - self._trained if self._trained else 0.0
-        self._seconds_before, self._step_before = progress.epoch_seconds, progress.step
-        self._data_seconds = 0.0
-        self._count_before, self._window_before = progress.epoch_sums[COUNT], progress.window_sums[COUNT]
+        self._seconds_before = progress.epoch_seconds
+        self._epoch_mark = self._window_mark = Mark(
+            self._began, progress.step, progress.samples_seen, self._data_seconds
+        )
+
+    @property
+    def awaits_first_step(self) -> bool:
+        """Whether this process has not reported its first step."""
+        return self._after_first_step is None
+
+    def step_ended(self, progress: Progress, to_console: bool) -> None:
+        """Note when a step has ended; a line about this process's first one, whose sums have been collected."""
+        self._step_began = now = time.perf_counter()
+        if not self.awaits_first_step:
+            return
+        self._after_first_step = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
+        last = StepRecord(*progress.last_step)
+        self.writer.log(
+            f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
+            f"loss {last.loss:.4f}  first step after {now - self._began:.1f} s, {self._data_seconds:.1f} s of them for "
+            "its data",
+            to_console=to_console,
+        )
+
+    def under_way(self, progress: Progress) -> str:
+        """The line of a long silence: which step is under way, for how long, and the time left."""
+        return (
+            f"epoch {progress.epoch + 1}/{self.epochs}  step {progress.step_in_epoch + 1}/{self.steps_per_epoch} "
+            f"under way for {time.perf_counter() - self._step_began:.0f} s{self._time_left(progress)}"
+        )
 
     def epoch_seconds(self) -> float:
         """How long the epoch has taken so far, without the pauses before it was resumed."""
@@ -81,27 +119,31 @@ class Reporter:
             if progress.step_in_epoch < self.steps_per_epoch:  # cut: a resumed run reports the whole window later
                 progress.window_sums = window
         self._trained = time.perf_counter()
-        self._train_seconds = self._trained - self._began
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """The same batches; adds up the time spent waiting for them."""
+        starting = self.awaits_first_step
         while True:
             began = time.perf_counter()
             batch = next(batches, None)
-            self._data_seconds += time.perf_counter() - began
+            ended = time.perf_counter()
+            self._data_seconds += ended - began
             if batch is None:
                 return
+            if starting:  # speeds do not count the start of the workers
+                mark = self._epoch_mark._replace(seconds=ended, data_seconds=self._data_seconds)
+                self._epoch_mark = self._window_mark = mark
+                starting = False
             yield batch
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
         """A log line and TensorBoard points for the steps since the last ones."""
         report = Report.from_sums(progress.window_sums)
         named = progress.named_losses(progress.window_sums)
-        seconds = time.perf_counter() - self._window_began
-        speed = (report.count - self._window_before) / seconds  # without the steps before a resume
-        wait = 100 * self._data_seconds / seconds
+        now = time.perf_counter()
+        speed, wait = self._pace(self._window_mark, progress, now)
+        self._window_mark = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
         progress.window_sums = list(NOTHING)
-        self._window_began, self._data_seconds, self._window_before = time.perf_counter(), 0.0, 0.0
         last = StepRecord(*progress.last_step)
         points = {
             "Loss/Training": report.loss,
@@ -110,9 +152,11 @@ class Reporter:
             "Top5/Training": report.top5,
             "Optim/lr": last.lr,
             "Optim/Gradient_Norm": last.gradient_norm,
-            "Speed/images_per_second": speed,
-            "Speed/data_wait_percent": wait,
         }
+        paced = ""
+        if not math.isnan(speed):  # otherwise another process did these steps
+            points |= {"Speed/images_per_second": speed, "Speed/data_wait_percent": wait}
+            paced = f"  {speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}"
         points |= {f"Optim/lr_group_{name}": last.lr * scale for name, scale in self.lr_scales.items()}
         if self.scaled:
             points |= {"AMP/scale": last.loss_scale, "AMP/skipped_steps": progress.skipped_steps}
@@ -125,8 +169,7 @@ class Reporter:
         skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""
         self.writer.log(
             f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
-            f"{text}{losses}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}  "
-            f"{speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}",
+            f"{text}{losses}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}{paced}",
             to_console=bar is None or bar.disable,
         )
         if last.gradient_norm == 0:
@@ -142,11 +185,10 @@ class Reporter:
 
         An epoch that was counted before and is validated only now has its row, which this one completes: it holds
         none of the training's figures. ``raw`` is the raw weights' result if ``result`` is that of their average. The
-        epoch's sums must still be in ``progress``. The speed is that of the steps since ``begin_epoch``, NaN if all
-        were done before.
+        epoch's sums must still be in ``progress``. The speed is that of this process's steps, NaN if it did none.
         """
         training = Report.from_sums(progress.epoch_sums)
-        images_per_second = (training.count - self._count_before) / self._train_seconds or math.nan
+        images_per_second, _ = self._pace(self._epoch_mark, progress, self._trained)
         last = StepRecord(*progress.last_step)
         return row_of(
             Epoch(
@@ -194,12 +236,29 @@ class Reporter:
         """The figures that choose best.pt and the end, unless the line shows them anyway."""
         return "".join(f"  {name.removeprefix(PREFIX)} {row[name]:.4f}" for name in self.deciding)
 
+    def _pace(self, mark: Mark, progress: Progress, now: float) -> tuple[float, float]:
+        """Images per second and the percentage of time spent waiting for data since ``mark``; NaN without a step."""
+        mark = self._counted_from(mark, progress)
+        if progress.step == mark.step:
+            return math.nan, math.nan
+        seconds = now - mark.seconds
+        return (progress.samples_seen - mark.images) / seconds, 100 * (self._data_seconds - mark.data_seconds) / seconds
+
+    def _counted_from(self, mark: Mark, progress: Progress) -> Mark:
+        """``mark``, or the end of the process's first step if that is later and other steps follow.
+
+        The first step starts workers, chooses kernels and compiles: a speed does not count it unless it is of it alone.
+        """
+        first = self._after_first_step
+        return first if first is not None and mark.step < first.step < progress.step else mark
+
     def _time_left(self, progress: Progress) -> str:
         """How long the epoch's training and the run will still take at the average speed of this epoch's steps.
 
         The run's time includes, for each epoch left, the time between the last two: validation and checkpoints.
         """
-        done = progress.step - self._step_before
+        mark = self._counted_from(self._epoch_mark, progress)
+        done = progress.step - mark.step
         if not done:
             return ""
         in_epoch = self.steps_per_epoch - progress.step_in_epoch
@@ -207,10 +266,10 @@ class Reporter:
             in_epoch + (self.epochs - progress.epoch - 1) * self.steps_per_epoch, self.max_steps - progress.step
         )
         in_epoch = min(in_epoch, in_run)
-        seconds = (time.perf_counter() - self._began) / done
+        seconds = (time.perf_counter() - mark.seconds) / done
         ends = 1 + math.ceil((in_run - in_epoch) / self.steps_per_epoch)
         whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
-        epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if in_epoch < in_run else ""
+        epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if 0 < in_epoch < in_run else ""
         return f"  left {epoch}{whole} of the run"
 
 

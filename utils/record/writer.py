@@ -10,8 +10,9 @@ import errno
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -26,6 +27,8 @@ from utils.record.event_files import EventFile, forget, rewind
 from utils.record.pictures import projector
 from utils.record.pictures.collector import Gathered
 from utils.record.tables import read_table
+from utils.runtime import console
+from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -86,12 +89,26 @@ class NullWriter:
     def flush(self) -> None:
         """Put everything so far on the disk, before a checkpoint that relies on it."""
 
-    def bar(self, total: int, initial: int, description: str, unit: str) -> tqdm:
-        """A progress bar on a terminal."""
+    def bar(
+        self, total: int, initial: int, description: str, unit: str, words: Callable[[], str] | None = None
+    ) -> AbstractContextManager[tqdm]:
+        """A progress bar on a terminal, and a line whenever nothing else has been said for a while (``Heartbeat``).
+
+        The line is ``words()``; by default it tells how many of ``total`` are done and how long the others will take.
+        """
         return tqdm(disable=True)
 
     def close(self) -> None:
         """Close all files."""
+
+
+class _Bar(tqdm):
+    """A bar that counts even where it is not shown."""
+
+    def update(self, n: float | None = 1) -> bool | None:
+        if self.disable:
+            self.n += n
+        return super().update(n)
 
 
 class RunWriter(NullWriter):
@@ -147,16 +164,29 @@ class RunWriter(NullWriter):
         if to_console:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
+        console.note_line()
         if self._log:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             self._log.write("".join(f"{stamp} {line}\n" for line in text.splitlines()))
             self._log.flush()
 
-    def bar(self, total: int, initial: int, description: str, unit: str) -> tqdm:
-        return tqdm(
+    @contextmanager
+    def bar(
+        self, total: int, initial: int, description: str, unit: str, words: Callable[[], str] | None = None
+    ) -> Iterator[tqdm]:
+        bar = _Bar(
             total=total, initial=initial, desc=description, unit=unit, leave=False, dynamic_ncols=True,
             disable=not self.show_bars,
         )  # fmt: skip
+        began = time.perf_counter()
+
+        def done_so_far() -> str:
+            seconds = (time.perf_counter() - began) * (total - bar.n) / max(1, bar.n - initial)
+            left = f"  left {tqdm.format_interval(round(seconds))}" if bar.n > initial else ""
+            return f"{description}  {unit} {bar.n}/{total}{left}"
+
+        with bar, Heartbeat(words or done_so_far, partial(self.log, to_console=bar.disable)):
+            yield bar
 
     # ------------------------------------------------------------------------- TensorBoard
 

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import TextIO
@@ -38,6 +39,21 @@ def _end(program: str, _: FrameType | None) -> None:
 def log(line: str) -> None:
     """A line on stdout before a run has a log, from any process."""
     print(line, flush=True)
+    note_line()
+
+
+class _LastLine:
+    seconds = time.monotonic()
+
+
+def note_line() -> None:
+    """Note that this process says something now."""
+    _LastLine.seconds = time.monotonic()
+
+
+def silence() -> float:
+    """Seconds since this process last said something, or began."""
+    return time.monotonic() - _LastLine.seconds
 
 
 def log_at_once(line: str) -> None:

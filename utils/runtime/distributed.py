@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
 from utils.runtime.cpu import keep_freed_memory, threads_per_process
+from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.long_work import LongWork
 
 if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
@@ -192,10 +194,11 @@ class Distributed:
         """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
 
         ``--timeout`` then limits a rank's silence, not its work. All ranks must enter it; ``what`` is logged if it
-        takes long.
+        takes long, for a single process, too.
         """
         if self.world_size == 1:
-            return nullcontext()
+            began = time.monotonic()
+            return Heartbeat(lambda: f"{what}: {time.monotonic() - began:.0f} s so far", _log)
         return LongWork(self.beside, what, _log if self.is_main else lambda line: None).waited_for()
 
     def gather(self, value: T) -> list[T]:

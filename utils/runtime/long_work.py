@@ -15,12 +15,12 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from utils.config.settings import UserError
+from utils.runtime import console, heartbeat
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 LONGEST_SECONDS = 24 * 3600  # for any work: after that it waits for something that will not happen
-LOG_SECONDS = 60  # between two lines about the ranks that the others wait for
 FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.2  # between two rounds; each pause is twice the one before
 WAKE = signal.SIGALRM  # interrupts a system call of the main thread, such as the wait for a file lock
 NAMED_RANKS = 3  # in a line
@@ -85,12 +85,12 @@ class LongWork:
                     signal.pthread_kill(main_thread, WAKE)
 
     def _rounds(self) -> None:
-        began = logged = monotonic()
+        began = monotonic()
         pause = FIRST_ROUND_SECONDS
         while at_work := self._round(monotonic() - began > LONGEST_SECONDS):
-            if monotonic() - logged >= LOG_SECONDS:
-                logged = monotonic()
-                self.log(f"{self.what}: {(logged - began) / 60:.0f} min so far, waiting for {_named(at_work)}")
+            if console.silence() >= heartbeat.SILENCE_SECONDS:
+                console.note_line()
+                self.log(f"{self.what}: {monotonic() - began:.0f} s so far, waiting for {_named(at_work)}")
             if self._ended.is_set():
                 sleep(pause)
             else:

@@ -56,6 +56,7 @@ def after_steps(progress, count, images=10):
     """``progress`` after ``count`` more steps."""
     progress.step += count
     progress.step_in_epoch += count
+    progress.samples_seen += count * images
     sums = [2.0 * count * images, 0.5 * count * images, 0.75 * count * images, float(count * images)]
     progress.epoch_sums = [a + b for a, b in zip(progress.epoch_sums, sums, strict=True)]
     progress.window_sums = list(progress.epoch_sums)
@@ -152,17 +153,54 @@ def test_the_seconds_of_an_epoch_that_was_cut_go_on_where_they_were(clock):
     assert reporter.epoch_seconds() == 3
 
 
-def test_the_speed_of_an_epoch_whose_steps_another_process_did_is_unknown(clock):
-    reporter, _ = told()
+def resumed(progress, clock, steps, seconds, reporter, start_up=60.0):
+    """``reporter`` after the process's first step, in which workers start for a minute, and ``steps`` more."""
+    reporter.begin_epoch(progress, 30)
+
+    def batches():
+        clock.now += start_up
+        yield from (after_steps(progress, 1) for _ in range(steps + 1))
+
+    for _ in reporter.timed(batches()):
+        clock.now += seconds
+        reporter.step_ended(progress, to_console=False)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 8])
+def test_the_speed_after_a_resume_is_that_of_the_processs_own_steps_without_its_start_up(steps, clock):
+    reporter, writer = told("--print-freq", "1000")
+    progress = after_steps(Progress(epoch=1), 20)
+    resumed(progress, clock, steps, 0.5, reporter)
+    reporter.end_training(progress)
+    assert reporter.row(progress, None, None)["images_per_second"] == 20, "10 images in half a second"
+    assert writer.points[progress.step]["Speed/images_per_second"] == 20
+    assert writer.points[progress.step]["Speed/data_wait_percent"] == 0
+    (first,) = (line for line in writer.lines if "first step" in line)
+    assert first == "epoch 2/20  step 21/30  loss 2.0000  first step after 60.5 s, 60.0 s of them for its data"
+    assert "left 0" in writer.lines[-1], "the start-up is not to come again"
+
+
+def test_an_epoch_whose_steps_another_process_did_has_no_speed(clock):
+    reporter, writer = told("--print-freq", "1000")
     progress = after_steps(Progress(epoch=1), 20)
     reporter.begin_epoch(progress, 20)
     clock.now += 0.5
     reporter.end_training(progress)
     assert math.isnan(reporter.row(progress, None, None)["images_per_second"])
-    reporter.begin_epoch(progress, 23)
-    clock.now += 0.5
-    reporter.end_training(after_steps(progress, 3))
-    assert reporter.row(progress, None, None)["images_per_second"] == 60, "of the steps that were left"
+    points = writer.points[progress.step]
+    assert "Loss/Training" in points and not [tag for tag in points if tag.startswith("Speed/")], "0 was charted"
+    assert "images/s" not in writer.lines[-1]
+
+
+def test_the_line_of_a_silence_names_the_step_that_is_under_way(clock):
+    reporter, _ = told("--epochs", "2")
+    progress = Progress()
+    reporter.begin_epoch(progress, 10)
+    clock.now += 31
+    assert reporter.under_way(progress) == "epoch 1/2  step 1/10 under way for 31 s"
+    reporter.step_ended(after_steps(progress, 1), to_console=False)
+    clock.now += 31
+    assert reporter.under_way(progress).startswith("epoch 1/2  step 2/10 under way for 31 s  left ")
 
 
 def time_left(writer):

@@ -1,0 +1,38 @@
+"""A line about work that takes long whenever nothing else has been said, so that nobody takes it for dead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from utils.runtime import console
+
+SILENCE_SECONDS = 30  # the longest
+
+
+class Heartbeat:
+    """Around work: gives ``log`` the line ``words()`` whenever this process has said nothing for ``SILENCE_SECONDS``.
+
+    A thread of its own does so, even while a step takes minutes or data does not come. It must read no tensor and enter
+    no collective, so ``words`` may use only what the host knows.
+    """
+
+    def __init__(self, words: Callable[[], str], log: Callable[[str], None]) -> None:
+        self.words, self.log = words, log
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SILENCE_SECONDS - console.silence()):
+            if console.silence() >= SILENCE_SECONDS:
+                console.note_line()
+                with suppress(OSError):  # a full disk: the main thread meets it, too
+                    self.log(self.words())
