@@ -154,7 +154,7 @@ class Reporter:
             "Optim/Gradient_Norm": last.gradient_norm,
         }
         paced = ""
-        if not math.isnan(speed):  # otherwise another process did these steps
+        if not math.isnan(speed):  # otherwise other processes did all of these steps, or all but this one's first
             points |= {"Speed/images_per_second": speed, "Speed/data_wait_percent": wait}
             paced = f"  {speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}"
         points |= {f"Optim/lr_group_{name}": last.lr * scale for name, scale in self.lr_scales.items()}
@@ -245,12 +245,14 @@ class Reporter:
         return (progress.samples_seen - mark.images) / seconds, 100 * (self._data_seconds - mark.data_seconds) / seconds
 
     def _counted_from(self, mark: Mark, progress: Progress) -> Mark:
-        """``mark``, or the end of the process's first step if that is later and other steps follow.
+        """``mark``, or the end of the process's first step if that is later.
 
-        The first step starts workers, chooses kernels and compiles: a speed does not count it unless it is of it alone.
+        The first step starts workers, chooses kernels and compiles, so a speed counts it only while a run has no other.
         """
         first = self._after_first_step
-        return first if first is not None and mark.step < first.step < progress.step else mark
+        if first is None or first.step <= mark.step or (first.step == progress.step and mark.step == 0):
+            return mark
+        return first
 
     def _time_left(self, progress: Progress) -> str:
         """How long the epoch's training and the run will still take at the average speed of this epoch's steps.
