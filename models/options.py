@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from utils.config.groups.model import ModelSettings
+from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError
 
 # What each library calls dropout before the last layer and stochastic depth (Huang et al., Deep networks with
@@ -45,13 +45,11 @@ def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., 
             raise UserError(f"{flag} {value:g}: {settings.arch} has no {what} to set; remove the flag")
         options[name] = value
     for item in settings.model_kwargs or ():
-        name, value = _parsed(item)
+        name, value = read_keyword("--model-kwargs", item)
         if name not in accepted:
-            near = difflib.get_close_matches(name, accepted, n=3, cutoff=0.5)
-            hint = f"did you mean {', '.join(near)}?" if near else f"it takes {', '.join(accepted[:12]) or 'none'}"
-            raise UserError(f"--model-kwargs {item}: {settings.arch} takes no {name}; {hint}")
+            raise not_accepted("--model-kwargs", item, settings.arch, accepted)
         if name in options:
-            raise UserError(f"--model-kwargs {item}: {name} is given twice")
+            raise given_twice("--model-kwargs", item)
         options[name] = value
     return options
 
@@ -64,18 +62,3 @@ def class_of(create: Callable[[], Any]) -> Callable[..., Any]:
                 return type(create()).__init__
         except Exception:  # a network that computes with numbers as it is made
             return type(create()).__init__
-
-
-def _parsed(item: str) -> tuple[str, Any]:
-    import yaml
-
-    name, equals, text = item.partition("=")
-    try:
-        value = yaml.safe_load(text)
-        if isinstance(value, str):
-            value = float(value) if value[:1].isdigit() else value  # YAML 1.1 takes 1e-3 for text
-    except (yaml.YAMLError, ValueError):
-        value = text
-    if not equals or not name.isidentifier() or not isinstance(value, str | int | float | bool | None):
-        raise UserError(f"--model-kwargs {item}: write NAME=VALUE with a number, a text, true, false or null")
-    return name, value

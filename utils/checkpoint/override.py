@@ -28,7 +28,7 @@ SHAPES_GROUPS = (
     "weight_decay", "weight_decay_except", "decay_norm_bias", "layer_decay", "backbone_lr_scale", "lr_scale",
 )  # fmt: skip
 # of an optimizer's group; each step sets the learning rate
-HYPERPARAMETERS = ("momentum", "nesterov", "weight_decay", "lr_scale", "name")
+HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "weight_decay", "lr_scale", "name")
 
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
@@ -148,6 +148,9 @@ def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) 
     for optimizer, state in zip(optimizers, states, strict=True):
         groups = optimizer.state_dict()["param_groups"]
         values = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
+        for old, new in zip(state["param_groups"], values, strict=True):
+            if (old.get("betas") is None) != (new.get("betas") is None):  # Adafactor keeps a momentum only with them
+                raise UserError("--opt-betas: its state has none, or no other; begin anew", on_all_ranks=True)
         results.append(
             state | {"param_groups": [old | new for old, new in zip(state["param_groups"], values, strict=True)]}
         )

@@ -25,7 +25,8 @@ from utils.config.settings import Settings, UserError, all_settings, as_flag, as
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress", "timeout")
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
-SHAPES_STATE = ("arch", "optimizer", "freeze")  # the state fits no other network or optimizer, nor other parameters
+# The state fits no other network, nor other parameters, and no other optimizer: its arguments may decide what it keeps.
+SHAPES_STATE = ("arch", "optimizer", "opt_kwargs", "freeze")
 # What a run was made with whose checkpoint or config.yaml does not say: it may be older than the setting.
 DEFAULTS = {option.name: option.metadata["earlier"] for _, option in all_settings()}
 OF_OLDER_RUNS = {

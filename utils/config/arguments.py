@@ -18,7 +18,7 @@ from typing import Any
 
 from utils.config.field import not_empty
 from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive, of_policy, unused
-from utils.config.settings import Settings, UserError, all_settings, flag_of, groups
+from utils.config.settings import Settings, UserError, all_settings, as_text, flag_of, groups
 from utils.config.synonyms import meant, meant_value
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -281,6 +281,7 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
     if raw is _NO_VALUE or raw == [] or raw == ():
         return None, "needs a value" + (f": {', '.join(meta['choices'])}" if meta["choices"] else "")
     if meta["many"]:
+        raw = _as_items(meta, raw)
         if mistake := _unseparated(raw):
             return None, mistake
         items = raw if isinstance(raw, list | tuple) else [raw]
@@ -293,6 +294,14 @@ def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
         problem = meta["check"](value)
         mistake = problem and f"{_shown(raw)}: {problem}"
     return (None, mistake) if mistake else (value, None)
+
+
+def _as_items(meta: Any, raw: Any) -> Any:
+    """A recipe's mapping as the values of a ``NAME=VALUE`` setting; anything else as it is."""
+    pairs = isinstance(raw, dict) and "=" in (meta["metavar"] or "")
+    if not pairs or not all(isinstance(value, str | int | float | None) for value in raw.values()):
+        return raw
+    return [f"{_text(name)}={'null' if value is None else as_text(value)}" for name, value in raw.items()]
 
 
 def _unseparated(raw: Any) -> str | None:

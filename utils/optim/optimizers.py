@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import nn
 
-from utils.config.groups.optimisation import OptimisationSettings
-from utils.config.settings import UserError
+from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
+from utils.config.keywords import given_twice, not_accepted, read_keyword
+from utils.config.settings import UserError, as_text
 from utils.optim.clipping import output_layers
 from utils.optim.groups import parameter_groups
 from utils.optim.lookahead import Lookahead
@@ -18,39 +20,133 @@ from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 
 AIRBENCH_MOMENTUM, AIRBENCH_ITERATIONS = 0.6, 3  # of Muon in ``muon-sgd``
 
+# Arguments that other flags give, and those that say how to compute, not what: the builders choose them.
+OWN_FLAGS = {"lr": "--lr", "weight_decay": "--weight-decay", "eps": "--opt-eps", "betas": "--opt-betas"}
+CHOSEN = {"params", "groups", "foreach", "fused", "capturable", "differentiable"}
+
 Optimizers = torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
+
+
+class OptimizerArguments:
+    """What the user gives besides learning rate, momentum and weight decay, for the optimizers of one name.
+
+    An optimizer gets those that its constructor has (``of``). Of the several that a name may stand for, each does; an
+    argument that none has is a mistake (``refuse_others``). ``has_momentum``: --momentum gives theirs.
+    """
+
+    def __init__(self, settings: OptimisationSettings, has_momentum: bool) -> None:
+        self.subject = f"--optimizer {settings.optimizer}"
+        self._values: dict[str, Any] = {}
+        self._written: dict[str, str] = {}  # on the command line, by name
+        self._accepted: dict[str, None] = {}
+        elsewhere = OWN_FLAGS | ({"momentum": "--momentum"} if has_momentum else {})
+        elsewhere |= {"nesterov": "--nesterov"} if settings.optimizer in WITH_NESTEROV else {}
+        self._not_kwargs = {*elsewhere, *CHOSEN}
+        for name, value in (("eps", settings.opt_eps), ("betas", settings.opt_betas)):
+            if value is not None:
+                self._values[name], self._written[name] = value, f"{OWN_FLAGS[name]} {as_text(value)}"
+        for item in settings.opt_kwargs or ():
+            name, value = read_keyword("--opt-kwargs", item)
+            if name in elsewhere:
+                raise UserError(f"--opt-kwargs {item}: {name} has a flag of its own; write {elsewhere[name]}")
+            if name in self._values:
+                raise given_twice("--opt-kwargs", item)
+            self._values[name], self._written[name] = value, f"--opt-kwargs {item}"
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def of(self, kind: type[torch.optim.Optimizer], without: Collection[str] = ()) -> dict[str, Any]:
+        """Those that the constructor of ``kind`` has, except ``without``. Raises ``UserError`` for a wrong type."""
+        parameters = {
+            name: parameter
+            for name, parameter in inspect.signature(kind).parameters.items()
+            if name not in without and (name in ("eps", "betas") or name not in self._not_kwargs)
+        }
+        self._accepted |= dict.fromkeys(parameters)
+        taken = {name: value for name, value in self._values.items() if name in parameters}
+        for name, value in taken.items():
+            if mistake := _mistake(value, parameters[name]):
+                raise UserError(f"{self._written[name]}: {name} of {self.subject} {mistake}")
+        return taken
+
+    def refuse_others(self) -> None:
+        """Raise ``UserError`` for the first argument that no optimizer has taken."""
+        for name in (name for name in self._values if name not in self._accepted):
+            if name in OWN_FLAGS:
+                raise UserError(
+                    f"{self._written[name]}: {self.subject} has no {name}; remove it (a recipe's: "
+                    f"{OWN_FLAGS[name]} none)"
+                )
+            flag, _, item = self._written[name].partition(" ")
+            accepted = [other for other in self._accepted if other not in self._not_kwargs]
+            raise not_accepted(flag, item, self.subject, accepted)
+
+
+def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
+    """What a value of this parameter must be, if ``value`` is not that."""
+    default, annotation = parameter.default, str(parameter.annotation)
+    if value is None:
+        return None if default is None or "None" in annotation or "Optional" in annotation else "must have a value"
+    if isinstance(default, tuple) or "Tuple[float" in annotation:
+        count = len(default) if isinstance(default, tuple) else annotation.count("float")
+        return None if isinstance(value, tuple) and len(value) == count else f"must be {count} numbers"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, bool) or "bool" in annotation:
+        return None if isinstance(value, bool) else "must be true or false"
+    if parameter.annotation is int or annotation == "int":
+        return None if number and isinstance(value, int) else "must be a whole number"
+    if isinstance(default, int | float) or "float" in annotation:
+        return None if number else "must be a number"
+    if isinstance(default, str) or annotation.endswith("[str]"):
+        return None if isinstance(value, str) else "must be a text"
+    return "cannot be given on a command line"
 
 
 def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimizers:
     """The optimizer, or for ``muon`` the two, that ``settings`` name over the trainable parameters of ``model``.
 
-    With ``lookahead`` each has slow weights of its own. Raises ``UserError`` for an unknown name, or one that needs a
-    package that is not installed.
+    With ``lookahead`` each has slow weights of its own. Raises ``UserError`` for an unknown name, one that needs a
+    package that is not installed, or an argument that the optimizer does not take.
     """
     mistake = unknown_optimizer(settings.optimizer)
     if mistake:
         raise UserError(mistake)
-    built = OWN.get(settings.optimizer, _timm)(settings, model)
+    arguments = OptimizerArguments(settings, has_momentum(settings.optimizer))
+    try:
+        built = OWN.get(settings.optimizer, _timm)(settings, model, arguments)
+    except UserError:
+        raise
+    except Exception as error:  # a missing package or GPU, or an argument out of range: each raises something else
+        if settings.optimizer in OWN and not arguments:
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason})") from error
+    arguments.refuse_others()
     if settings.lookahead is not None:
         for optimizer in built if isinstance(built, tuple) else (built,):
             Lookahead(optimizer, int(settings.lookahead[0]), settings.lookahead[1])
     return built
 
 
-def _sgd(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    momentum = {"momentum": settings.momentum, "nesterov": settings.nesterov}
-    return _fused(torch.optim.SGD, parameter_groups(settings, model), lr=settings.lr, **momentum)
+def _sgd(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
+    given = {"momentum": settings.momentum, "nesterov": settings.nesterov} | arguments.of(torch.optim.SGD)
+    return _fused(torch.optim.SGD, parameter_groups(settings, model), lr=settings.lr, **given)
 
 
-def _adam(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    return _fused(torch.optim.Adam, parameter_groups(settings, model), lr=settings.lr)
+def _adam(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
+    given = arguments.of(torch.optim.Adam)
+    return _fused(torch.optim.Adam, parameter_groups(settings, model), lr=settings.lr, **given)
 
 
-def _adamw(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    return _fused(torch.optim.AdamW, parameter_groups(settings, model), lr=settings.lr)
+def _adamw(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
+    given = arguments.of(torch.optim.AdamW)
+    return _fused(torch.optim.AdamW, parameter_groups(settings, model), lr=settings.lr, **given)
 
 
-def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _muon(
+    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for hidden matrices and convolution filters, AdamW for output layers, norms, biases and embeddings.
 
     Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; filters are taken as matrices
@@ -62,13 +158,17 @@ def _muon(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim
 
     matrices, others = _matrices_and_others(model, "muon")
     hidden, groups = (parameter_groups(settings, model, only) for only in (matrices, others))
+    of_muon = {"adjust_lr_fn": "match_rms_adamw"} | arguments.of(timm.optim.Muon)
+    of_adamw = {"betas": (0.9, 0.95)} | arguments.of(torch.optim.AdamW)
     return (
-        timm.optim.Muon(hidden, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"),
-        _fused(torch.optim.AdamW, groups, lr=settings.lr, betas=(0.9, 0.95)),
+        timm.optim.Muon(hidden, lr=settings.lr, weight_decay=settings.weight_decay, **of_muon),
+        _fused(torch.optim.AdamW, groups, lr=settings.lr, **of_adamw),
     )
 
 
-def _muon_sgd(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def _muon_sgd(
+    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for hidden matrices and filters, which keep their norm, and SGD with momentum for everything else.
 
     As in airbench94 (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024; the variant with Muon): before each
@@ -80,16 +180,18 @@ def _muon_sgd(settings: OptimisationSettings, model: nn.Module) -> tuple[torch.o
 
     matrices, others = _matrices_and_others(model, "muon-sgd")
     hidden = parameter_groups(settings, model, matrices)
-    muon = timm.optim.Muon(
-        # Otherwise filters of one channel would take AdamW's steps, at a rate that is many times too high for them.
-        [{**group, "weight_decay": 0.0, "use_muon": True} for group in hidden], lr=settings.lr,
-        momentum=AIRBENCH_MOMENTUM, nesterov=True, ns_steps=AIRBENCH_ITERATIONS, ns_coefficients="original",
-        adjust_lr_fn="original",
-    )  # fmt: skip
+    of_muon = {
+        "momentum": AIRBENCH_MOMENTUM, "nesterov": True, "ns_steps": AIRBENCH_ITERATIONS, "ns_coefficients": "original",
+        "adjust_lr_fn": "original", **arguments.of(timm.optim.Muon, without=("betas", "adamw_lr", "fallback_lr_scale")),
+    }  # fmt: skip
+    # Otherwise filters of one channel would take AdamW's steps, at a rate that is many times too high for them.
+    hidden = [{**group, "weight_decay": 0.0, "use_muon": True} for group in hidden]
+    muon = timm.optim.Muon(hidden, lr=settings.lr, **of_muon)
     muon.register_step_pre_hook(_keep_norms)
     groups = parameter_groups(settings, model, others)
     groups = [{**group, "weight_decay": group["weight_decay"] / group.get("lr_scale", 1.0)} for group in groups]
-    return muon, _fused(torch.optim.SGD, groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+    of_sgd = {"momentum": settings.momentum, "nesterov": settings.nesterov} | arguments.of(torch.optim.SGD)
+    return muon, _fused(torch.optim.SGD, groups, lr=settings.lr, **of_sgd)
 
 
 @torch.no_grad()
@@ -110,31 +212,34 @@ def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Para
     return matrices, [parameter for parameter in model.parameters() if id(parameter) not in taken]
 
 
-def _schedule_free_sgd(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    return ScheduleFreeSGD(parameter_groups(settings, model), lr=settings.lr, momentum=settings.momentum)
+def _schedule_free_sgd(
+    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
+) -> torch.optim.Optimizer:
+    given = {"momentum": settings.momentum} | arguments.of(ScheduleFreeSGD)
+    return ScheduleFreeSGD(parameter_groups(settings, model), lr=settings.lr, **given)
 
 
-def _schedule_free_adamw(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
-    return ScheduleFreeAdamW(parameter_groups(settings, model), lr=settings.lr, momentum=0.9)
+def _schedule_free_adamw(
+    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
+) -> torch.optim.Optimizer:
+    given = arguments.of(ScheduleFreeAdamW)
+    return ScheduleFreeAdamW(parameter_groups(settings, model), lr=settings.lr, **given)
 
 
-def _timm(settings: OptimisationSettings, model: nn.Module) -> torch.optim.Optimizer:
+def _timm(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
     import timm.optim
 
     if timm.optim.get_optimizer_info(settings.optimizer).second_order:
         raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
-    try:
-        return timm.optim.create_optimizer_v2(
-            parameter_groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
-            momentum=settings.momentum,
-        )  # fmt: skip
-    except Exception as error:  # a missing package or GPU: each optimizer raises something else
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"--optimizer {settings.optimizer}: cannot be built ({reason})") from error
+    given = arguments.of(timm.optim.get_optimizer_class(settings.optimizer, bind_defaults=False))
+    return timm.optim.create_optimizer_v2(
+        parameter_groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
+        momentum=settings.momentum, **given,
+    )  # fmt: skip
 
 
 # Every other name is timm's. Those that use --momentum stand in MOMENTUM too.
-OWN: dict[str, Callable[[OptimisationSettings, nn.Module], Optimizers]] = {
+OWN: dict[str, Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimizers]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adamw,

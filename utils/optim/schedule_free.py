@@ -63,7 +63,16 @@ class ScheduleFreeSGD(torch.optim.Optimizer):
 class ScheduleFreeAdamW(ScheduleFreeSGD):
     """The same with gradients divided by the root of their averaged squares, as in AdamW, after bias correction."""
 
-    BETA2, EPS = 0.999, 1e-8  # those of AdamW
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        """``betas``: the momentum, and the decay of the averaged squares."""
+        super().__init__(groups, lr, betas[0])
+        self.beta2, self.eps = betas[1], eps  # not in the groups, where older checkpoints have none
 
     def _directions(self, parameters: list[torch.Tensor], steps: int) -> list[torch.Tensor]:
         gradients = super()._directions(parameters, steps)
@@ -71,9 +80,9 @@ class ScheduleFreeAdamW(ScheduleFreeSGD):
             if "exp_avg_sq" not in self.state[parameter]:
                 self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
         squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
-        torch._foreach_mul_(squares, self.BETA2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.BETA2)
-        roots = torch._foreach_div(squares, 1 - self.BETA2**steps)
+        torch._foreach_mul_(squares, self.beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta2)
+        roots = torch._foreach_div(squares, 1 - self.beta2**steps)
         torch._foreach_sqrt_(roots)
-        torch._foreach_add_(roots, self.EPS)
+        torch._foreach_add_(roots, self.eps)
         return torch._foreach_div(gradients, roots)

@@ -11,7 +11,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
-from utils.config.settings import Settings
+from utils.config.settings import Settings, as_text
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.optim.groups import lr_scales
@@ -266,6 +266,9 @@ def _optimizer(args: Settings, components: Any) -> str:
     if has_momentum(settings.optimizer):
         nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer in WITH_NESTEROV else ""
         phrases.append(f"momentum {settings.momentum:g}{nesterov}")
+    phrases += [] if settings.opt_eps is None else [f"eps {settings.opt_eps:g}"]
+    phrases += [] if settings.opt_betas is None else [f"betas {as_text(settings.opt_betas)}"]
+    phrases += settings.opt_kwargs or ()
     without = [*(settings.weight_decay_except or ()), *([] if settings.decay_norm_bias else ["norms and biases"])]
     decay = f" (not on {', '.join(without)})" if without else ""
     phrases.append(f"weight decay {settings.weight_decay:g}{decay}")

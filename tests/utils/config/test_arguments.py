@@ -132,6 +132,14 @@ def test_recipe_keys_may_be_written_with_underscores(recipe):
         ("augment: none", "augment", ["none"]),
         ("progress: false", "progress", False),
         ("image-size: null", "image_size", None),
+        ("opt-betas: [0.9, 0.95]", "opt_betas", [0.9, 0.95]),
+        (
+            "opt-kwargs: {amsgrad: true, eps_root: 1.0e-8, b: null}",
+            "opt_kwargs",
+            ["amsgrad=true", "eps_root=1e-08", "b=null"],
+        ),
+        ("opt-kwargs: [amsgrad=true]", "opt_kwargs", ["amsgrad=true"]),
+        ("lr-scale: {'*.bias': 2}", "lr_scale", ["*.bias=2"]),
     ],
 )
 def test_yaml_value_is_read_as_its_setting_means_it(recipe, line, name, value):
@@ -197,6 +205,7 @@ def test_parsing_leaves_the_defaults_of_the_next_parse_alone():
 ROUND_TRIPS = [
     [],
     ["--lr", "1e-30", "--weight-decay", "0", "--label-smoothing", "0.30000000000000004"],
+    ["--opt-eps", "1e-30", "--opt-betas", "0.9", "0.95", "--opt-kwargs", "amsgrad=true", "a=b"],
     ["--amp", "off", "--augment", "none", "--name", "123", "--no-progress"],
     ["--augment", "shift", "flip", "--lr-policy", "multistep", "--lr-milestones", "1.5", "3"],
     ["--dataname", "folder", "--datapath", "a: # 'b' \"c\" \t é, [d] {e} - !x", "--val-split", "0.1"],
@@ -266,6 +275,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     }
     extra |= {"--best-metric", "--early-stopping", "--early-stopping-metric", "--early-stopping-delta"}
     extra |= {"--swa-start-epoch", "--swa-lr", "--ema-warmup", "--ema-start-epoch"}
+    extra |= {"--opt-eps", "--opt-betas", "--opt-kwargs"}
     extra |= {"--warmup-lr", "--warmup-prefix", "--lr-per-epoch"}
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
     extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}

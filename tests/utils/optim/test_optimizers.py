@@ -195,6 +195,153 @@ def test_unknown_optimizer_near_to_nothing_still_gets_a_list():
     assert "lamb" in unknown_optimizer("@@@@@@@@")
 
 
+# ------------------------------------------------------------------------------------------ arguments
+
+ARGUMENTS = {"opt_eps": 1e-3, "opt_betas": (0.8, 0.97)}
+GIVEN = {"eps": 1e-3, "betas": (0.8, 0.97)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        (
+            {"optimizer": "adamw", **ARGUMENTS, "opt_kwargs": ("amsgrad=true",)},
+            lambda model: torch.optim.AdamW(
+                model.parameters(), 0.01, **GIVEN, weight_decay=0.0, amsgrad=True, fused=True
+            ),
+        ),
+        (
+            {"optimizer": "adam", **ARGUMENTS},
+            lambda model: torch.optim.Adam(model.parameters(), 0.01, **GIVEN, fused=True),
+        ),
+        (
+            {"optimizer": "sgd", "opt_kwargs": ("dampening=0.5", "maximize=true")},
+            lambda model: torch.optim.SGD(model.parameters(), 0.01, 0.9, 0.5, maximize=True, fused=True),
+        ),
+        (
+            {"optimizer": "rmsproptf", "opt_eps": 1e-3, "opt_kwargs": ("alpha=0.8", "centered=true")},
+            lambda model: timm.optim.RMSpropTF(
+                model.parameters(), 0.01, eps=1e-3, momentum=0.9, alpha=0.8, centered=True
+            ),
+        ),
+        (
+            {"optimizer": "adan", "opt_eps": 1e-3, "opt_betas": (0.9, 0.8, 0.7), "opt_kwargs": ("no_prox=true",)},
+            lambda model: timm.optim.Adan(
+                model.parameters(), 0.01, eps=1e-3, betas=(0.9, 0.8, 0.7), no_prox=True
+            ),
+        ),
+        (
+            {"optimizer": "adafactor", "opt_betas": (0.8, 0.97), "opt_kwargs": ("eps_scale=0.01",)},
+            lambda model: timm.optim.create_optimizer_v2(
+                model.parameters(), "adafactor", lr=0.01, betas=(0.8, 0.97), eps_scale=0.01
+            ),
+        ),
+    ],
+    ids=["adamw", "adam", "sgd", "rmsproptf", "adan", "adafactor"],
+)  # fmt: skip
+def test_steps_with_arguments_are_those_of_an_optimizer_that_was_made_with_them(settings, make):
+    settings = OptimisationSettings(lr=0.01, weight_decay=0.0, **settings)
+    assert_same_steps(settings, make)
+    changed = ("opt_eps", "opt_betas", "opt_kwargs")
+    plain, ours = network(), network()
+    expected = weights_after_steps(
+        plain, build_optimizer(dataclasses.replace(settings, **dict.fromkeys(changed)), plain)
+    )
+    found = weights_after_steps(ours, build_optimizer(settings, ours))
+    assert not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_each_of_several_optimizers_gets_the_arguments_that_it_has():
+    settings = OptimisationSettings(
+        optimizer="muon", lr=0.01, weight_decay=0.0, **ARGUMENTS, opt_kwargs=("ns_steps=2",)
+    )
+    muon, adamw = build_optimizer(settings, model := deeper_network())
+    matrices = [id(p) for group in muon.param_groups for p in group["params"]]
+    found = weights_after_steps(model, Both(muon, adamw))
+    reference = deeper_network()
+    split = {True: [], False: []}
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        split[id(ours) in matrices].append(theirs)
+    expected = weights_after_steps(
+        reference,
+        Both(
+            timm.optim.Muon(split[True], 0.01, **GIVEN, ns_steps=2, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(split[False], 0.01, weight_decay=0.0, **GIVEN, fused=True),
+        ),
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    muon, sgd = muon_sgd(deeper_network(), opt_eps=1e-3, opt_kwargs=("dampening=0.1", "ns_steps=7"), nesterov=False)
+    assert muon.param_groups[0]["eps"] == 1e-3 and muon.param_groups[0]["ns_steps"] == 7
+    assert sgd.param_groups[0]["dampening"] == 0.1 and "eps" not in sgd.param_groups[0]
+
+
+class Both:
+    """Two optimizers that step together."""
+
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def deeper_network():
+    """A network with a hidden convolution and a hidden matrix, which are Muon's."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_the_schedule_free_adamw_takes_its_betas_and_eps():
+    settings = OptimisationSettings(optimizer="schedulefree-adamw", lr=0.01, weight_decay=0.0, **ARGUMENTS)
+    model, start = network(), network()
+    found = weights_after_steps(model, build_optimizer(settings, model), steps=1)
+    gradients = torch.Generator().manual_seed(1)
+    for after, before in zip(found, start.parameters(), strict=True):
+        gradient = torch.randn(before.shape, generator=gradients)
+        # After one step, x = z and so is y; the bias-corrected square is the gradient's own.
+        expected = before.detach() - 0.01 * gradient / (gradient.abs() + 1e-3)
+        torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-7)  # a few roundings of a step of 0.01
+    optimizer = build_optimizer(settings, network())
+    assert optimizer.param_groups[0]["momentum"] == 0.8 and optimizer.beta2 == 0.97
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"opt_betas": (0.9, 0.95)}, "--opt-betas 0.9 0.95: --optimizer sgd has no betas; remove it"),
+        ({"opt_eps": 1e-3}, "--opt-eps 0.001: --optimizer sgd has no eps; remove it"),
+        ({"optimizer": "muon-sgd", "opt_betas": (0.9, 0.95)}, "--optimizer muon-sgd has no betas"),
+        ({"optimizer": "schedulefree-sgd", "opt_betas": (0.9, 0.95)}, "--optimizer schedulefree-sgd has no betas"),
+        ({"optimizer": "adamw", "opt_betas": (0.9,)}, "betas of --optimizer adamw must be 2 numbers"),
+        ({"optimizer": "adan", "opt_betas": (0.9, 0.9)}, "betas of --optimizer adan must be 3 numbers"),
+        ({"optimizer": "adamw", "opt_kwargs": ("amsgrd=true",)}, "takes no amsgrd; did you mean amsgrad?"),
+        ({"optimizer": "adamw", "opt_kwargs": ("fused=true",)}, "takes no fused; it takes amsgrad"),
+        ({"optimizer": "adamw", "opt_kwargs": ("amsgrad=3",)}, "amsgrad of --optimizer adamw must be true or false"),
+        (
+            {"optimizer": "lamb", "opt_kwargs": ("max_grad_norm=a",)},
+            "max_grad_norm of --optimizer lamb must be a number",
+        ),
+        ({"optimizer": "rmsprop", "opt_kwargs": ("alpha=null",)}, "alpha of --optimizer rmsprop must have a value"),
+        ({"optimizer": "muon", "opt_kwargs": ("ns_steps=2.5",)}, "ns_steps of --optimizer muon must be a whole number"),
+        ({"optimizer": "rmsprop", "opt_kwargs": ("alpha=-1",)}, "--optimizer rmsprop: cannot be built (Invalid alpha"),
+        ({"optimizer": "adamw", "opt_kwargs": ("lr=1",)}, "lr has a flag of its own; write --lr"),
+        ({"optimizer": "adamw", "opt_kwargs": ("weight_decay=1",)}, "write --weight-decay"),
+        ({"optimizer": "adamw", "opt_kwargs": ("betas=1",)}, "write --opt-betas"),
+        ({"optimizer": "adamw", "opt_kwargs": ("eps=1",)}, "write --opt-eps"),
+        ({"opt_kwargs": ("momentum=0.5",)}, "write --momentum"),
+        ({"opt_kwargs": ("nesterov=true",)}, "write --nesterov"),
+        ({"optimizer": "lamb", "opt_kwargs": ("nesterov",)}, "write NAME=VALUE"),
+        ({"opt_kwargs": ("dampening=1", "dampening=0")}, "--opt-kwargs dampening=0: dampening is given twice"),
+    ],
+)
+def test_an_argument_that_an_optimizer_does_not_take_is_one_line(settings, words):
+    with pytest.raises(UserError) as caught:
+        build_optimizer(OptimisationSettings(lr=0.01, **settings), deeper_network())
+    (line,) = caught.value.mistakes
+    assert words in line
+
+
 # kron compiles for a minute; our muon is two optimizers, see test_mixed_precision.py
 @pytest.mark.parametrize("name", timm.optim.list_optimizers(exclude_filters=["kron*", "muon"]))
 def test_every_optimizer_of_timm_steps_or_is_refused_in_one_line(name):

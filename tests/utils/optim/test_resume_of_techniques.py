@@ -5,6 +5,7 @@ import torch
 
 import main
 from tests.end_to_end.processes import load
+from utils.checkpoint.inventory import inventory
 
 FLAGS = ("--device", "cpu", "--arch", "fc", "--epochs", "2", "--no-progress", "--deterministic")
 MIXTURES = {
@@ -14,8 +15,9 @@ MIXTURES = {
     "SAM, muon, fp16": (
         "--sam-rho 0.1 --optimizer muon --amp fp16 --init-scale 4194304 --layer-decay 0.7 --lookahead 5 0.8 --ema-decay 0.9"
     ),
-    "SAM, accumulation, one cycle": (
-        "--sam-rho 1 --sam-adaptive --optimizer adamw --accumulate 2 --lr-policy one-cycle --lr-base 0.002 --clip-grad-norm 1"
+    "SAM, accumulation, one cycle, arguments": (
+        "--sam-rho 1 --sam-adaptive --optimizer adamw --accumulate 2 --lr-policy one-cycle --lr-base 0.002 "
+        "--clip-grad-norm 1 --opt-eps 0.001 --opt-betas 0.8 0.95 --opt-kwargs amsgrad=true"
     ),
 }
 
@@ -48,3 +50,39 @@ def test_interrupted_equals_uninterrupted(mixture, cut, tmp_path):
         assert load(folder, "final.pt")["progress"]["skipped_steps"] > 0 or "fp16" not in mixture
         states.append({part: load(folder, "final.pt")[part] for part in ("model", "ema", "optimizer", "scaler")})
     equal(*states)
+
+
+ADAMW = (*FLAGS, "--optimizer", "adamw")
+
+
+def test_a_checkpoint_from_before_there_were_arguments_goes_on_as_it_was_and_takes_others_on_request(tmp_path, capsys):
+    """Their settings were not in it: the same as a run that has none."""
+    states = []
+    for name in ("whole", "older"):
+        line = [*ADAMW, "--output", str(tmp_path / name)]
+        assert main.main([*line, "--max-steps", "10"]) == 0
+        (folder,) = (tmp_path / name).glob("digits/fc/*")
+        state = load(folder, "last.pt")
+        loose = tmp_path / f"{name}.pt"
+        for setting in ("opt_eps", "opt_betas", "opt_kwargs") if name == "older" else ():
+            del state["settings"][setting]
+        torch.save(state | {"contents": inventory(state)}, loose)
+        resumed = ["--resume", str(loose), "--device", "cpu", "--no-progress", "--deterministic", "--max-steps", "12"]
+        assert main.main([*resumed, "--output", str(tmp_path / f"{name} on")]) == 0
+        (on,) = (tmp_path / f"{name} on").glob("digits/fc/*")
+        states.append({part: load(on, "final.pt")[part] for part in ("model", "optimizer")})
+    equal(*states)
+    other = [*resumed, "--output", str(tmp_path / "other"), "--opt-eps", "0.5", "--opt-betas", "0.8", "0.9"]
+    capsys.readouterr()
+    assert main.main(other) == 2
+    assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "--opt-eps 0.5", "--opt-betas 0.8 0.9",
+    ]  # fmt: skip
+    assert main.main([*other, "--resume-override"]) == 0
+    (on,) = (tmp_path / "other").glob("digits/fc/*")
+    group = load(on, "final.pt")["optimizer"]["param_groups"][0]
+    assert (group["eps"], tuple(group["betas"])) == (0.5, (0.8, 0.9))
+    assert "opt_eps0.5-opt_betas0.8_0.9" in on.name
+    capsys.readouterr()
+    assert main.main([*other, "--resume-override", "--opt-kwargs", "amsgrad=true"]) == 2
+    assert "--opt-kwargs amsgrad=true" in capsys.readouterr().err, "whose state is another"

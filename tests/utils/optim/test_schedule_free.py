@@ -123,7 +123,7 @@ def test_the_names_of_settings_and_registry_are_the_same():
 def test_parameters_without_gradient_stay_and_their_group_begins_when_they_have_one():
     model = network()
     groups = [{"params": [*layer.parameters()]} for layer in (model[0], model[2])]
-    optimizer = ScheduleFreeAdamW(groups, lr=0.1, momentum=0.9)
+    optimizer = ScheduleFreeAdamW(groups, lr=0.1)
     before = parameters(model[0])
     for step, loss in enumerate(losses(4)):
         optimizer.zero_grad()

@@ -102,6 +102,18 @@ class OptimisationSettings:
         check=between(0, 1, open_high=True),
         effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
     )  # fmt: skip
+    opt_eps: float | None = setting(
+        None, "eps of the optimizer, which it adds to what it divides by [that of the optimizer]", type=float,
+        check=not_negative,
+    )  # fmt: skip
+    opt_betas: tuple[float, ...] | None = setting(
+        None, "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
+        type=float, many=True, check=between(0, 1, open_high=True), metavar="BETA",
+    )  # fmt: skip
+    opt_kwargs: tuple[str, ...] | None = setting(
+        None, "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true", type=str,
+        many=True, metavar="NAME=VALUE", check=lambda items: next(filter(None, map(not_empty, items)), None),
+    )  # fmt: skip
     nesterov: bool = setting(
         False,
         "Nesterov momentum (sgd, muon-sgd)",

@@ -1,0 +1,38 @@
+"""``NAME=VALUE`` settings: arguments for the constructor of something that the settings do not know."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from utils.config.settings import UserError
+
+
+def read_keyword(flag: str, item: str) -> tuple[str, Any]:
+    """``item`` as name and value: a number, text, bool or None. Raises ``UserError`` for anything else."""
+    import yaml
+
+    name, equals, text = item.partition("=")
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str):
+            value = float(value) if value[:1].isdigit() else value  # YAML 1.1 takes 1e-3 for text
+    except (yaml.YAMLError, ValueError):
+        value = text
+    if not equals or not name.isidentifier() or not isinstance(value, str | int | float | bool | None):
+        raise UserError(f"{flag} {item}: write NAME=VALUE with a number, a text, true, false or null")
+    return name, value
+
+
+def not_accepted(flag: str, item: str, subject: str, accepted: Sequence[str]) -> UserError:
+    """The mistake of a ``NAME=VALUE`` whose name is not among those that ``subject`` accepts."""
+    name = item.partition("=")[0]
+    near = difflib.get_close_matches(name, accepted, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else f"it takes {', '.join(accepted[:12]) or 'none'}"
+    return UserError(f"{flag} {item}: {subject} takes no {name}; {hint}")
+
+
+def given_twice(flag: str, item: str) -> UserError:
+    """The mistake of a name that stands twice, or that a flag of its own gives too."""
+    return UserError(f"{flag} {item}: {item.partition('=')[0]} is given twice")
