@@ -94,11 +94,10 @@ def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> 
     Raises ``UserError``.
     """
     model, epochs = network.model, args.optimisation.epochs
-    differ = args.exchange.local_sgd_steps is not None and distributed.world_size > 1
     twin = spread(args, model, distributed)
     optimizer = network.freezing.separate(build_optimizer(args.optimisation, model))
     average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
-    scaler = build_scaler(args.precision, distributed.device, gradients_differ=differ)
+    scaler = build_scaler(args.precision, distributed.device)
     return {
         "model": model, "untrained": network.untrained, "freezing": network.freezing, "ema": average,
         "optimizer": optimizer, "scaler": scaler,

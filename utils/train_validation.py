@@ -43,7 +43,6 @@ from utils.record.reporter import Reporter
 from utils.record.selection import judge
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
-from utils.runtime.exchange import Exchange
 from utils.runtime.sharding import is_sharded
 from utils.runtime.state_dicts import load_state_dict
 
@@ -101,8 +100,6 @@ class TraVal:
         self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress, self._show_first_batch = Progress(), True
-        local_sgd = train_loader is not None and args.exchange.local_sgd_steps is not None
-        self.exchange = Exchange(args.exchange, distributed, train_loader.steps_per_epoch if local_sgd else 0)
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are
@@ -132,7 +129,7 @@ class TraVal:
         """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
         self.active = [optimizer for optimizer in self.optimizers if has_trainable(optimizer)]
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
-        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.exchange)
+        self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.args.exchange)
         self.clip = GradientClipper(
             self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled(),
             over_ranks=self.distributed.norm_over_ranks,
@@ -207,7 +204,6 @@ class TraVal:
         if len(self._moved) < len(self.active):
             self._explain_skip(scale)
         self.scaler.update()
-        self.exchange.average(self.clip.parameters, self.progress.step + 1)
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
         if self._moved and self.ema is not None:
@@ -240,8 +236,7 @@ class TraVal:
         averaged = self.ema is not None and self.ema.has_begun
         pictured = report and bool(self.class_names) and due.may_be(self.progress, self.args)
         self.consensus.begin()
-        with self.exchange.averaged(self.model, self.progress.step):
-            result, gathered = self._validate(self.model, pictured and not averaged)
+        result, gathered = self._validate(self.model, pictured and not averaged)
         raw = result
         if averaged:
             batch_norm_statistics.recompute(
@@ -287,7 +282,6 @@ class TraVal:
 
     def _begin_step(self) -> float:
         """Set learning rate and random seed, both functions of the position alone; returns the rate."""
-        self.exchange.begin_step(self.progress.step, self.model)
         self.watch.begin_step(self.progress)
         lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
         for optimizer in self.optimizers:
@@ -321,15 +315,13 @@ class TraVal:
     def _refuse_non_finite(self, norm: torch.Tensor) -> None:
         """Without a scaler, which would skip the step, a non-finite gradient ends the run before the update.
 
-        All ranks have the same gradient, so all end; with local SGD they tell each other. A synchronisation point, as
-        reading the scaler's flag is.
+        All ranks have the same gradient, so all end. A synchronisation point, as reading the scaler's flag is.
         """
-        if self.scaler.is_enabled() or not self.exchange.any_of(not math.isfinite(norm.item()), self.progress.step):
+        if self.scaler.is_enabled() or math.isfinite(norm.item()):
             return
         bad = self.watch.undo_and_explain(self.progress, self._one, self.forward)
-        gradient = "not finite" if math.isfinite(norm.item()) else norm.item()  # local SGD: on another process
         self._stop(
-            f"the gradient is {gradient} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
+            f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
             "--warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
         )
 
@@ -411,12 +403,7 @@ class TraVal:
         return Places.of(self.model, self.ema.module if self.ema is not None else None, self.optimizers[0])
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``, as ``save`` wrote it: with local SGD, from this process's own part."""
-        groups = state.get("local_sgd")
-        own = self.exchange.own_state(groups, state["progress"]["step"])
-        if groups and not own:
-            self.writer.log(f"warning: local SGD of {len(groups)} groups goes on from the average of their weights")
-        state = state | own
+        """Continue from ``state``, as ``save`` wrote it."""
         load_state_dict(self.model, state["model"])
         if self.ema is not None:
             self.ema.load_state(state["ema"])
@@ -441,15 +428,12 @@ class TraVal:
         def save() -> None:
             self.writer.flush()
             call(self.hooks.before_save, self, names)
-            own_parts = {"local_sgd": groups} if groups is not None else {}
-            self.checkpointer.save(shards or {**self.description, **self.state(), **own_parts}, *names)
+            self.checkpointer.save(shards or {**self.description, **self.state()}, *names)
             call(self.hooks.after_save, self, names)
 
-        with self.exchange.averaged(self.model, self.progress.step):
-            self.distributed.broadcast_buffers(self.model)
-            shards = self._write_shards() if is_sharded(self.model) else None
-            groups = self.exchange.gather(self._optimizer_state(), self.progress.step)
-            self.distributed.run_on_rank0(save)
+        self.distributed.broadcast_buffers(self.model)
+        shards = self._write_shards() if is_sharded(self.model) else None
+        self.distributed.run_on_rank0(save)
 
     def _write_shards(self) -> dict[str, Any]:
         """Write every process's part of the state; gives what is left for the checkpoint's file."""

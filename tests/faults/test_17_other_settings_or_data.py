@@ -62,7 +62,7 @@ OTHER = {
     "val_every_epochs": "2", "best_metric": "loss", "early_stopping": "2", "early_stopping_metric": "loss", "early_stopping_delta": "0.5",
     "swa_lr": "0.05", "compile_augment": None, "tf32": None, "drop_last": None, "new_head": None, "freeze": "layers.1", "drop": "0.1", "drop_path": "0.1",
     "model_kwargs": "a=1", "blur_pool": None, "sync_bn": None,
-    "grad_compression": "bf16", "local_sgd_after_epochs": "1", "local_sgd_group": "process",
+    "grad_compression": "bf16",
     "matmul_weight_grad": "layers.1", "freeze_epoch": "1", "unfreeze_epoch": "2", "freeze_bn": None,
 }  # fmt: skip
 OF_OTHER_DATA_OR_START = {
@@ -76,7 +76,7 @@ OF_OTHER_DATA_OR_START = {
     "progressive_epochs",
     "lr_base",
 }
-AGAINST_THE_RUN = {"swa_start_epoch", "local_sgd_steps"}  # which has another average: see test_epoch_average.py
+AGAINST_THE_RUN = {"swa_start_epoch"}  # which has another average: see test_epoch_average.py
 
 
 def test_the_table_above_holds_every_setting_that_shapes_the_result():
@@ -102,6 +102,18 @@ def test_all_differences_are_told_at_once_and_nothing_is_touched(run, capsys):
     code, lines = told(capsys, (*CPU, "--resume", run, "--epochs", 9, "--lr", 1, "--seed", 3, "--amp", "bf16"))
     assert code == 2 and [line.split()[1] for line in lines] == ["--seed", "--epochs", "--lr", "--amp"]
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_run_made_with_a_setting_that_is_gone_goes_on_only_without_it(run, tmp_path, capsys):
+    state, path = load(run, "last.pt"), tmp_path / "older.pt"
+    state["settings"] |= {"local_sgd_steps": 4, "local_sgd_after_epochs": 0.0}
+    torch.save(state, path)
+    code, (line,) = told(capsys, (*CPU, "--resume", path))
+    assert code == 2 and line.startswith(
+        f"main.py: --local-sgd-steps 4: {path} was made with it, and it is gone; CHANGELOG"
+    )
+    code, lines = told(capsys, (*CPU, "--resume", path, "--resume-override", "--max-steps", STEPS + 8))
+    assert code == 0 and "--local-sgd-steps 4" in "".join(lines) and "going on without it" in "".join(lines)
 
 
 # -------------------------------------------------------------------------------------- other data

@@ -520,7 +520,7 @@ def test_variants_and_the_search_compute_and_judge_as_main_does(tool, monkeypatc
 
 
 def test_variants_and_the_search_recompute_what_main_recomputes(tool):
-    flags = ("--arch", "test_vit", "--image-size", 32, "--grad-checkpointing", "--local-sgd-steps", 2)
+    flags = ("--arch", "test_vit", "--image-size", 32, "--grad-checkpointing")
     parts, *others = variant_and_memory(tool, *flags)
     assert all(model.grad_checkpointing for model in (parts.model, *(traval.model for traval in others)))
 

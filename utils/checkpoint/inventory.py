@@ -84,12 +84,10 @@ def refuse_swollen(state: Any, size: int) -> None:
 def wrong_kinds(state: dict[str, Any]) -> list[str]:
     """The parts that a run needs to continue and that are of another kind; a phrase each."""
     ema = state["ema"]
-    local = state.get("local_sgd")
     right = {
         "model": _is_weights(state["model"]),
         "ema": ema is None or (_is_dict(ema) and _is_weights(ema.get("model"))),
         "optimizer": _is_optimizers(state["optimizer"]),
-        **({"local_sgd": isinstance(local, list) and all(map(_is_group, local))} if "local_sgd" in state else {}),
         "scaler": _is_dict(state["scaler"]) and all(_is_number(value) for value in state["scaler"].values()),
         "progress": _is_dict(state["progress"]),
         "classes": isinstance(state["classes"], list) and all(isinstance(name, str) for name in state["classes"]),
@@ -105,11 +103,6 @@ def _is_dict(value: Any) -> bool:
 
 def _is_weights(value: Any) -> bool:
     return _is_dict(value) and bool(value) and all(torch.is_tensor(item) for item in value.values())
-
-
-def _is_group(value: Any) -> bool:
-    """Whether ``value`` can be what one group of local SGD has for itself."""
-    return _is_dict(value) and _is_weights(value.get("model")) and _is_optimizers(value.get("optimizer"))
 
 
 def _is_optimizers(value: Any) -> bool:

@@ -94,7 +94,8 @@ def carry_over(
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences, data = resume_point.differences(args), resume_point.data_differences(classes, fingerprint)
     values = args.result_values()
-    changes = [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
+    changes = [f"{line}; going on without it" for line in resume_point.gone]
+    changes += [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
     of_others = "data" if data else _other_validation(differences, args)
@@ -115,10 +116,6 @@ def carry_over(
         "progress": progress.state(),
         "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"]),
     }
-    if "local_sgd" in state:  # what each machine has for itself
-        state["local_sgd"] = [
-            own | {"optimizer": _with_settings_of(optimizers, own["optimizer"])} for own in state["local_sgd"]
-        ]
     return state, changes
 
 

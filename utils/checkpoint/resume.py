@@ -20,7 +20,7 @@ from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
 from utils.config.rules import DEFAULT, RECIPE, absolute_paths, derive, of_policy, unused
-from utils.config.settings import Settings, UserError, all_settings, as_flag, as_text
+from utils.config.settings import GONE, IS_GONE, Settings, UserError, all_settings, as_flag, as_text
 
 # What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
 NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress", "timeout")
@@ -106,6 +106,16 @@ class ResumePoint:
             if value != begun[name] and name not in args.unmeasured()  # which was measured then
         }
 
+    @property
+    def gone(self) -> list[str]:
+        """A line for each setting that the run was made with and that does not exist any more."""
+        begun = GONE | self.state["settings"]
+        return [
+            f"{as_flag(name, begun[name])}: {self.path} was made with it, and it {IS_GONE}"
+            for name, idle in GONE.items()
+            if begun[name] != idle
+        ]
+
     def is_recorded(self, args: Settings) -> bool:
         """Whether the config.yaml of the run's folder has the settings of ``args``, and not those of other steps."""
         wanted = _compared(args)
@@ -118,10 +128,12 @@ class ResumePoint:
         way_out += f", or go on like this with {self._override}"
         differences = self.differences(args)
         chosen = {name: line for name, line in differences.items() if not self._follows(name, args)}
-        if mistakes := [
+        mistakes = [f"{line}; to go on without it, {self._override}" for line in self.gone]
+        mistakes += [
             f"{difference}; {other_state if name in SHAPES_STATE else way_out}"
             for name, difference in (chosen or differences).items()
-        ]:
+        ]
+        if mistakes:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def _follows(self, name: str, args: Settings) -> bool:

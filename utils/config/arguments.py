@@ -18,7 +18,7 @@ from typing import Any
 
 from utils.config.field import not_empty
 from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive, of_policy, unused
-from utils.config.settings import Settings, UserError, all_settings, as_text, flag_of, groups
+from utils.config.settings import GONE, IS_GONE, Settings, UserError, all_settings, as_text, flag_of, groups
 from utils.config.synonyms import meant, meant_value
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -179,7 +179,9 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     for token in extras:
         if token.startswith("-"):
             flag = token.partition("=")[0].replace("---", "-")
-            mistakes.append(f"{_shown(flag)} is not a flag{meant(flag, known)}; --help lists them all")
+            is_gone = flag.lstrip("-").replace("-", "_") in GONE
+            wrong = IS_GONE if is_gone else f"is not a flag{meant(flag, known)}; --help lists them all"
+            mistakes.append(f"{_shown(flag)} {wrong}")
             after_unknown_flag = "=" not in token
         elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
             folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
@@ -213,6 +215,9 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         name = _text(key).replace("-", "_")
         if name in allowed:
             known[name] = value
+        elif name in GONE:
+            if value != GONE[name]:
+                mistakes.append(f"recipe {path}: {_shown(key)} {IS_GONE}")
         elif name in OPTIONS:
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
         else:

@@ -64,7 +64,6 @@ def rules(
         *_freezing_rules(v),
         *_average_rules(v, is_explicit),
         *(_schedule_free_rules(v, is_explicit) if v.optimizer in SCHEDULE_FREE else ()),
-        *_local_sgd_rules(v),
         *(_sharding_rules(v) if v.shard_model and world_size > 1 and not v.evaluate else ()),
         *_start_rules(v, is_explicit),
         *_data_rules(v),
@@ -218,35 +217,6 @@ def _schedule_free_rules(v: SimpleNamespace, is_explicit: IsExplicit) -> Iterato
     )
 
 
-def _local_sgd_rules(v: SimpleNamespace) -> Iterator[Rule]:
-    """What cannot be while machines take steps of their own."""
-    local = v.local_sgd_steps is not None
-    for name in ("ema_decay", "swa_start_epoch", "lookahead"):
-        yield Rule(
-            ("local_sgd_steps", name),
-            local and getattr(v, name) is not None,
-            f"--{name.replace('_', '-')} contradicts --local-sgd-steps: it would follow one machine's weights, not the "
-            "average; remove one",
-        )
-    yield Rule(
-        ("local_sgd_steps", "optimizer"),
-        local and v.optimizer in SCHEDULE_FREE,
-        f"--optimizer {v.optimizer} contradicts --local-sgd-steps: its average would follow one machine's weights; "
-        "choose another optimizer, or remove --local-sgd-steps",
-    )
-    yield Rule(
-        ("local_sgd_steps", "freeze_epoch"),
-        local and v.freeze_epoch is not None,
-        "--freeze-epoch contradicts --local-sgd-steps: each machine would freeze weights of its own, never to be "
-        "averaged; remove one",
-    )
-    yield Rule(
-        ("local_sgd_steps", "sync_bn"),
-        local and v.sync_bn,
-        "--sync-bn contradicts --local-sgd-steps: each of its layers waits for all machines; remove one",
-    )
-
-
 def _sharding_rules(v: SimpleNamespace) -> Iterator[Rule]:
     """What needs whole parameters or gradients in each process."""
     yield Rule(
@@ -266,7 +236,6 @@ def _sharding_rules(v: SimpleNamespace) -> Iterator[Rule]:
         "unfreeze_epoch": "changes in training which parameters have a gradient; --freeze works",
         "fp32_layers": "mixes formats within a block, whose weights arrive in one",
         "dump_bad_batch": "saves whole weights from each process",
-        "local_sgd_steps": "lets processes differ in whole weights",
         "bucket_mb": "cuts whole gradients into pieces",
     }
     for name, reason in reasons.items():

@@ -124,6 +124,11 @@ def all_settings() -> list[tuple[str, dataclasses.Field]]:
     ]
 
 
+IS_GONE = "is gone; CHANGELOG.md says what to use instead"
+# Settings of earlier versions, each with the value that did nothing.
+GONE = {"local_sgd_steps": None, "local_sgd_after_epochs": 0.0, "local_sgd_group": "machine"}
+
+
 def flag_of(name: str) -> str:
     """The flag of a setting: ``batch_size`` -> ``--batch-size``."""
     return "--" + name.replace("_", "-")

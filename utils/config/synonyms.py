@@ -75,7 +75,6 @@ _ELSEWHERE = {
     "init-scale": "loss-scale",
     "grad-compression": "gradient-compression fp16-compression bf16-compression comm-hook ddp-comm-hook",
     "bucket-mb": "bucket-cap-mb bucket-size ddp-bucket-cap-mb",
-    "local-sgd-steps": "local-sgd local-steps averaging-period",
     "print-freq": "p log-interval log-every-n-steps log-freq",
     "progress": "enable-progress-bar",
     "save-every-epochs": "every-n-epochs save-freq",

@@ -33,18 +33,9 @@ def resolve_amp(settings: PrecisionSettings, device: torch.device) -> str:
     return chosen or ("fp16" if device.type == "cuda" else "off")
 
 
-def build_scaler(
-    settings: PrecisionSettings, device: torch.device, gradients_differ: bool = False
-) -> torch.amp.GradScaler:
-    """The gradient scaler; only fp16 enables it; otherwise it passes everything through unchanged.
-
-    ``gradients_differ``: processes have different gradients, and all skip a step if any one's is not finite.
-    """
+def build_scaler(settings: PrecisionSettings, device: torch.device) -> torch.amp.GradScaler:
+    """The gradient scaler; only fp16 enables it; otherwise it passes everything through unchanged."""
     enabled = resolve_amp(settings, device) == "fp16"
-    if gradients_differ and enabled:
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # imports all of FSDP
-
-        return ShardedGradScaler(device.type, init_scale=settings.init_scale)
     return torch.amp.GradScaler(device.type, init_scale=settings.init_scale, enabled=enabled)
 
 

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.data import VIEWS, DataSettings
-from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
 from utils.config.settings import Settings, as_text
 from utils.optim.batch_norm_statistics import layers_with_statistics
@@ -22,6 +21,7 @@ from utils.record.run import Run
 from utils.record.run_folder import RunFolder
 from utils.record.selection import best_metric, selection_line
 from utils.runtime.distributed import Distributed
+from utils.runtime.exchange import exchange_words
 
 MOST_CLASSES = 20  # whose images are counted one by one
 
@@ -147,23 +147,8 @@ def multiply_adds(model: torch.nn.Module, data: Any, device: torch.device) -> in
 
 def _exchange(args: Settings, distributed: Distributed) -> list[tuple[str, str]]:
     """What several processes exchange, if that is not the usual."""
-    text = exchange_words(args.exchange, distributed.world_size, distributed.local_world_size)
+    text = exchange_words(args.exchange, distributed.world_size)
     return [("Exchange", text)] if text else []
-
-
-def exchange_words(settings: ExchangeSettings, processes: int, local_processes: int) -> str:
-    """What ``processes``, ``local_processes`` of them on a machine, exchange; '' for what they usually do."""
-    kind, size, every = settings.grad_compression, settings.bucket_mb, settings.local_sgd_steps
-    words = [f"gradients in {kind}"] if kind != "off" else []
-    words += [f"gradients in pieces of {size} MiB"] if size is not None else []
-    groups = processes if settings.local_sgd_group == "process" else processes // local_processes
-    if every is not None and groups > 1:
-        first = f" after {settings.local_sgd_after_epochs:g} epochs" if settings.local_sgd_after_epochs else ""
-        words.append(
-            f"local SGD{first}: {groups} groups of {processes // groups} processes take steps of their own, and the "
-            f"weights of all are averaged every {every} steps"
-        )
-    return "; ".join(words) if processes > 1 else ""
 
 
 def _cut(args: Settings, total: int) -> str:

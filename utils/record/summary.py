@@ -28,7 +28,6 @@ from utils.precision.amp import resolve_amp
 from utils.record.dry_run import (
     average_and_end_lines,
     describe_tta,
-    exchange_words,
     split_words,
     technique_lines,
     validation_images,
@@ -37,6 +36,7 @@ from utils.record.metrics import Report, cut_words
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
 from utils.record.selection import Metric, best_metric, stopping_rule
+from utils.runtime.exchange import exchange_words
 from utils.runtime.sharding import is_sharded
 
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
@@ -82,7 +82,7 @@ def announce(run: Run, components: Any) -> None:
         f"{components.train_loader.steps_per_epoch} steps an epoch; "
         f"mixed precision {resolve_amp(args.precision, run.distributed.device)}"
     )
-    if words := exchange_words(args.exchange, run.distributed.world_size, run.distributed.local_world_size):
+    if words := exchange_words(args.exchange, run.distributed.world_size):
         log(f"Exchange: {words}")
     for line in average_and_end_lines(args, components):
         log(line)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
@@ -28,6 +28,8 @@ from utils.runtime.long_work import LongWork
 
 if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
     import torch
+
+    from utils.config.groups.exchange import ExchangeSettings
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -65,16 +67,6 @@ class RankInfo:
     def is_main(self) -> bool:
         """True on the one process that writes files and prints."""
         return self.rank == 0
-
-
-class GradientExchange(Protocol):
-    """What ``Distributed.wrap`` needs of an ``Exchange`` (``utils/runtime/exchange.py``)."""
-
-    def ddp_options(self) -> dict[str, Any]:
-        """What DDP takes beside the model."""
-
-    def register(self, wrapped: torch.nn.parallel.DistributedDataParallel) -> None:
-        """Register its communication hook, if any."""
 
 
 class Distributed:
@@ -210,24 +202,6 @@ class Distributed:
             torch.distributed.all_gather_object(gathered, value)
         return gathered
 
-    def collect(self, value: T, ranks: Sequence[int]) -> list[T] | None:
-        """On rank 0 the (picklable) ``value`` of each of ``ranks``, its own first, on the CPU; None on all others.
-
-        They come one after the other: no process ever holds more than these.
-        """
-        import torch
-
-        assert ranks[0] == 0
-        if self.is_main:
-            collected: list[Any] = [value]
-            for rank in ranks[1:]:
-                torch.distributed.recv_object_list(received := [None], src=rank, group=self.beside)
-                collected += received
-            return collected
-        if self.rank in ranks:
-            torch.distributed.send_object_list([on_cpu(value)], dst=0, group=self.beside)
-        return None
-
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
         """If any rank raises ``UserError`` or ``OSError`` inside, every rank raises ``UserError`` with all mistakes."""
@@ -245,7 +219,7 @@ class Distributed:
     # ------------------------------------------------------------------------------- model
 
     def wrap(
-        self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool, exchange: GradientExchange
+        self, model: torch.nn.Module, image_shape: tuple[int, ...], static_graph: bool, exchange: ExchangeSettings
     ) -> torch.nn.Module:
         """The model with gradients averaged over ranks, and rank 0's weights on all of them.
 
@@ -254,15 +228,17 @@ class Distributed:
         """
         import torch
 
+        from utils.runtime.exchange import exchanging
         from utils.runtime.sharding import is_sharded
 
         if self.world_size == 1 or is_sharded(model):
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = torch.nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph, **exchange.ddp_options()
-        )
-        exchange.register(wrapped)
+            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph,
+            bucket_cap_mb=exchange.bucket_mb,
+        )  # fmt: skip
+        exchanging(wrapped, exchange)
         if self.deterministic:
             self._settle(wrapped, image_shape)
         return wrapped
@@ -321,17 +297,6 @@ def _log(line: str) -> None:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A small CPU tensor on ``device``; to a GPU through pinned memory, so that the host does not wait."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def on_cpu(value: Any) -> Any:
-    """Nested dicts and lists with their tensors on the CPU."""
-    import torch
-
-    if isinstance(value, dict):
-        return {key: on_cpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(on_cpu, value))
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
 def lost_contact(error: RuntimeError) -> str | None:

@@ -248,6 +248,16 @@ def test_wrong_recipe_gives_a_line_a_mistake_that_names_the_file(content, expect
         assert any(all(word in found for word in words) for found in lines), (words, lines)
 
 
+def test_a_setting_that_is_gone_is_refused_where_it_did_something_and_else_passed_over(tmp_path):
+    recipe = tmp_path / "older.yaml"
+    recipe.write_text("local-sgd-steps: null\nlocal-sgd-after-epochs: 0.0\nlocal-sgd-group: machine\nepochs: 3\n")
+    assert arguments.parse(["--config", str(recipe)]).optimisation.epochs == 3
+    recipe.write_text("local-sgd-steps: 4\n")
+    for argv in (["--config", str(recipe)], ["--local-sgd-steps", "4"]):
+        with pytest.raises(UserError, match=r"local-sgd-steps'? is gone; CHANGELOG\.md says what to use instead"):
+            arguments.parse(argv)
+
+
 def test_recipe_that_is_not_text_is_one_line(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"\xff\xfe\xfa\0\1")

@@ -297,7 +297,6 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     }
     extra |= {"--new-head", "--freeze", "--freeze-epoch", "--unfreeze-epoch", "--freeze-bn", "--backbone-lr-scale"}
     extra |= {"--grad-compression", "--bucket-mb"}
-    extra |= {"--local-sgd-steps", "--local-sgd-after-epochs", "--local-sgd-group"}
     extra |= {"--progressive-size", "--progressive-step", "--progressive-epochs", "--picture-epochs"}
     named = {flag_of(option.name) for _, option in all_settings()} | {"--no-progress"}
     named |= {option.metadata["short"] for _, option in all_settings() if option.metadata["short"]}

@@ -380,7 +380,7 @@ def test_the_graph_is_static_for_ddp_where_every_backward_pass_is_alike(monkeypa
     wrapped = []
     monkeypatch.setattr(Distributed, "wrap", lambda self, *arguments: wrapped.append(arguments) or arguments[0])
     traval = make("--arch", "fc", *flags)
-    assert wrapped == [(traval.model, (1, 8, 8), static, traval.exchange)]
+    assert wrapped == [(traval.model, (1, 8, 8), static, traval.args.exchange)]
 
 
 def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):

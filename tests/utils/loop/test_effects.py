@@ -29,6 +29,7 @@ NEEDS = [
     ("random_erase_mode", "--random-erase-mode rand", {}, "--random-erase-mode rand does nothing: it needs --random-erase"),
     ("random_erase_count", "--random-erase-count 2", {}, "--random-erase-count 2 does nothing: it needs --random-erase"),
     ("timeout", "--timeout 5", {"processes": 1}, "--timeout 5 does nothing: it needs several processes"),
+    ("val_split_by", "--val-split-by draw", {}, "--val-split-by draw does nothing: it needs --val-split"),
     ("datapath", "--dataname digits --datapath D", {"local_processes": 1}, "--datapath D does nothing: it needs"),
     ("workers", "--workers 0", {"in_memory": True, "resident": True}, "--workers 0 does nothing: it needs images in files"),
     ("decode", "--decode gpu", {"any_size": False}, "--decode gpu does nothing: it needs image files of any size that"),
@@ -129,19 +130,7 @@ NEEDS = [
     ("max_skipped_steps", "--max-skipped-steps 4", {"precision": "bf16"}, "--max-skipped-steps 4 does nothing: it needs"),
     ("fp32_layers", "--fp32-layers a", {"precision": "off"}, "--fp32-layers a does nothing: it needs --amp fp16 or bf16"),
     ("grad_compression", "--grad-compression bf16", {"processes": 1}, "--grad-compression bf16 does nothing: it needs sever"),
-    (
-        "grad_compression", "--grad-compression bf16 --local-sgd-steps 4 --local-sgd-group process", {},
-        "--grad-compression bf16 does nothing: with --local-sgd-steps each process keeps its gradients",
-    ),
     ("bucket_mb", "--bucket-mb 5", {"processes": 1}, "--bucket-mb 5 does nothing: it needs several processes"),
-    ("local_sgd_steps", "--local-sgd-steps 4", {}, "--local-sgd-steps 4 does nothing: it needs several machines, or"),
-    ("local_sgd_steps", "--local-sgd-steps 4", {"processes": 1}, "--local-sgd-steps 4 does nothing: it needs several proc"),
-    ("local_sgd_after_epochs", "--local-sgd-after-epochs 2", {}, "--local-sgd-after-epochs 2 does nothing: it needs --local"),
-    (
-        "local_sgd_after_epochs", "--local-sgd-steps 4 --local-sgd-after-epochs 20 --local-sgd-group process", {},
-        "--local-sgd-after-epochs 20 leaves --local-sgd-steps without effect: --epochs 20 end before",
-    ),
-    ("local_sgd_group", "--local-sgd-group process", {}, "--local-sgd-group process does nothing: it needs --local-sgd-"),
     (
         "fp32_layers", "--fp32-layers a b", {"never_called": ("b",)},
         "--fp32-layers a b does nothing for b, which the network never calls; name the layers within",
@@ -178,7 +167,7 @@ def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes
         "--lr-policy poly --lr-power 3",
         "--lr-policy triangular --lr-pct-start 0.2 --lr-div-factor 2",
         "--ema-decay 0.9 --ema-bn-batches 0",
-        "--grad-compression bf16 --bucket-mb 5 --local-sgd-steps 4 --local-sgd-after-epochs 1 --local-sgd-group process",
+        "--grad-compression bf16 --bucket-mb 5",
         "--swa-start-epoch 0.75 --swa-lr 0.05 --ema-bn-batches 4 --early-stopping 5 --early-stopping-metric loss "
         "--early-stopping-delta 0.1",
         "-b 8 --evaluate --pretrained",
