@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from utils.checkpoint.checkpoint import Checkpointer
+    from utils.checkpoint.resume import ResumePoint
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.data.sets.datasets import Data
     from utils.loop.hooks import Hooks
@@ -197,7 +198,7 @@ def build(run: Run) -> Components:
         distributed.run_on_rank0(lambda: prepare(args.data, log, evaluating), long_work="Preparing the data")
     with distributed.raise_on_all_ranks(), distributed.patiently("Reading the data"):
         weights = read_weights(args, run.resume_point)
-        data = read_data(run)
+        data = read_data(run, run.resume_point or (weights and weights.point))
         data = data.shown_to(known_preprocessing(args, run.resume_point, weights), args.data)
         refuse_other_data(run, data)
     data.refuse_differences(distributed)
@@ -260,20 +261,17 @@ def refuse_unknown_names(args: Settings) -> None:
         raise UserError(*filter(None, mistakes))
 
 
-def read_data(run: Run) -> Data:
-    """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of the checkpoint."""
+def read_data(run: Run, trained: ResumePoint | None = None) -> Data:
+    """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of ``trained``."""
     from utils.data.progress_log import ProgressLog
-    from utils.data.sets.datasets import Trained, get_data, get_test_data
+    from utils.data.sets.datasets import get_data, get_test_data
     from utils.data.sets.kept_listing import Lister
 
-    args, device, point = run.args, run.distributed.device, run.resume_point
+    args, device = run.args, run.distributed.device
     progress = ProgressLog(log, args.logging.progress)
     lister = Lister(keeps=not args.run.dry_run, progress=progress, is_main=run.is_main)
     if not args.run.evaluate:
-        return get_data(args.data, device, lister)
-    trained = None
-    if point is not None:
-        trained = Trained(point.path, point.classes, point.settings.get("datapath"), point.state.get("fingerprint"))
+        return get_data(args.data, device, lister, trained)
     explicit = args.origins["val_split"] != CHECKPOINT
     return get_test_data(args.data, device, trained, val_split_is_explicit=explicit, lister=lister)
 
@@ -302,7 +300,8 @@ def refuse_other_data(run: Run, data: Data) -> None:
     if run.args.run.resume_override:
         refuse_other_head(run.resume_point, data.classes)
     else:
-        run.resume_point.refuse_other_data(data.classes, None if run.args.run.evaluate else data.fingerprint)
+        fingerprint = None if run.args.run.evaluate else data.fingerprint
+        run.resume_point.refuse_other_data(data.classes, fingerprint, data.seen)
 
 
 def build_loss(run: Run, data: Data) -> torch.nn.Module:
@@ -473,7 +472,7 @@ def warn_of_doubts(run: Run, components: Components) -> None:
 
     if not run.is_main:
         return
-    lines = [*components.data.warnings]
+    lines = [components.data.seen, *components.data.warnings]
     if run.resume_point is None and not run.args.run.evaluate:
         lines.append(oversized_layer(run.args.model.arch, components.model, components.data.image_size))
     facts = facts_of(run.args, components, run.distributed, continues=run.folder_to_resume is not None)

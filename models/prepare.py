@@ -39,6 +39,11 @@ class Weights(NamedTuple):
     state: dict[str, Any]
     path: Path
 
+    @property
+    def point(self) -> ResumePoint:
+        """As what it was trained with and on."""
+        return ResumePoint(self.path, self.state, digest="")
+
 
 class Prepared(NamedTuple):
     """A network on its device. ``untrained``: the parts of a pretrained network that begin anew, in words."""

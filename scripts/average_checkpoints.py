@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
     own, flags = build_parser().parse_known_args(argv)
     refuse_mistakes(own)
     from scripts.averaging.ingredients import read, refuse_differences, save
+    from utils.checkpoint.fingerprint import of_all
     from utils.record.summary import figures
 
     ingredients = [read(Path(path), warn) for path in own.checkpoints]
@@ -48,10 +49,13 @@ def main(argv: list[str]) -> int:
         raise UserError("--choose-on half contradicts --max-val-batches: it takes half of all images; give one")
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         kitchen = Kitchen(args, ingredients[0], distributed, own.choose_on)
+        for line in kitchen.seen_in_training(ingredients):
+            warn(line)
         soup, tops, report = kitchen.cook(own.method, [ingredient.weights for ingredient in ingredients])
         print(show(own, soup, kitchen, tops, report))
         made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
         description = as_validated(ingredients[0].description, args, kitchen.components.data.preprocessing.state())
+        description["fingerprint"] = of_all(ingredient.description["fingerprint"] for ingredient in ingredients)
         save(Path(own.output), kitchen.model.state_dict(), description, made_of)
     print(f"Saved {own.output}")
     print(figures(report, args.data.max_val_batches))
@@ -138,6 +142,16 @@ class Kitchen:
             self.model, None, None, self.components.criterion, self.components.scaler, args, self.choosing,
             distributed=distributed, writer=RunWriter(None, progress=args.logging.progress),
         )  # fmt: skip
+
+    def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:
+        """A line for each ingredient that may have been trained on images with which it is scored."""
+        from utils.checkpoint.resume import ResumePoint
+        from utils.data.sets.datasets import seen_in_training
+
+        data = self.components.data
+        points = [ResumePoint(one.path, one.description, digest="") for one in ingredients]
+        lines = (seen_in_training(data.validation, data.fingerprint, self.args.data, point) for point in points)
+        return [line for line in lines if line]
 
     def cook(self, method: str, ingredients: Sequence[Weights]) -> tuple[Soup, list[float], Report]:
         """The soup, which is in ``model`` then; the ingredients' top-1 on the images to report on; its validation."""

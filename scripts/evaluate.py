@@ -107,16 +107,19 @@ def evaluate(
     own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed
 ) -> tuple[Figures, Comparison | None]:
     """The figures of the one network, and the comparison with the other."""
-    from scripts.common.predictions import Chosen, predict_split
+    from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
     from scripts.evaluation.comparison import compare, seeing_the_same
     from scripts.evaluation.figures import Figures
+    from utils.data.sets.datasets import seen_in_training
 
     chosen = Chosen.of(own)
     figures = Figures(predict_split(loaded, chosen, distributed))
     if other is None:
         return figures, None
-    if own.datapath is None and not same_images(other.fingerprint, loaded.fingerprint):
-        warn(f"{other.path} was trained on other images than {loaded.path}, perhaps on some of those compared here")
+    if own.datapath is None and loaded.fingerprint is not None:
+        settings = settings_of(loaded, chosen).data
+        if line := seen_in_training(figures.predictions.images, loaded.fingerprint, settings, point_of(other)):
+            warn(line)
     second = predict_split(seeing_the_same(other, loaded), chosen, distributed)
     return figures, compare(figures, Figures(second))
 

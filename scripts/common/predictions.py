@@ -30,7 +30,7 @@ from utils.data.images.decoding import open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
 from utils.data.sampling import first_samples
 from utils.data.sets.class_folders import find_splits, test_folder, training_folder
-from utils.data.sets.datasets import Data, Trained, get_data, get_test_data
+from utils.data.sets.datasets import Data, get_data, get_test_data
 from utils.data.sets.readers import IN_MEMORY, ImageFiles, Images
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
@@ -149,13 +149,19 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     }  # fmt: skip
     line = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     line += ["--skip-bad-images"] * chosen.skip_bad_images
-    begun = ResumePoint(loaded.path, {"settings": loaded.settings}, digest="").settings
+    begun = point_of(loaded).settings
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
     if batch_size is not None:  # otherwise one process would get the global batch, which all of the run's shared
         begun["val_batch_size"] = batch_size
     if chosen.skip_bad_images or chosen.device == "cpu" or not torch.cuda.is_available():
         begun.pop("decode", None)
     return arguments.parse(["--evaluate", f"--resume={loaded.path}", *line], checkpoint=begun)
+
+
+def point_of(loaded: Loaded) -> ResumePoint:
+    """The checkpoint as what it was trained with and on."""
+    state = {"settings": loaded.settings, "classes": [*loaded.classes], "fingerprint": loaded.fingerprint}
+    return ResumePoint(loaded.path, state, digest="")
 
 
 # ------------------------------------------------------------------------------------------- the images
@@ -181,9 +187,8 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
         data = get_data(settings, device)
         images, notes = data.train, _other_images(loaded, data)
     else:
-        trained = Trained(loaded.path, loaded.classes, loaded.settings.get("datapath"), loaded.fingerprint)
-        data = get_test_data(settings, device, trained, val_split_is_explicit=False, leave_out_unknown=True)
-        images, notes = data.validation, data.warnings
+        data = get_test_data(settings, device, point_of(loaded), val_split_is_explicit=False, leave_out_unknown=True)
+        images, notes = data.validation, (*filter(None, [data.seen]), *data.warnings)
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
     if isinstance(images, ImageFiles):

@@ -174,6 +174,13 @@ def test_an_older_run_goes_on_and_is_evaluated_with_the_draw_that_it_began_with(
     assert evaluate(capsys, run) == (last_validation(run), [])
     assert train(tmp_path / "runs", *flags, "--resume", "auto" if resume == "auto" else run) == run
     assert last_validation(run)[2] == 6
+    capsys.readouterr()
+    train(tmp_path / "next", *flags, "--weights", run / "checkpoints/last.pt", "--max-steps", 1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"last\.pt was trained on \d of the 7 validation images; with --val-split 0.25 --val-split-by draw on none of them",
+        line,
+    )
     one, two = (torch.load(path / "checkpoints/final.pt", weights_only=True)["model"] for path in (expected, run))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -188,7 +195,8 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
         "on, so all of its images are evaluated; --val-split 0.25 evaluates a share"
     ]
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / "other"), "--val-split", "0.25")
-    assert (count, lines) == (3, [])
+    (line,) = lines
+    assert count == 3 and line.endswith("than these, as their names tell on none of the 3 validation images")
     (tmp_path / "other").rename(tmp_path / "val")
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path))
     assert (count, lines) == (12, [])
@@ -201,7 +209,9 @@ def test_a_share_of_a_tree_that_has_changed_since_training_is_told(whole, tmp_pa
     (tmp_path / "data" / "ants" / "0.png").unlink()
     (_, _, count), (line,) = evaluate(capsys, run)
     assert count == 7
-    assert re.search(r"holds other images than .*last\.pt was trained on, so some of those .* been trained on$", line)
+    assert re.search(
+        r"last\.pt was trained on other images than these, as their names tell on none of the 7 valid", line
+    )
 
 
 # -------------------------------------------------------------------------------------------- warnings

@@ -170,7 +170,8 @@ def test_override_goes_on_with_other_data_where_the_network_fits_it(on_images, t
         (line,) = lines
         assert code == 2 and expected[0] in line and "--weights" in line
         return
-    assert code == 0 and all("warning: " in line for line in lines) and len(lines) == len(expected) + 2
+    assert code == 0 and all("warning: " in line for line in lines) and len(lines) == len(expected) + 3
+    assert any("was trained on other images than these, perhaps on some of the 16 valid" in line for line in lines)
     assert "epoch 3 begins" in lines[-1]
     final = load(on_images, "final.pt")
     assert final["classes"] == list(classes) and final["progress"]["epoch"] == 3

@@ -9,7 +9,7 @@ repaired, the set is still the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 SEPARATOR = "+"
 DIGITS = 4  # of each content
@@ -36,6 +36,22 @@ def same_images(one: str | None, other: str | None) -> bool:
     if one is None or other is None or listing_of(one) != listing_of(other):
         return False
     equal = [a == b for a, b in zip(_contents_of(one), _contents_of(other), strict=False)]
+    return 2 * sum(equal) >= len(equal)
+
+
+def of_all(fingerprints: Iterable[str]) -> str:
+    """That of weights which were trained on several data sets: the one of all, or one that is none of theirs."""
+    different = sorted(set(fingerprints))
+    return different[0] if len(different) == 1 else hashlib.sha256("\0".join(different).encode()).hexdigest()
+
+
+def ends_with(fingerprint: str, contents: Sequence[bytes]) -> bool:
+    """Whether its last files, those to validate on, have equal ``contents``, half of them at least.
+
+    Also where it tells nothing of contents.
+    """
+    stored, now = _contents_of(fingerprint), _contents_of(joined("", contents))
+    equal = [a == b for a, b in zip(stored[-len(now) :], now, strict=False)]
     return 2 * sum(equal) >= len(equal)
 
 

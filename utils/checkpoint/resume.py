@@ -92,6 +92,12 @@ class ResumePoint:
         return tuple(names) if known else None
 
     @property
+    def fingerprint(self) -> str | None:
+        """That of the data set; None if the checkpoint does not say."""
+        stored = self.state.get("fingerprint")
+        return stored if isinstance(stored, str) else None
+
+    @property
     def _override(self) -> str:
         """The flags that continue this run nevertheless."""
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
@@ -158,11 +164,15 @@ class ResumePoint:
             )
         return differences
 
-    def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None) -> None:
-        """Raise ``UserError`` with a line for each of ``data_differences``."""
+    def refuse_other_data(self, classes: tuple[str, ...], fingerprint: str | None, seen: str = "") -> None:
+        """Raise ``UserError`` with a line for each of ``data_differences``.
+
+        ``seen``: what is known of validation images that the run was trained on, which no way to go on with them mends.
+        """
         advice = "give the same data"
         if fingerprint is not None:
-            advice += f", train on this with --weights, or go on with it by {self._override}"
+            advice += f", go on with this by {self._override}, or begin a new run with --weights {self.path}"
+            advice += seen and f"; {seen}"
         if mistakes := [f"{difference}; {advice}" for difference in self.data_differences(classes, fingerprint)]:
             raise UserError(*mistakes, on_all_ranks=True)
 

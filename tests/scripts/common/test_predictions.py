@@ -283,7 +283,7 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
             chosen = Chosen(split=split, device="cpu", workers="0", progress=False)
             predictions = predict_split(load_model(tmp_path / "split.pt"), chosen)
             assert predictions.ids == list(images.paths) and torch.equal(predictions.labels, images.labels)
-            assert len(predictions.notes) == notes and all("holds other images" in note for note in predictions.notes)
+            assert len(predictions.notes) == notes and all("other images than" in note for note in predictions.notes)
 
 
 def test_class_folders_without_test_images_are_told_as_such(digits_run, tmp_path):

@@ -394,8 +394,9 @@ def test_other_data_is_refused_with_what_is_different_and_what_to_do():
     found.refuse_other_data(("a",), "f" * 64)
     with pytest.raises(UserError) as caught:
         found.refuse_other_data(("b",), "0" * 64)
-    advice = "give the same data, train on this with --weights, or go on with it by "
-    advice += "--resume run/checkpoints/last.pt --resume-override"
+    advice = "give the same data, go on with this by "
+    advice += "--resume run/checkpoints/last.pt --resume-override, or begin a new run with --weights "
+    advice += "run/checkpoints/last.pt"
     assert caught.value.mistakes == [
         f"--datapath: has 1 classes, lacks a, adds b, where there are 1 in run/checkpoints/last.pt; {advice}",
         "--datapath: holds other images or labels (000000000000) than run/checkpoints/last.pt was trained on "
@@ -406,6 +407,8 @@ def test_other_data_is_refused_with_what_is_different_and_what_to_do():
         found.refuse_other_data(("b",), None)
     (line,) = caught.value.mistakes
     assert line.endswith("last.pt; give the same data")
+    with pytest.raises(UserError, match="--weights run/checkpoints/last.pt; it was trained on them$"):
+        found.refuse_other_data(("a",), "0" * 64, "it was trained on them")
 
 
 def test_the_classes_of_a_checkpoint_are_known_where_they_are_names():

@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.sets import archives, class_folders
-from utils.data.sets.datasets import Trained, get_data, get_test_data
+from utils.data.sets.datasets import get_data, get_test_data
 
 CPU = torch.device("cpu")
 
@@ -213,7 +214,7 @@ def test_of_a_test_folder_only_its_own_folders_are_read_whatever_the_checkpoint_
 
 
 def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it(tmp_path):
-    trained = Trained(tmp_path / "last.pt", ("ants", "test", "train"), None, None)
+    trained = ResumePoint(tmp_path / "last.pt", {"classes": ["ants", "test", "train"]}, digest="")
 
     def evaluated(root):
         settings = parse(["--dataname", "folder", "--datapath", str(root)]).data

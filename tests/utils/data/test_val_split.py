@@ -1,16 +1,23 @@
 """``--val-split``: each image stays on its side, whatever happens to others, to the folder, or to the platform."""
 
+import dataclasses
+import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.sets.class_folders import held_out, key_of
+from utils.data.sets.datasets import get_data, get_test_data
 
 SHARES = (0.1, 0.25, 0.5, 0.8)
 STEMS = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=6)
@@ -95,3 +102,87 @@ def test_older_runs_go_on_with_the_draw_that_they_began_with():
     mask, warnings = held_out((), labels, "ab", settings)
     # A table, made by the version before names decided.
     assert (np.flatnonzero(mask).tolist(), warnings) == ([6, 8, 14, 19, 21, 24, 25, 32], ())
+
+
+# ------------------------------------------------------------------------ images that weights were trained on
+
+
+def read(root, *flags, trained=None):
+    settings = parse(["--dataname", "folder", "--datapath", str(root), *flags]).data
+    data = get_data(settings, torch.device("cpu"), trained=trained)
+    state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
+    return data, ResumePoint(Path("old.pt"), state, digest="")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for number in range(60):
+        path = tmp_path / "tree" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(path)
+    return tmp_path / "tree"
+
+
+SPLIT, DRAW = ("--val-split", "0.2"), ("--val-split-by", "draw")
+OTHER = "old.pt was trained on other images than these"
+
+
+def test_of_the_same_tree_the_validation_images_that_weights_were_trained_on_are_counted(tree):
+    drawn, trained = read(tree, *SPLIT, *DRAW)
+    named = read(tree, *SPLIT)[0].validation.paths
+    seen = len(set(named) & set(drawn.train.paths))
+    assert 0 < seen < len(named)
+    trained.state["settings"].pop("val_split_by")  # as of an older run
+    for flags, line in (
+        (DRAW, ""),
+        ((), f"old.pt was trained on {seen} of the {len(named)} validation images; with --val-split 0.2 "
+             "--val-split-by draw on none of them"),
+    ):  # fmt: skip
+        assert read(tree, *SPLIT, *flags, trained=trained)[0].seen == line
+    assert read(tree, "--val-split", "0.1", trained=read(tree, *SPLIT)[1])[0].seen == "", "of a fifth a part"
+
+
+def test_of_a_tree_that_has_grown_names_tell_and_a_draw_does_not(tree):
+    (_, named), (_, drawn) = read(tree, *SPLIT), read(tree, *SPLIT, *DRAW)
+    Image.new("RGB", (4, 4)).save(tree / "a" / "added.png")
+    count = len(read(tree, *SPLIT)[0].validation)
+    names = f"{OTHER}, as their names tell"
+    assert read(tree, *SPLIT, trained=named)[0].seen == f"{names} on none of the {count} validation images"
+    larger, fifth = read(tree, "--val-split", "0.4")[0].validation.paths, read(tree, *SPLIT)[0].train.paths
+    assert read(tree, "--val-split", "0.4", trained=named)[0].seen == (
+        f"{names} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images"
+    )
+    for flags in ((), DRAW):
+        line = read(tree, *SPLIT, *flags, trained=drawn)[0].seen
+        assert line.startswith(f"{OTHER}, perhaps on some of the ") and line.endswith("are added or removed")
+
+
+def test_weights_of_other_or_unknown_images_are_told_apart(tree):
+    data, trained = read(tree, *SPLIT)
+    for changed, line in (
+        ({"fingerprint": None}, ""),  # another program's
+        ({"fingerprint": "other", "settings": {"dataname": "imagenet"}}, f"{OTHER}, perhaps on some of the "),
+        ({"fingerprint": "other", "settings": {"dataname": "folder"}}, f"{OTHER}, perhaps on some of the "),
+    ):
+        other = ResumePoint(Path("old.pt"), trained.state | changed, digest="")
+        found = read(tree, *SPLIT, trained=other)[0].seen
+        assert found == (line and f"{line}{len(data.validation)} validation images")
+    digits = parse([]).data
+    imagenet = ResumePoint(Path("old.pt"), {"settings": {"dataname": "imagenet"}, "fingerprint": "other"}, digest="")
+    assert get_data(digits, torch.device("cpu"), trained=imagenet).seen == "", "these are not of ImageNet"
+
+
+def test_validation_images_that_changed_at_their_place_are_told_when_they_are_evaluated(tree, tmp_path):
+    root = tmp_path / "data"
+    shutil.copytree(tree, root / "train")
+    shutil.copytree(tree, root / "val")
+    _, trained = read(root)
+    settings = parse(["--dataname", "folder", "--datapath", str(root)]).data
+    assert get_test_data(settings, torch.device("cpu"), trained).seen == ""
+    for number in range(30):
+        shutil.copy(root / "train/a/0.png", root / "val/a" / f"0{number}.png")
+    line = "the validation images have changed since old.pt was trained, perhaps on some of these"
+    assert get_test_data(settings, torch.device("cpu"), trained).seen == line
+    shutil.copytree(root / "val", tmp_path / "test")
+    elsewhere = dataclasses.replace(settings, datapath=str(tmp_path / "test"))
+    assert get_test_data(elsewhere, torch.device("cpu"), trained).seen == "", "one gives other images to test"

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from utils.checkpoint.fingerprint import joined, same_images, short
+from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
+from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_flag
 from utils.data.hugging_face.files import SAVED
 from utils.data.hugging_face.reading import read_tables
 from utils.data.hugging_face.rows import Rows
@@ -42,7 +43,8 @@ class Data:
     """A data set as read: both splits, the class names in label order, and what was resolved.
 
     ``train`` is None for a set to evaluate. ``preprocessing_line`` describes how images are shown, with the origin of
-    each value. ``warnings``: what else a user should know about the set, one line each.
+    each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: another, about
+    validation images that the checkpoint that is used was trained on; '' if it was trained on none.
     """
 
     spec: DatasetSpec
@@ -52,6 +54,7 @@ class Data:
     train: Images | None
     validation: Images
     warnings: tuple[str, ...] = ()
+    seen: str = ""
 
     @property
     def image_size(self) -> int:
@@ -128,58 +131,55 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe that stands there in place of an image
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What the network to evaluate, from the checkpoint at ``path``, was trained on.
-
-    ``classes`` in label order, ``datapath`` and ``fingerprint`` of its data; None if the checkpoint does not say.
-    """
-
-    path: Path
-    classes: tuple[str, ...] | None
-    datapath: str | None
-    fingerprint: str | None
-
-
-def get_data(settings: DataSettings, device: torch.device, lister: Lister = LISTER) -> Data:
+def get_data(
+    settings: DataSettings, device: torch.device, lister: Lister = LISTER, trained: ResumePoint | None = None
+) -> Data:
     """Read the data set that the settings name; raises ``UserError`` with advice on missing data.
 
     Only synthetic data is made on ``device``; a loader moves the rest there. ``lister``, in the folder for what is kept
-    of this data set, lists class folders.
+    of this data set, lists class folders. ``trained``: the checkpoint to begin with, for ``Data.seen``.
     """
-    return _data(settings, _splits(settings, device, _in_its_folder(lister, settings)))
+    data = _data(settings, _splits(settings, device, _in_its_folder(lister, settings)))
+    if trained is None:
+        return data
+    return dataclasses.replace(
+        data, seen=seen_in_training(data.validation, data.fingerprint, settings, trained, lister)
+    )
 
 
 def get_test_data(
-    settings: DataSettings, device: torch.device, trained: Trained | None, val_split_is_explicit: bool = True,
+    settings: DataSettings, device: torch.device, trained: ResumePoint | None, val_split_is_explicit: bool = True,
     leave_out_unknown: bool = False, lister: Lister = LISTER,
 ) -> Data:  # fmt: skip
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
-    Class folders need no train/: their classes are those of ``trained``, and they may also lie directly in
-    ``--datapath``. Without ``val_split_is_explicit``, ``--val-split`` is the one that the checkpoint was trained with.
+    Class folders need no train/: their classes are those of the checkpoint ``trained``, and they may also lie directly
+    in ``--datapath``. Without ``val_split_is_explicit``, ``--val-split`` is that of the training.
     ``leave_out_unknown``: see ``class_folders.read_test_folder``; ``lister`` as in ``get_data``.
     """
     notes: tuple[str, ...] = ()
     if settings.val_split is not None and not val_split_is_explicit:
         data, notes = _validated_in_training(settings, device, trained, lister)
         if data is not None:
-            return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
+            return dataclasses.replace(data, train=None)
         settings = dataclasses.replace(settings, val_split=None)
-    folder = _test_folder(settings, trained)
-    if folder is None:
-        splits = _splits(settings, device, _in_its_folder(lister, settings), evaluate=True)._replace(train=None)
+    folder, its_lister = _test_folder(settings, trained), _in_its_folder(lister, settings)
+    if folder is not None:
+        splits = _read_test_folder(settings, folder, trained, its_lister, leave_out_unknown)
+        data = _data(settings, splits)
+        seen = "" if trained is None else _changed_since_validated(data, settings, trained)
     else:
-        lister = _in_its_folder(lister, settings)
-        splits = _read_test_folder(settings, folder, trained, lister, leave_out_unknown)
-    return _data(settings, splits._replace(warnings=(*notes, *splits.warnings)))
+        data = _data(settings, _splits(settings, device, its_lister, evaluate=True))
+        known = data.train is not None and trained is not None
+        seen = seen_in_training(data.validation, data.fingerprint, settings, trained, lister) if known else ""
+    return dataclasses.replace(data, train=None, seen=seen, warnings=(*notes, *data.warnings))
 
 
 def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
     return dataclasses.replace(lister, folder=folder_for(settings))
 
 
-def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None:
+def _test_folder(settings: DataSettings, trained: ResumePoint | None) -> Path | None:
     """The class folders to evaluate; None if ``get_data`` finds what to read, or reports that it is missing."""
     if settings.datapath is None or settings.dataname in (*IN_MEMORY, "hf") or settings.val_split is not None:
         return None
@@ -199,7 +199,7 @@ def _test_folder(settings: DataSettings, trained: Trained | None) -> Path | None
 
 
 def _read_test_folder(
-    settings: DataSettings, folder: Path, trained: Trained | None, lister: Lister, leave_out_unknown: bool
+    settings: DataSettings, folder: Path, trained: ResumePoint | None, lister: Lister, leave_out_unknown: bool
 ) -> Splits:
     if settings.dataname == "imagenet":
         archives.refuse_half_unpacked(folder)
@@ -215,7 +215,7 @@ def _read_test_folder(
 
 
 def _validated_in_training(
-    settings: DataSettings, device: torch.device, trained: Trained, lister: Lister
+    settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister
 ) -> tuple[Data | None, tuple[str, ...]]:
     """What training validated on, a share of one tree, and notes about it; None if another tree is given.
 
@@ -224,24 +224,69 @@ def _validated_in_training(
     root = Path(settings.datapath)
     if validation_folder(root):
         return None, ()
-    same_place = trained.datapath is not None and os.path.realpath(trained.datapath) == os.path.realpath(root)
     try:
-        data = get_data(settings, device, lister)
+        data = get_data(settings, device, lister, trained)
     except UserError:
-        if same_place:
+        if _at_its_place(settings, trained):
             raise
         data = None
-    if data is not None and same_images(data.fingerprint, trained.fingerprint):
+    if data and (same_images(data.fingerprint, trained.fingerprint) or _at_its_place(settings, trained)):
         return data, ()
-    share = f"--val-split {settings.val_split:g}"
-    if same_place:
-        return data, (
-            f"--datapath {root}: holds other images than {trained.path} was trained on, so some of those that {share} "
-            "chooses now may have been trained on",
-        )
     return None, (
-        f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated; {share} "
-        "evaluates a share",
+        f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated; "
+        f"--val-split {settings.val_split:g} evaluates a share",
+    )
+
+
+def _at_its_place(settings: DataSettings, trained: ResumePoint) -> bool:
+    """Whether the data lie where the checkpoint found its own."""
+    place = trained.settings.get("datapath")
+    return isinstance(place, str) and os.path.realpath(place) == os.path.realpath(settings.datapath or ".")
+
+
+def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
+    """A line if the images are no longer those that training validated on at this place; elsewhere none are."""
+    if trained.fingerprint is None or not _at_its_place(settings, trained):
+        return ""
+    if ends_with(trained.fingerprint, _some_contents(data.validation.paths)):
+        return ""
+    return f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
+
+
+def seen_in_training(
+    validation: Images, fingerprint: str, settings: DataSettings, trained: ResumePoint, lister: Lister = LISTER
+) -> str:
+    """A line about ``validation`` images that a checkpoint may have been trained on; '' if there are none.
+
+    ``fingerprint`` and ``settings`` are those of the data that they are part of. Where both were split from one tree,
+    the checkpoint's own split of the tree says which images it was trained on: exactly if the tree is the one that it
+    was then, and otherwise by their names, unless one draw chose.
+    """
+    begun = trained.settings
+    if trained.fingerprint is None or same_images(fingerprint, trained.fingerprint):
+        return ""
+    names = {settings.dataname, begun.get("dataname")}
+    if len(names) == 2 and not any(name in SPECS and SPECS[name].of_the_user for name in names):
+        return ""
+    count = f"the {len(validation):,} validation images"
+    unknown = f"{trained.path} was trained on other images than these, perhaps on some of {count}"
+    if settings.val_split is None or begun.get("val_split") is None or len(names) == 2:
+        return unknown
+    own = {name: begun[name] for name in ("val_split", "val_split_by")}
+    try:
+        then = get_data(dataclasses.replace(settings, **own), torch.device("cpu"), lister)
+    except UserError:
+        return unknown
+    exact = same_images(then.fingerprint, trained.fingerprint)
+    if not exact and own["val_split_by"] == "draw":
+        return f"{unknown}: the draw of older versions takes others when images are added or removed"
+    shown = set(validation.paths)
+    seen = sum(path in shown for path in then.train.paths)
+    if exact:
+        flags = " ".join(as_flag(name, value) for name, value in own.items())
+        return f"{trained.path} was trained on {seen:,} of {count}; with {flags} on none of them" if seen else ""
+    return f"{trained.path} was trained on other images than these, as their names tell " + (
+        f"perhaps on {seen:,} of {count}" if seen else f"on none of {count}"
     )
 
 
