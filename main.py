@@ -360,7 +360,7 @@ def train(run: Run, components: Components, stop_signals: StopSignals, hooks: Ho
             traval = build_traval(run, components, checkpointer, stop_signals, hooks)
             start(run, components, traval, changed)
             report = traval.fit()
-        log_end(run, components.data, traval.progress, report)
+        log_end(run, traval.progress, report)
         return 0
     except Stopped as stop:
         run.writer.log(f"Run {run.run_folder.folder} {stop}")
@@ -434,8 +434,7 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
     from utils.checkpoint.checkpoint import average_moved_since_validation
     from utils.optim.batch_norm_statistics import layers_with_statistics
     from utils.record.dry_run import describe_tta
-    from utils.record.metrics import cut_words
-    from utils.record.summary import figures, reached
+    from utils.record.summary import log_evaluation, reached
     from utils.record.writer import build_writer
     from utils.train_validation import TraVal
 
@@ -456,9 +455,7 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
                 "computed for these weights, and it may do much worse than with those computed before a validation"
             )
     report = traval.validation(0, report=False)
-    if report.by_class is not None:
-        writer.log(f"validation{cut_words(run.args.data.max_val_batches)}  {report.by_class}")
-    writer.log(figures(report, run.args.data.max_val_batches))
+    log_evaluation(run, writer, report)
     return 0
 
 

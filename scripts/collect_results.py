@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
 from scripts.common.recipes import Recipe, recipes
-from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, matches, read_run, run_folders
+from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, doubtful, matches, read_run, run_folders
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
@@ -41,12 +41,13 @@ HEAD = """# Results
 
 Made by `python scripts/collect_results.py` from the runs in `results/`, never by hand. Top-1 is that of the validation
 at the end of training, as mean and standard deviation over n seeds; beside it the best validation's, which is chosen on
-the images that it is measured on. Time is that of a run's epochs with their validations, without the start. The
-literature's figures, and how they were reached, are in the headers of the recipes; so are figures of runs whose folders
-were not kept, for which the table says "not measured". Brackets after a recipe hold the runs' `--name`. A command is
-that of its commit, when the recipe may have had another name. `own-split` means FashionMNIST's images on a split of
-our own (`scripts/split_fashionmnist.py`), whose test images are not the data set's own, since the place of its files
-could not be reached.
+the images that it is measured on. "Doubtful" counts runs whose last validation shows a network that has learned
+nothing, and of which the mean is no result. Time is that of a run's epochs with their validations, without the start.
+The literature's figures, and how they were reached, are in the headers of the recipes; so are figures of runs whose
+folders were not kept, for which the table says "not measured". Brackets after a recipe hold the runs' `--name`. A
+command is that of its commit, when the recipe may have had another name. `own-split` means FashionMNIST's images on a
+split of our own (`scripts/split_fashionmnist.py`), whose test images are not the data set's own, since the place of its
+files could not be reached.
 
 | recipe | network | epochs | top-1 (n) | best | literature | time | machine | commit | command |
 |---|---|---|---|---|---|---|---|---|---|
@@ -145,7 +146,7 @@ def measured_row(recipe: Recipe, words: str, runs: Sequence[RunResult]) -> str:
             f"{recipe.name} ({words})" if words else recipe.name,
             runs[0].network,
             "/".join(map(str, sorted({run.epochs for run in runs}))),
-            f"{spread(top1)} ({len(runs)})",
+            f"{spread(top1)} ({len(runs)}{doubtful(runs)})",
             spread(best),
             recipe.reference_figure,
             f"{statistics.fmean(run.seconds for run in runs):.0f} s",

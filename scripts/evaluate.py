@@ -139,6 +139,7 @@ def describe(
     others = other and settings_of(other, Chosen.of(own))  # each runs as in its training, where no flag says otherwise
     return {
         "checkpoint": str(loaded.path),
+        "step": (loaded.progress or {}).get("step"),
         "arch": loaded.arch,
         "raw_weights": own.raw,
         "dataname": None if own.datapath else args.data.dataname,
@@ -196,6 +197,7 @@ def present(
     parts = [
         report.heading(description, predictions.report.count),
         report.overall(figures),
+        *report.doubtful(figures, description),
         report.classes(figures, rest[0]),
         report.confusion(figures, rest[1]),
         report.calibration(bins, temperature),

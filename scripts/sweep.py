@@ -93,7 +93,8 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
         if not isinstance(outcome, str):
             results[trial] = outcome
             cut = cut_words(outcome.args.data.max_val_batches)
-            text = f"top1{cut} {outcome.top1:.2f} after {outcome.seconds:.0f} s"
+            doubts = f"; doubtful: {'; '.join(outcome.doubts)}" if outcome.doubts else ""
+            text = f"top1{cut} {outcome.top1:.2f} after {outcome.seconds:.0f} s{doubts}"
         log(f"[{len(results)}/{len(planned)}] {trial.name}: {text}")
 
     failures: list[str] = []
@@ -124,7 +125,8 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
         return
     report.write_csv(folder / "sweep.csv", planned, results)
     report.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
-    print(f"\n{report.as_table(results)}\n\nFiles: {folder / 'sweep.csv'}, {folder / 'sweep.png'}", flush=True)
+    files = f"Files: {folder / 'sweep.csv'}, {folder / 'sweep.png'}"
+    print(f"\n{report.as_table(results)}\n{report.doubts(results)}\n{files}", flush=True)
 
 
 if __name__ == "__main__":

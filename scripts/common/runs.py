@@ -17,8 +17,9 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.rules import CHECKPOINT, RECIPE
 from utils.config.settings import Settings, UserError
+from utils.record.doubts import doubts
 from utils.record.provenance import COMMIT, MACHINE, UNKNOWN
-from utils.record.tables import read_table
+from utils.record.run_folder import read_table
 
 FREE = {"seed"}  # runs that differ in it alone are repetitions
 LAST_LINE = re.compile(r"^\S+ \S+ val_top1=\S+ .* val_epoch=(\d+) best_top1=(\S+) ", re.MULTILINE)
@@ -36,6 +37,7 @@ class RunResult:
 
     ``best_top1`` is NaN if no validation's loss was finite. ``seconds``: of all epochs together, with validation,
     without start and pauses. ``machine`` and ``commit``: of each start in turn that had others than those before.
+    ``doubts``: signs that the network has learned nothing, so that its figures are no result of the settings.
     """
 
     folder: Path
@@ -47,6 +49,7 @@ class RunResult:
     top1: float
     best_top1: float
     seconds: float
+    doubts: tuple[str, ...] = ()
 
     @property
     def network(self) -> str:
@@ -87,6 +90,12 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def doubtful(runs: Sequence[RunResult]) -> str:
+    """What stands beside a mean over ``runs`` of which some are no result; '' if all are."""
+    count = sum(bool(run.doubts) for run in runs)
+    return f", {count} doubtful" if count else ""
+
+
 def run_folders(root: Path) -> Iterator[Path]:
     """All folders of runs at or below ``root``, in order."""
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
@@ -124,6 +133,7 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
             folder=folder, args=args, command=_comment(text, "main.py "), machine=_of_all_starts(text, log, MACHINE),
             commit=_of_all_starts(text, log, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
             seconds=sum(float(row["seconds"]) for row in rows),
+            doubts=tuple(doubt.sign for doubt in doubts(rows, args.data.dataname)),
         )  # fmt: skip
     except UserError as error:
         raise UserError(f"{folder}: {error.mistakes[0]}") from error

@@ -11,6 +11,8 @@ from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.figures import Figures
 from scripts.evaluation.names import short
 from utils.data.sets.class_folders import printable
+from utils.record.doubts import doubts_of
+from utils.record.metrics import shows_top5
 
 MOST_CLASSES = 20  # in a table; of more, the worst are shown
 MOST_COLUMNS = 10  # classes of a confusion matrix
@@ -42,7 +44,7 @@ def overall(figures: Figures) -> str:
     bootstrap, wilson = ("{:.2f} to {:.2f}".format(*of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
     rows = [
         ("top-1", f"{of['top1']:.2f} %", f"95 % interval {bootstrap} (bootstrap), {wilson} (Wilson)"),
-        ("top-5", f"{of['top5']:.2f} %", ""),
+        *([("top-5", f"{of['top5']:.2f} %", "")] if shows_top5(len(figures.predictions.classes)) else []),
         ("loss", f"{of['loss']:.4f}", "cross entropy, without label smoothing"),
         ("macro precision", f"{of['macro_precision']:.2f} %", ""),
         ("macro recall", f"{of['macro_recall']:.2f} %", ""),
@@ -59,6 +61,13 @@ def overall(figures: Figures) -> str:
             "calibration leaves them out"
         )
     return "\n".join(lines)
+
+
+def doubtful(figures: Figures, description: dict[str, Any]) -> list[str]:
+    """Signs that the network has learned nothing, as a part of the report if there are any."""
+    dataname = description["dataname"] or description["datapath"]
+    found = doubts_of(figures.predictions.report, description["step"], dataname)
+    return ["\n".join(f"warning: {doubt}" for doubt in found)] if found else []
 
 
 def classes(figures: Figures, rest_is_in: str) -> str:

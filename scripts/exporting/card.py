@@ -15,7 +15,7 @@ from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
 from utils.data.preprocessing import Preprocessing
-from utils.record.metrics import cut_words
+from utils.record.metrics import cut_words, shows_top5
 
 SHOWN_CLASSES = 1000
 OF_TRAINING = ("epochs", "global_batch_size", "optimizer", "lr", "lr_policy", "weight_decay", "augment", "seed")
@@ -87,11 +87,12 @@ def _validation(subject: Subject) -> str:
     if figures is None:
         return "none in the checkpoint for exactly these weights"
     loss = "not finite" if figures["loss"] is None else f"{figures['loss']:.4f}"
+    top5 = f"top-5 {figures['top5']:.2f} %, " if shows_top5(len(subject.loaded.classes)) else ""
     amp, tta, cut = (figures.get(name) for name in ("amp", "tta", "max_val_batches"))
     in_half = f", in {amp}, while exports compute in float32" if amp else ""
     with_views = f", with test-time augmentation {tta}, which is not exported" if tta else ""
     return (
-        f"top-1 {figures['top1']:.2f} %, top-5 {figures['top5']:.2f} %, loss {loss} over {figures['count']:,} images"
+        f"top-1 {figures['top1']:.2f} %, {top5}loss {loss} over {figures['count']:,} images"
         f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}"
     )
 

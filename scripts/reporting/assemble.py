@@ -23,6 +23,7 @@ from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import Source
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
 from utils.config.settings import UserError
+from utils.record.metrics import shows_top5
 
 DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
 
@@ -149,7 +150,7 @@ def figures_of(analysis: Analysis, predictions: Predictions) -> list[Figure]:
     report = predictions.report
     low, high = analysis.top1_interval()
     rows = [Figure("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
-    if analysis.classes > 5:
+    if shows_top5(analysis.classes):
         rows.append(Figure("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
     rows.append(Figure("Loss", shown(report.loss), f"guessing: {np.log(analysis.classes):.2f}"))
     if report.by_class is not None:

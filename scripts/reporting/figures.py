@@ -45,10 +45,11 @@ def duration(seconds: float) -> str:
 def recorded(run: RunRecord) -> list[Figure]:
     """The last epoch's figures, as metrics.csv has them."""
     of = f"recorded, epoch {run.last('epoch'):.0f}" if math.isfinite(run.last("epoch")) else "recorded"
+    few_classes = all(value == 100 for value in run.epochs.get("val_top5", ()))
     return [
         Figure(name, shown(run.last(column), unit), of)
         for name, column, unit in RECORDED
-        if math.isfinite(run.last(column))
+        if math.isfinite(run.last(column)) and not (column == "val_top5" and few_classes)
     ]
 
 
@@ -69,10 +70,18 @@ def of_training(run: RunRecord) -> list[Figure]:
     return made
 
 
+def all_figures(run: RunRecord, predicted: list[Figure] | None) -> list[Figure]:
+    """A run's figures; the small print of its top-1 says where that is no result."""
+    figures = (predicted or recorded(run)) + of_training(run)
+    if not run.doubts:
+        return figures
+    return [one._replace(small=f"doubtful; {one.small}") if one.name == "Top-1" else one for one in figures]
+
+
 def tiles(run: RunRecord, predicted: list[Figure] | None) -> Html:
     """One run's figures side by side."""
     cells = []
-    for name, value, small in (predicted or recorded(run)) + of_training(run):
+    for name, value, small in all_figures(run, predicted):
         number, _, unit = value.partition(" ")
         cells.append(
             element(
@@ -87,7 +96,7 @@ def tiles(run: RunRecord, predicted: list[Figure] | None) -> Html:
 
 def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[Figure]]) -> Html:
     """A row a run. What is said of every run alike stands once, in the head."""
-    found = [(predicted.get(number) or recorded(run)) + of_training(run) for number, run in enumerate(runs)]
+    found = [all_figures(run, predicted.get(number)) for number, run in enumerate(runs)]
     rows = [{figure.name: figure for figure in figures} for figures in found]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     smalls = {name: {row[name].small for row in rows if name in row} for name in columns}

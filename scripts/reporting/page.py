@@ -125,6 +125,8 @@ def overview(report: Report) -> Html:
         element("p", words, class_="note" if agrees is False else "soft small check")
         for words, agrees in checked(report)
     ]
+    doubts = grouped([(run.name, line) for run in runs for line in run.doubts], len(runs))
+    parts.append(noted("Doubtful: the network seems to have learned nothing", doubts))
     if report.without_predictions:
         parts.append(element("p", report.without_predictions, class_="note"))
     missing = grouped([(run.name, line) for run in runs for line in run.missing], len(runs))

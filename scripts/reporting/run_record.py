@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from utils.checkpoint.resume import BEGINS_ANEW
 from utils.config.settings import Settings, groups
 from utils.record import curves
+from utils.record.doubts import doubts
 from utils.record.provenance import COMMIT, MACHINE
-from utils.record.tables import read_table
+from utils.record.run_folder import read_table
 
 T = TypeVar("T")
 SETTING = re.compile(r"^(#? ?)([a-z0-9-]+): (.*?)  # (.+)$")
@@ -71,6 +73,12 @@ class RunRecord:
         """The last epoch's figure, NaN if there is none."""
         values = self.epochs.get(column, np.empty(0))
         return float(values[-1]) if len(values) else math.nan
+
+    @property
+    def doubts(self) -> list[str]:
+        """Signs in the recorded figures that the network has learned nothing."""
+        rows = [dict(zip(self.epochs, values, strict=True)) for values in zip(*self.epochs.values(), strict=True)]
+        return [doubt.sign for doubt in doubts(rows, self.value("dataname"))]
 
     def value(self, name: str) -> str:
         """A setting as text, '' if it is unknown."""
@@ -198,10 +206,11 @@ def read_classes(path: Path) -> list[dict[str, str]]:
 
 
 def read_warnings(path: Path) -> list[str]:
-    """The log's different warnings, without their time."""
+    """The log's different warnings, without their time and without what is a note."""
     with open(path, encoding="utf-8", errors="replace") as file:
         lines = (line.rstrip("\n")[20:] for line in file)  # after '2026-01-31 23:59:59 '
-        return list(dict.fromkeys(line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")))
+        warnings = dict.fromkeys(line.removeprefix("warning: ") for line in lines if line.startswith("warning: "))
+        return [line for line in warnings if not line.startswith(BEGINS_ANEW)]  # nothing to worry about in that run
 
 
 def _number(text: str | None) -> float:

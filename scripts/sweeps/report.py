@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.common.command_line import table
-from scripts.common.runs import RunResult, deviation
+from scripts.common.runs import RunResult, deviation, doubtful
 from scripts.sweeps.grid import Trial
 from utils.record.metrics import cut_words
 
@@ -39,21 +39,34 @@ def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunRe
     """One row a finished run, in the order of ``trials``; accuracies in percent.
 
     ``trained_epochs``: fewer than ``epochs``, which may be among the values, after an early stop. ``max_val_batches``:
-    how many batches of the validation set they are of; empty for all.
+    how many batches of the validation set they are of; empty for all. ``doubts``: why the run is no result, if so.
     """
     varied = [value.partition("=")[0] for value in trials[0].point]
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
         out.writerow(
-            [*varied, "seed", "val_top1", "best_top1", "trained_epochs", "seconds", "max_val_batches", "folder"]
+            [
+                *varied,
+                "seed",
+                "val_top1",
+                "best_top1",
+                "trained_epochs",
+                "seconds",
+                "max_val_batches",
+                "folder",
+                "doubts",
+            ]
         )
         for trial in trials:
             if trial in results:
                 result = results[trial]
                 values = [value.partition("=")[2] for value in trial.point]
                 figures = [f"{result.top1:.6g}", f"{result.best_top1:.6g}", result.epochs, f"{result.seconds:.6g}"]
-                out.writerow([*values, trial.seed, *figures, result.args.data.max_val_batches, result.folder])
+                out.writerow(
+                    [*values, trial.seed, *figures, result.args.data.max_val_batches, result.folder,
+                     "; ".join(result.doubts)]
+                )  # fmt: skip
     os.replace(temporary, path)
 
 
@@ -63,7 +76,7 @@ def as_table(results: Mapping[Trial, RunResult]) -> str:
         [
             label(point, runs),
             str(len(runs)),
-            spread([run.top1 for run in runs]),
+            spread([run.top1 for run in runs]) + doubtful(runs),
             spread([run.best_top1 for run in runs]),
             f"{statistics.fmean(run.seconds for run in runs):.0f} s",
         ]
@@ -72,8 +85,17 @@ def as_table(results: Mapping[Trial, RunResult]) -> str:
     return table(["setting", "n", "final top-1", "best top-1", "time"], rows)
 
 
+def doubts(results: Mapping[Trial, RunResult]) -> str:
+    """A line for each run that is no result, and why; '' without one."""
+    lines = [f"doubtful: {trial.name}: {'; '.join(run.doubts)}\n" for trial, run in results.items() if run.doubts]
+    return "".join(lines)
+
+
 def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
-    """Each run's final top-1 as a point, each combination's mean and standard deviation as a bar, into a PNG."""
+    """Each run's final top-1 as a point, each combination's mean and standard deviation as a bar, into a PNG.
+
+    The points of doubtful runs are hollow.
+    """
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg is the backend
 
     points = points_of(results)
@@ -83,12 +105,14 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     for place, runs in enumerate(points.values()):
         values = [run.top1 for run in runs]
-        axes.plot(values, [place] * len(values), "o", color=BLUE, alpha=0.8, markersize=6, markeredgewidth=0, zorder=3)
+        for run in runs:
+            filled = {"markerfacecolor": "none"} if run.doubts else {"markeredgewidth": 0}
+            axes.plot(run.top1, place, "o", color=BLUE, alpha=0.8, markersize=6, zorder=3, **filled)
         error = deviation(values) if len(values) > 1 else 0.0
         axes.errorbar(statistics.fmean(values), place, xerr=error, fmt="|", color=GREY, capsize=4, markersize=14)
     axes.set_yticks(
         range(len(points)),
-        [f"{label(point, runs)}  (n={len(runs)})" for point, runs in points.items()], fontsize=8,
+        [f"{label(point, runs)}  (n={len(runs)}{doubtful(runs)})" for point, runs in points.items()], fontsize=8,
     )  # fmt: skip
     axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
     axes.set_xlabel("top-1 at the end of training (%): runs, mean and standard deviation", fontsize=8)

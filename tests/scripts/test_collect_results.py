@@ -10,7 +10,7 @@ from scripts import collect_results
 from scripts.common.command_line import run_tool
 from scripts.common.recipes import recipes
 from scripts.common.runs import read_run
-from tests.scripts.test_sweep import EARLY, keep_run
+from tests.scripts.test_sweep import DEAD, EARLY, keep_run
 
 RUN = ["--config", "digits/fc", "--device", "cpu", "--output", "somewhere", "--resume=auto", "--no-progress"]
 TOP1 = {0: 97.5, 1: 98.0, 2: 96.5}
@@ -47,6 +47,12 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
         "digits/fc", "fc", "20", f"{mean:.2f} ± {deviation:.2f} % (3)", "98.50 ± 0.00 %", "none known", "30 s",
         "a computer", "0123456789", "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
     ]  # fmt: skip
+
+
+def test_a_dead_run_is_counted_beside_the_mean(runs, tmp_path, capsys, monkeypatch):
+    keep_run(runs / "dead", [*RUN, "--seed", "3"], [10.1] * 20, figures=DEAD)
+    collect([runs, "--output", tmp_path / "results.md"], capsys, monkeypatch)
+    assert cells(tmp_path / "results.md", "digits/fc")[3].endswith(" % (4, 1 doubtful)")
 
 
 def test_a_command_is_without_what_places_shows_or_cuts_a_run(tmp_path):

@@ -86,6 +86,7 @@ def test_figures_are_those_of_the_products_validation():
     for name in ("macro_precision", "macro_recall", "macro_f1", "balanced_accuracy"):
         assert ours[name] == pytest.approx(getattr(theirs.by_class, name))
     assert theirs.top5 == pytest.approx(100 * (figures.rank < 5).mean())
+    assert "top-5" in report.overall(figures) and "top-5" not in report.overall(answers(*guesses(0, classes=5)))
     bins = reliability(figures.predictions.logits, figures.predictions.labels)
     assert (
         expected_error(bins)
@@ -105,6 +106,16 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
     assert content["figures"]["calibration_error"] is None
     assert "for 1 images the network gives NaN" in report.overall(figures)
+
+
+def test_answers_that_tell_nothing_of_the_classes_are_doubtful_but_not_after_two_steps():
+    logits, labels = guesses(2)
+    of = {"dataname": None, "datapath": "photos", "step": 1000}
+    assert report.doubtful(answers(logits, labels), of) == []
+    still = answers(torch.zeros_like(logits), labels)
+    (line,) = report.doubtful(still, of)
+    assert line.startswith("warning: val_loss ") and "nothing was learned" in line and "100.00 % of the answers" in line
+    assert report.doubtful(still, of | {"step": 2}) == report.doubtful(still, of | {"dataname": "synthetic"}) == []
 
 
 @pytest.mark.parametrize("infinite", [math.inf, -math.inf])

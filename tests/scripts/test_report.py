@@ -25,6 +25,7 @@ from scripts.reporting.markup import element
 from scripts.reporting.page import Report, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord
 from tests.scripts.common.test_predictions import tree_of_digits
+from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
 from utils.config.settings import UserError
 
@@ -282,6 +283,20 @@ def test_what_several_runs_lack_is_said_once():
     ]
     assert grouped(lines, 4) == ["no curves (3 of 4 runs)", "a and b: no log", "old (all runs)"]
     assert grouped([("a", "no log")], 1) == ["no log"]
+
+
+def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
+    figures = {"epoch": 3.0, "step": 300.0, "val_top1": 10.1, **DEAD}
+    dead = RunRecord("dead", None, epochs={name: np.array([value]) for name, value in figures.items()})
+    alive = RunRecord(
+        "alive", None, epochs={**dead.epochs, "answers_nats": np.array([0.5]), "val_top1": np.array([60.0])}
+    )
+    for runs in ([dead], [dead, alive]):
+        text = Page(render(Report(runs, page_data(runs)))).text
+        assert "doubtful; recorded, epoch 3" in text and text.count("doubtful;") == 1
+        whose = "dead: " if len(runs) > 1 else ""
+        assert f"learned nothing {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
+    assert "oubtful" not in Page(render(Report([alive], page_data([alive])))).text
 
 
 @pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])

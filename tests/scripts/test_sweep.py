@@ -1,6 +1,7 @@
 """A sweep trains each combination with each seed once, can be interrupted, and shows mean and spread of its runs."""
 
 import csv
+import dataclasses
 import shutil
 import signal
 import statistics
@@ -34,17 +35,22 @@ time.sleep(60)
 EARLY = "Stopped early: no better val_top1"
 
 
-def keep_run(folder, flags, top1, *, epochs=None, ended=True, best=None, log=""):
+DEAD = {"val_loss": 2.3026, "val_count": 1000, "guessing_loss": 2.30259, "answers_nats": 0.0, "commonest_answer": 99.8}
+
+
+def keep_run(folder, flags, top1, *, epochs=None, ended=True, best=None, log="", figures=None):
     """A run's folder as main.py leaves it: settings, an epoch's row for each of ``top1``, and the log's last lines.
 
-    An epoch has 10 steps, unless ``log`` tells otherwise.
+    An epoch has 10 steps, unless ``log`` tells otherwise. ``figures``: further ones of each epoch.
     """
+    figures = figures or {}
     folder.mkdir(parents=True)
     args = arguments.parse(list(flags))
     header = f"main.py {' '.join(flags)}\npython 3\nmachine: a computer\ncommit: 0123456789"
     (folder / "config.yaml").write_text(arguments.as_recipe(args, header))
-    rows = [f"{epoch},{10 * epoch},{value},1.5" for epoch, value in enumerate(top1, 1)]
-    (folder / "metrics.csv").write_text("\n".join(["epoch,step,val_top1,seconds", *rows]) + "\n")
+    rows = [[epoch, 10 * epoch, value, 1.5, *figures.values()] for epoch, value in enumerate(top1, 1)]
+    lines = [["epoch", "step", "val_top1", "seconds", *figures], *rows]
+    (folder / "metrics.csv").write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
     stamp, best = "2026-11-22 08:00:00", max(top1) if best is None else best
     last = f"val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1={best:.4f} best_epoch=1 run=x"
     lines = ["Run x", *log.splitlines(), *[last] * ended]
@@ -260,6 +266,27 @@ def test_figures_of_a_cut_validation_are_marked(tmp_path):
     report.write_csv(tmp_path / "sweep.csv", planned, results)
     with open(tmp_path / "sweep.csv", newline="") as file:
         assert [row["max_val_batches"] for row in csv.DictReader(file)] == ["3"]
+
+
+def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, capsys):
+    """26.53 +- 14.34 alone says nothing of two trainings of which one came to nothing."""
+    planned = trials("digits/fc", [], 2, ["--epochs", "2"])
+    for trial, top1, figures in zip(planned, (10.1, 40.0), (DEAD, {**DEAD, "answers_nats": 0.4}), strict=True):
+        keep_run(tmp_path / "runs" / str(trial.seed), trial.flags, [top1, top1], figures=figures)
+    results = earlier.finished(tmp_path, planned)
+    why = (
+        "val_loss 2.3026 and val_top1 10.10 after 20 step(s) are no better than guessing by the classes' shares "
+        "(loss 2.3026), and 99.80 % of the answers are one class: nothing was learned"
+    )
+    half = "99.80 % of the answers are one class, and val_top1 after 20 step(s) is 40.00"
+    assert [results[trial].doubts for trial in planned] == [(why,), (half,)]
+    results[planned[1]] = dataclasses.replace(results[planned[1]], doubts=())
+    assert "25.05 +- 21.14, 1 doubtful  " in report.as_table(results)
+    assert report.doubts(results) == f"doubtful: seed=0: {why}\n"
+    report.write_csv(tmp_path / "sweep.csv", planned, results)
+    with open(tmp_path / "sweep.csv", newline="") as file:
+        assert [row["doubts"] for row in csv.DictReader(file)] == [why, ""]
+    report.draw(tmp_path / "sweep.png", "a title", results)
 
 
 # -------------------------------------------------------------------------------------- processes

@@ -32,6 +32,7 @@ DEFAULTS = {option.name: option.metadata["earlier"] for _, option in all_setting
 OF_OLDER_RUNS = {
     option.name: DEFAULTS[option.name] for _, option in all_settings() if option.default != DEFAULTS[option.name]
 }
+BEGINS_ANEW = "--resume auto: begins a new run"
 Warn = Callable[[str], None]
 
 
@@ -269,14 +270,14 @@ def newest_run(
         else:
             empty.append(folder)
     if lost:
-        warn(f"--resume auto: begins a new run; repair {lost[0]} or move it away to silence these lines")
+        warn(f"{BEGINS_ANEW}; repair {lost[0]} or move it away to silence these lines")
     elif strange:
-        warn(f"--resume auto: begins a new run; {strange[0]}")
+        warn(f"{BEGINS_ANEW}; {strange[0]}")
     elif empty:
-        warn(f"--resume auto: begins a new run; {empty[0]} {_WITHOUT_CHECKPOINT}")
+        warn(f"{BEGINS_ANEW}; {empty[0]} {_WITHOUT_CHECKPOINT}")
     elif others:
         nearest = min(others, key=lambda folder: len(others[folder]))  # of several the first, which is the newest
-        warn(f"--resume auto: begins a new run; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
+        warn(f"{BEGINS_ANEW}; the nearest, {nearest}, has {_differences(others[nearest], wanted)}")
     return None
 
 

@@ -74,6 +74,22 @@ class ClassReport:
     def balanced_accuracy(self) -> float:
         return float(self.accuracy[self.support > 0].mean())
 
+    @cached_property
+    def guessing_loss(self) -> float:
+        """The cross entropy of a guess that knows the classes' shares of the samples alone: their entropy, in nats."""
+        shares = self.support[self.support > 0] / self.support.sum()
+        return float(-(shares * np.log(shares)).sum()) + 0.0  # never -0
+
+    @cached_property
+    def answers_nats(self) -> float:
+        """What the answers tell of the class, in nats a sample (see ``nats_of``)."""
+        return nats_of(self.support, self.right)
+
+    @property
+    def commonest_answer(self) -> float:
+        """Samples that the network takes for the class that it takes most of them for, in percent."""
+        return float(100 * self.predicted.max() / self.support.sum())
+
     def _macro(self, values: np.ndarray) -> float:
         return float(values[self.support + self.predicted > 0].mean())
 
@@ -95,6 +111,30 @@ class ClassReport:
             f"macro F1 {self.macro_f1:.2f}  balanced accuracy {self.balanced_accuracy:.2f}  "
             f"calibration error {self.ece:.2f}"
         )
+
+
+def nats_of(support: np.ndarray, right: np.ndarray) -> float:
+    """What answers tell of the class, in nats an image, beyond what guessing by the classes' shares would.
+
+    The counts, int64 (classes,), are those of ``ClassReport``. Given an answer, the class is assumed to be that one
+    with a probability of s + (1 - s) times its share, any other with (1 - s) times its own; s, between 0 and 1, is what
+    makes the labels likeliest. Nothing if s is 0: the answers are right no more often than by chance.
+    """
+    count, known = support.sum(), right > 0
+    hits, gain = right[known].astype(float), count / support[known] - 1.0
+    wrong = float(count - right.sum())
+
+    def slope(s: float) -> float:
+        return float((hits * gain / (1 + s * gain)).sum()) - wrong / (1 - s)
+
+    low, high = 0.0, 1.0
+    if slope(low) <= 0:
+        return 0.0
+    for _ in range(60):  # concave, so the slope falls; at 1 it is infinite where an answer is wrong
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle < 1 and slope(middle) > 0 else (low, middle)
+    lost = wrong * math.log1p(-low) if wrong else 0.0
+    return (float((hits * np.log1p(low * gain)).sum()) + lost) / float(count)
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray, without: float = 0.0) -> np.ndarray:

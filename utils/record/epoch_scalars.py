@@ -71,6 +71,10 @@ EPOCH_SCALARS = (
     EpochScalar("val_macro_f1", _by_class("macro_f1"), "Macro_F1/Test"),
     EpochScalar("val_balanced_accuracy", _by_class("balanced_accuracy"), "Balanced_Accuracy/Test"),
     EpochScalar("val_ece", _by_class("ece"), "Calibration_Error/Test", lower_is_better=True),
+    # What ``doubts.py`` judges by, beside the loss; named so that no --best-metric is among them.
+    EpochScalar("guessing_loss", _by_class("guessing_loss")),
+    EpochScalar("answers_nats", _by_class("answers_nats")),
+    EpochScalar("commonest_answer", _by_class("commonest_answer")),
 )
 RAW_SCALARS = (
     EpochScalar("raw_val_loss", lambda epoch: epoch.raw and epoch.raw.loss, "Loss/Test_raw"),

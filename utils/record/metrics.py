@@ -41,6 +41,11 @@ class Report:
         return f"top1{of} {self.top1:.2f}  {top5}loss {self.loss:.4f}"
 
 
+def shows_top5(classes: int) -> bool:
+    """Whether top-5 says anything: of at most five classes it is always 100 %."""
+    return classes > 5
+
+
 def cut_words(batches: int | None) -> str:
     """What every line about a validation of at most so many batches says; empty for a whole one."""
     return "" if batches is None else f" (cut: --max-val-batches {batches})"

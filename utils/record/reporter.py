@@ -13,8 +13,9 @@ from tqdm import tqdm
 from utils.checkpoint.progress import NOTHING, Progress
 from utils.config.settings import Settings
 from utils.record.curves import StepRecord
+from utils.record.doubts import doubts
 from utils.record.epoch_scalars import VALIDATION_TAGS, Epoch, points_of, row_of
-from utils.record.metrics import COUNT, Report, cut_words
+from utils.record.metrics import COUNT, Report, cut_words, shows_top5
 from utils.record.selection import PREFIX, best_metric, stopping_metric
 from utils.record.writer import NullWriter
 
@@ -36,7 +37,7 @@ class Reporter:
     """Turns ``Progress`` and reports into text and points, and keeps the clocks for the speeds.
 
     ``scaled``: whether the loss is scaled; otherwise no scale and no skipped steps are charted. ``classes``: their
-    number; with at most five, top-5 is always 100 % and log lines omit it. ``lr_scales``: factors of the learning rate
+    number; ``shows_top5`` of it. ``lr_scales``: factors of the learning rate
     by the names of the parameters that have them; at most ``MOST_RATES`` of them are charted, evenly spread.
     """
 
@@ -44,7 +45,7 @@ class Reporter:
         self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self.scaled, self.with_top5 = scaled, classes > 5
+        self.scaled, self.with_top5 = scaled, shows_top5(classes)
         self.lr_scales = _spread(lr_scales, MOST_RATES)
         self.mixes = args.augmentation.mixes
         if self.mixes(epoch=0):
@@ -60,6 +61,10 @@ class Reporter:
         self.best_metric = best_metric(args.run)
         deciding = {self.best_metric.column, stopping_metric(args.run).column}
         self.deciding = sorted(deciding - {"val_top1", "val_top5", "val_loss"})
+        # Once within a run as well: at its first validation after a tenth of it, not before the learning rate is full.
+        begins = max(3, math.ceil(self.epochs / 10), math.ceil(args.optimisation.warmup_epochs) + 1)
+        self.doubted = range(begins, min(begins + args.run.val_every_epochs, self.epochs))
+        self.dataname = args.data.dataname
         self.steps_per_epoch = 0
         self._trained: float | None = None  # when the previous epoch's training part ended
         self._began: float | None = None
@@ -149,7 +154,7 @@ class Reporter:
             "Loss/Training": report.loss,
             **{f"Loss/Training_{name}": loss for name, loss in named.items()},
             "Top1/Training": report.top1,
-            "Top5/Training": report.top5,
+            **({"Top5/Training": report.top5} if self.with_top5 else {}),
             "Optim/lr": last.lr,
             "Optim/Gradient_Norm": last.gradient_norm,
         }
@@ -205,7 +210,8 @@ class Reporter:
         if result is None:
             self.writer.log(f"epoch {row['epoch']}/{self.epochs}  not validated  epoch {row['seconds']:.1f} s")
             return
-        self.writer.scalars(points_of(row), row["step"])
+        points = points_of(row)
+        self.writer.scalars({tag: points[tag] for tag in points if self.with_top5 or "Top5" not in tag}, row["step"])
         what = "epoch" if "train_loss" in row else "took"  # the late validation of an epoch, alone
         raw_text = f"  (raw weights {self._text(raw)})" if raw is not None and raw is not result else ""
         self.writer.log(
@@ -217,6 +223,9 @@ class Reporter:
                 f"warning: the validation loss{self.cut} is {result.loss}: the network's outputs are not finite any "
                 "more; resume from an earlier checkpoint with a lower --lr, or see scripts/amp_audit.py"
             )
+        elif row["epoch"] in self.doubted:
+            for doubt in doubts([row], self.dataname):
+                self.writer.log(f"warning: {doubt}")
 
     def best(self, progress: Progress) -> None:
         """Points of the best whole epoch so far, which compare runs in the HPARAMS table."""

@@ -1,4 +1,4 @@
-"""The run's name and folder: ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``.
+"""The run's name and folder: ``OUTPUT/DATANAME/ARCH/TIME_SPECIFICNAME/``; how the tables in it are read.
 
 TensorBoard lists runs by these names in a narrow column, so a name says once, and briefly, what tells runs apart; and
 its settings are joined by hyphens, after which browsers wrap.
@@ -6,6 +6,8 @@ its settings are joined by hyphens, after which browsers wrap.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 from dataclasses import dataclass
@@ -147,3 +149,17 @@ def _joined(parts: list[str]) -> str:
 def _as_name(text: str) -> str:
     """Text as one harmless path component."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).lstrip(".-")[:80] or "unnamed"
+
+
+def read_table(path: Path, errors: str = "strict") -> tuple[list[dict[str, str]], bool]:
+    """The whole rows of a CSV file, and whether others are left out because they are cut off.
+
+    The last number of a row that ends early may lack digits. ``errors``: of decoding UTF-8. Raises ``OSError`` and
+    ``ValueError``.
+    """
+    with open(path, newline="", encoding="utf-8", errors=errors) as file:
+        text = file.read()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    kept = rows if text.endswith("\n") else rows[:-1]
+    whole = [row for row in kept if None not in row.values()]
+    return whole, len(whole) < len(rows)

@@ -21,10 +21,10 @@ from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.settings import Settings, as_flag, as_text
 from utils.data.images.decoding import decoder
-from utils.data.sets.class_folders import printable
 from utils.data.sets.datasets import Data
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
+from utils.record.doubts import doubts, doubts_of
 from utils.record.dry_run import (
     average_and_end_lines,
     describe_tta,
@@ -36,11 +36,10 @@ from utils.record.metrics import Report, cut_words
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run import Run
 from utils.record.selection import Metric, best_metric, stopping_rule
+from utils.record.writer import NullWriter
 from utils.runtime.exchange import exchange_words
 from utils.runtime.sharding import is_sharded
 
-TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
-ROUNDING = 1e-6  # in percent
 CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
 STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
 
@@ -90,13 +89,12 @@ def announce(run: Run, components: Any) -> None:
         log(line, to_console=False)
 
 
-def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
+def log_end(run: Run, progress: Progress, report: Report) -> None:
     """The last lines of a finished run."""
     args, folder, log = run.args, run.run_folder.folder, run.writer.log
-    doubted = args.data.dataname != "synthetic" and not args.data.max_val_batches  # random labels, a few images
     cut = cut_words(args.data.max_val_batches)
-    for line in doubts(report, data, progress.step) if doubted else ():
-        log(f"warning: {line}")
+    for doubt in doubts(run.writer.rows, args.data.dataname):
+        log(f"warning: {doubt}")
     if early := stopped_early(args, progress):
         log(f"Stopped early{cut}: {early}")
     swa = args.average.first_averaged_epoch(args.optimisation.epochs)
@@ -114,6 +112,18 @@ def log_end(run: Run, data: Data, progress: Progress, report: Report) -> None:
     log(final_line(progress, folder, metric, args.data.max_val_batches))
 
 
+def log_evaluation(run: Run, writer: NullWriter, report: Report) -> None:
+    """The last lines of ``--evaluate``."""
+    args, cut = run.args.data, cut_words(run.args.data.max_val_batches)
+    if report.by_class is not None:
+        writer.log(f"validation{cut}  {report.by_class}")
+    progress = run.resume_point and run.resume_point.state.get("progress")
+    step = progress.get("step") if isinstance(progress, dict) else None
+    for doubt in () if cut else doubts_of(report, step, args.dataname):
+        writer.log(f"warning: {doubt}")
+    writer.log(figures(report, args.max_val_batches))
+
+
 def stopped_early(args: Settings, progress: Progress) -> str:
     """Why early stopping has ended a run, and what it was spared; empty if it has not."""
     planned = args.optimisation.epochs
@@ -123,38 +133,6 @@ def stopped_early(args: Settings, progress: Progress) -> str:
     if progress.stopping_value is not None:
         best = f"the best, {progress.stopping_value:.4f}, is that of epoch {progress.stopping_epoch}"
     return f"{stopping_rule(args.run)}; {best}; the learning-rate schedule was planned for {planned} epochs"
-
-
-def doubts(report: Report, data: Data, steps: int) -> list[str]:
-    """A line per sign that the network has learned nothing, with what usually helps.
-
-    The signs: the last validation's loss is not finite, or above ten times that of guessing, ln(classes), or the
-    network is right no more often than a classifier that always answers the validation images' most frequent class.
-    """
-    lines, guessing = [], math.log(len(data.classes))
-    if not math.isfinite(report.loss):
-        lines.append(
-            f"val_loss is {report.loss} after {steps:,} step(s): the network's outputs are not finite any more; what "
-            "usually helps: a lower --lr, --warmup-epochs, --clip-grad-norm 1"
-        )
-    elif report.loss > TIMES_GUESSING * guessing:
-        lines.append(
-            f"val_loss {report.loss:.4g} after {steps:,} step(s) is more than ten times that of guessing "
-            f"(ln {len(data.classes)} = {guessing:.2f}): the network is sure of wrong answers; what usually helps: a "
-            "lower --lr, --warmup-epochs, --clip-grad-norm 1"
-        )
-    if report.by_class is not None:  # of the images that were counted: some may be cut off or unreadable
-        counts = torch.from_numpy(report.by_class.support)
-    else:
-        counts = torch.bincount(data.validation.labels.cpu())
-    share = 100 * counts.max().item() / counts.sum().item()
-    if share < 100 and report.top1 <= share + ROUNDING:
-        lines.append(
-            f"val_top1 {report.top1:.2f} after {steps:,} step(s) is no better than always answering "
-            f"{printable(data.classes[counts.argmax()])}, the class of {share:.2f} % of the validation images; what "
-            "usually helps: more --epochs, a lower --lr, and labels that fit their images (scripts/check_data.py)"
-        )
-    return lines
 
 
 def tensorboard() -> str:

@@ -26,7 +26,7 @@ from utils.record import board, curves
 from utils.record.event_files import EventFile, forget, rewind
 from utils.record.pictures import projector
 from utils.record.pictures.collector import Gathered
-from utils.record.tables import read_table
+from utils.record.run_folder import read_table
 from utils.runtime import console
 from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.sharding import is_sharded
@@ -45,7 +45,9 @@ HISTOGRAM_EDGES = [*-_POSITIVE_EDGES[::-1], 0, *_POSITIVE_EDGES]  # those of tor
 
 
 class NullWriter:
-    """The interface, which writes nothing: that of all processes but the main one."""
+    """The interface, which writes nothing: that of all processes but the main one. ``rows``: those of metrics.csv."""
+
+    rows: Sequence[Mapping[str, Any]] = ()
 
     def log(self, text: str, to_console: bool = True) -> None:
         """Write a line to log.txt and the console."""
@@ -139,10 +141,10 @@ class RunWriter(NullWriter):
         self._there = rewind(folder, steps) if resumed else set()
         self._descriptions: dict[str, str] = {}
         self._events = EventFile(folder)
-        self._rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
+        self.rows = self._read("metrics.csv", lambda path: _read_csv(path, epochs)) or []
         self._curves = curves.Curves(folder)
         restored = self._curves.restore(self._read(curves.WHOLE, curves.read), steps) if resumed else 0
-        last_row = int(self._rows[-1]["epoch"]) if self._rows else 0  # an override within an epoch leaves its row out
+        last_row = int(self.rows[-1]["epoch"]) if self.rows else 0  # an override within an epoch leaves its row out
         if last_row != epochs or restored != steps:
             self.log(f"warning: {folder}: metrics.csv or metrics.npz lacks what was recorded before; it stays lost")
 
@@ -278,10 +280,10 @@ class RunWriter(NullWriter):
 
     def epoch(self, row: dict[str, Any]) -> None:
         if self.folder:
-            if self._rows and int(self._rows[-1]["epoch"]) == row["epoch"]:
-                row = _joined(self._rows.pop(), row)
-            self._rows.append(_six_digits_each(row))
-            self._write_csv("metrics.csv", self._rows)
+            if self.rows and int(self.rows[-1]["epoch"]) == row["epoch"]:
+                row = _joined(self.rows.pop(), row)
+            self.rows.append(_six_digits_each(row))
+            self._write_csv("metrics.csv", self.rows)
             self._curves.write()
             self.flush()
 

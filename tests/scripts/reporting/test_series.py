@@ -61,6 +61,17 @@ def test_settings_are_read_with_their_values_origins_and_groups(digits_run):
     assert record.missing == []
 
 
+def test_warnings_of_the_log_are_each_there_once_and_without_notes(tmp_path):
+    lines = [
+        "warning: careful",
+        "Run x",
+        "warning: --resume auto: begins a new run; the nearest, y, has --lr 1",
+        "warning: careful",
+    ]
+    (tmp_path / "log.txt").write_text("".join(f"2026-01-31 23:59:59 {line}\n" for line in lines))
+    assert run_record.read_warnings(tmp_path / "log.txt") == ["careful"]
+
+
 def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp_path):
     folder = Path(shutil.copytree(digits_run, tmp_path / "run"))
     (folder / "metrics.npz").write_bytes((folder / "metrics.npz").read_bytes()[:300])

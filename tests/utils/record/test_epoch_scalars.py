@@ -1,5 +1,7 @@
 """An epoch's row and points, of all that an epoch can have."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -46,14 +48,23 @@ def test_a_validation_that_is_cut_says_so_in_its_row():
     assert row == row_of(EPOCH)
 
 
-def test_a_validation_by_class_has_five_further_columns_and_points_in_percent():
+def test_a_validation_by_class_has_five_further_columns_and_points_in_percent_and_three_of_what_it_shows():
     by_class = ClassReport(np.array([3, 1]), np.array([2, 2]), np.array([2, 1]), ece=12.5)
     row = row_of(EPOCH._replace(validation=Report(0.5, 80.0, 99.0, 360, by_class)))
     expected = {
         "macro_precision": (1 + 1 / 2) / 2, "macro_recall": (2 / 3 + 1) / 2, "macro_f1": (4 / 5 + 2 / 3) / 2,
         "balanced_accuracy": (2 / 3 + 1) / 2, "ece": 0.125,
     }  # fmt: skip
-    assert list(row) == [*ALWAYS, *(f"val_{name}" for name in expected), *NAMED]
+    shown = {"guessing_loss": -0.75 * math.log(0.75) - 0.25 * math.log(0.25), "commonest_answer": 50.0}
+    assert list(row) == [
+        *ALWAYS,
+        *(f"val_{name}" for name in expected),
+        "guessing_loss",
+        "answers_nats",
+        "commonest_answer",
+        *NAMED,
+    ]
+    assert {name: row[name] for name in shown} == pytest.approx(shown, rel=1e-12)
     for name, value in expected.items():
         assert row[f"val_{name}"] == pytest.approx(100 * value, rel=1e-12)
     tags = ("Macro_Precision", "Macro_Recall", "Macro_F1", "Balanced_Accuracy", "Calibration_Error")

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
-from utils.data.sets.datasets import get_data
 from utils.record import reporter as reporter_module
 from utils.record import summary
 from utils.record.metrics import Report
@@ -31,7 +29,7 @@ class Kept(NullWriter):
         self.lines.append(text)
 
     def scalars(self, values, step):
-        self.points[step] = values
+        self.points[step] = self.points.get(step, {}) | values
 
     def describe(self, descriptions):
         self.descriptions = descriptions
@@ -88,7 +86,7 @@ def test_scale_and_skipped_steps_are_charted_only_where_there_is_a_scaler(scaled
 
 
 @pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True), (1000, True)])
-def test_lines_for_a_person_leave_top5_out_below_six_classes_and_the_row_keeps_it(classes, shown, clock):
+def test_lines_and_charts_leave_top5_out_below_six_classes_and_the_row_keeps_it(classes, shown, clock):
     reporter, writer = told("--ema-decay", "0.9", classes=classes)
     progress = Progress()
     reporter.begin_epoch(progress, 5)
@@ -100,6 +98,8 @@ def test_lines_for_a_person_leave_top5_out_below_six_classes_and_the_row_keeps_i
     reporter.epoch(row, *results, best=True)
     assert len(writer.lines) == 2 and all("top1" in line for line in writer.lines)
     assert [line.count("top5") for line in writer.lines] == ([1, 2] if shown else [0, 0])
+    charted = {tag for points in writer.points.values() for tag in points if tag.startswith("Top5")}
+    assert charted == ({"Top5/Training", "Top5/Test", "Top5/Test_raw"} if shown else set())
     assert (row["train_top5"], row["val_top5"], row["raw_val_top5"]) == (75.0, 100.0, 100.0)
 
 
@@ -289,9 +289,8 @@ def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     folder = tmp_path / "here" / "digits" / "fc" / "run"
     args = parse(["--output", str(tmp_path / ("there" if elsewhere else "here"))])
     writer, progress = Kept(), Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
-    digits = get_data(args.data, torch.device("cpu"))
     run = Run(args, None, run_folder=RunFolder(folder), writer=writer)
-    log_end(run, digits, progress, Report(0.1, 99.0, 100.0, 360))
+    log_end(run, progress, Report(0.1, 99.0, 100.0, 360))
     (line,) = (line for line in writer.lines if "tensorboard" in line)
     assert line.endswith(f"--logdir {folder if elsewhere else tmp_path / 'here'}")
     assert writer.lines[-1].endswith(f"run={folder}")

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from utils.record.tables import read_table
+from utils.record.run_folder import read_table
 from utils.record.writer import RunWriter
 
 ROWS = [{"epoch": str(n), "val_top1": f"{50 + n}.6667", "val_ece": f"1{n}.25"} for n in (1, 2, 3)]

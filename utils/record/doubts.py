@@ -1,0 +1,138 @@
+"""Whether a run's figures show a network that has learned anything: the one judgement, from rows of metrics.csv.
+
+A network that has learned nothing gives every image the same probabilities, or others that have nothing to do with its
+class. Two figures would show otherwise, each in nats an image: by how much the loss is below ``guessing_loss``, what a
+guess gets that knows the classes' shares alone; and ``answers_nats``, what the answers tell (``nats_of``).
+Each is the logarithm of a likelihood ratio against such a network, divided by the n images: for one that knows nothing,
+the probabilities gain ``EVIDENCE`` = ln 100 in all with a chance of 1 in 100 at most (Markov's inequality; the shares
+are those of the counted images, which only makes it rarer), and the answers, by Wilks' theorem for one free parameter,
+with about 1 in 1,000. So no spread of the losses has to be known, few images and rare classes need no approximation of
+their own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
+
+All labels together hold n times the guessing loss. Where that is less than ``SEEN`` times what the test needs, it could
+miss a network that has learned a little, and nothing is said: of few images, of one class, of a rare class with few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from utils.record.metrics import Report
+
+EVIDENCE = math.log(100)  # nats
+SEEN = 10  # a network that has learned a tenth of what the labels hold would show
+ROUNDING = 2e-5  # of the losses in metrics.csv, which have six digits, together
+FEW_STEPS = 20  # they show that a command works, not whether a network learns
+TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
+NEARLY_ALL, HALF = 95.0, 50.0  # percent
+FALL = 0.01  # of the first epoch's training loss; and RISE of its top-1, in points: less is none
+RISE = 1.0
+RIGHT_MOSTLY = 60.0  # percent: above, a training loss may well begin where it ends, as in fine-tuning
+
+LOWER_LR = "a lower --lr, --warmup-epochs, --clip-grad-norm 1"
+OTHERS = "a lower --lr, more --warmup-epochs or --epochs, another --init or --seed, and labels that fit their images"
+ADVICE = f"{OTHERS} (scripts/check_data.py)"
+
+
+class Doubt(NamedTuple):
+    """A sign that a network has learned nothing, and what usually ``helps``."""
+
+    sign: str
+    helps: str
+
+    def __str__(self) -> str:
+        return f"{self.sign}; what usually helps: {self.helps}"
+
+
+def doubts(rows: Sequence[Mapping[str, Any]], dataname: str) -> list[Doubt]:
+    """The doubts about the network that the last validation in ``rows``, those of metrics.csv, was of.
+
+    None about random labels (``synthetic``), of a validation that was cut, or after very few steps.
+    """
+    validated = [row for row in rows if _number(row, "val_count") > 0]
+    if not validated or dataname == "synthetic" or _number(validated[-1], "max_val_batches") > 0:
+        return []
+    row = validated[-1]
+    found = [_outputs(row)]
+    if math.isfinite(_number(row, "val_loss")) and not _number(row, "step") < FEW_STEPS:
+        found += [_answers(row), _training(rows, row)]
+    return [doubt for doubt in found if doubt is not None]
+
+
+def doubts_of(report: Report, step: int | None, dataname: str) -> list[Doubt]:
+    """The doubts about the network of one validation, which has taken ``step`` steps, if that is known."""
+    of = report.by_class
+    row = {"step": step, "val_loss": report.loss, "val_top1": report.top1, "val_count": report.count}
+    if of is not None:
+        row |= {name: getattr(of, name) for name in ("guessing_loss", "answers_nats", "commonest_answer")}
+    return doubts([row], dataname)
+
+
+def _outputs(row: Mapping[str, Any]) -> Doubt | None:
+    """Outputs that are not finite, or sure of wrong answers."""
+    loss, guessing = _number(row, "val_loss"), _number(row, "guessing_loss")
+    if not math.isfinite(loss):
+        return Doubt(f"val_loss is {loss}{_after(row)}: the network's outputs are not finite any more", LOWER_LR)
+    guessing = max(guessing, math.log(2))  # with rare classes alone, balanced training is far above their entropy
+    if loss > TIMES_GUESSING * guessing:
+        sign = f"val_loss {loss:.4g}{_after(row)} is more than ten times that of guessing ({guessing:.4g})"
+        return Doubt(f"{sign}: the network is sure of wrong answers", LOWER_LR)
+    return None
+
+
+def knows_nothing(row: Mapping[str, Any]) -> bool | None:
+    """Whether neither probabilities nor answers tell the classes apart; None where that cannot be told."""
+    names = ("val_loss", "val_count", "guessing_loss", "answers_nats")
+    loss, count, guessing, answers = (_number(row, name) for name in names)
+    if not guessing > 0:
+        return None
+    of_shares = (math.exp(guessing) - 1) / 2  # nats: that the shares are fitted to these images gains half a nat each
+    if count * guessing < SEEN * (EVIDENCE + of_shares):
+        return None
+    needed = EVIDENCE / count
+    return not (guessing - loss >= needed + ROUNDING * guessing or answers >= needed)
+
+
+def _answers(row: Mapping[str, Any]) -> Doubt | None:
+    """Nothing that tells classes apart, or nearly always the same answer."""
+    nothing, top1, most = knows_nothing(row), _number(row, "val_top1"), _number(row, "commonest_answer")
+    same = f"{most:.2f} % of the answers are one class"
+    if nothing:
+        figures = f"val_loss {_number(row, 'val_loss'):.4f} and val_top1 {top1:.2f}{_after(row)}"
+        chance = f"guessing by the classes' shares (loss {_number(row, 'guessing_loss'):.4f})"
+        also = f", and {same}" if most >= NEARLY_ALL else ""
+        return Doubt(f"{figures} are no better than {chance}{also}: nothing was learned", ADVICE)
+    # With top-1 below a half, that class has little more than half of the images at most.
+    if nothing is False and most >= NEARLY_ALL and top1 <= HALF:
+        return Doubt(f"{same}, and val_top1{_after(row)} is {top1:.2f}", ADVICE)
+    return None
+
+
+def _training(rows: Sequence[Mapping[str, Any]], validated: Mapping[str, Any]) -> Doubt | None:
+    """A training loss that is not below the first epoch's: compared with itself, whatever the loss is made of."""
+    trained = [row for row in rows if math.isfinite(_number(row, "train_loss"))]
+    if len(trained) < 2:
+        return None
+    (before, now), (top1_before, top1) = (
+        [_number(row, name) for row in (trained[0], trained[-1])] for name in ("train_loss", "train_top1")
+    )
+    stands = now > (1 - FALL) * before and top1 <= top1_before + RISE
+    right = max(top1, _number(validated, "val_top1"))  # mixed images are harder than whole ones
+    if not stands or (right >= RIGHT_MOSTLY and not knows_nothing(validated)):
+        return None
+    epochs = f"{int(_number(trained[0], 'epoch'))} to {int(_number(trained[-1], 'epoch'))}"
+    return Doubt(f"the training loss did not fall: {before:.4f} to {now:.4f} in epochs {epochs}", ADVICE)
+
+
+def _after(row: Mapping[str, Any]) -> str:
+    step = _number(row, "step")
+    return f" after {int(step):,} step(s)" if math.isfinite(step) else ""
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    """A figure of a row as text or number; NaN if the row lacks it, which no comparison takes for one."""
+    value = row.get(name)
+    return math.nan if value is None or value == "" else float(value)
