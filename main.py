@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Components(NamedTuple):
-    """What training is made of. ``untrained``: the parts of a pretrained network that begin anew, in words."""
+    """What training is made of. ``untrained``, ``stem``: see ``models.prepare.Prepared``."""
 
     data: Data
     train_loader: TrainLoader | None  # None, as the policy, with --evaluate
@@ -54,6 +54,7 @@ class Components(NamedTuple):
     loader_choice: str
     model: torch.nn.Module
     untrained: str
+    stem: str
     freezing: Freezing
     ema: WeightAverage | None
     optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]

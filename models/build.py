@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -28,8 +29,12 @@ _WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool
 
 
-def build_model(settings: ModelSettings, *, classes: int, channels: int, image_size: int) -> nn.Module:
+def build_model(
+    settings: ModelSettings, *, classes: int, channels: int, image_size: int, stem_size: int | None = None
+) -> nn.Module:
     """The network that ``settings`` name, for ``channels`` x ``image_size`` x ``image_size`` images.
+
+    ``stem_size``: the images that its weights were trained on, whose size alone decides on its stem (``stem_line``).
 
     Own networks come before timm's and those before torchvision's of the same name, unless the name
     begins with ``timm/`` or ``torchvision/``. Randomly initialised weights depend on torch's global
@@ -46,6 +51,8 @@ def build_model(settings: ModelSettings, *, classes: int, channels: int, image_s
             model = OWN[name](classes, channels, image_size, **options_of(settings, lambda: OWN[name]))
         elif library == "timm":
             model = _timm(name, settings, classes, channels, image_size)
+            if _takes_small_stem(model, stem_size or image_size):
+                _small_stem(model)
         else:
             model = _torchvision(name, settings, classes, channels, image_size)
     except UserError:
@@ -130,15 +137,36 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
             model = create(**size)
         except TypeError:  # the configuration has a fixed size but the class takes none
             model = create()
-    if _takes_small_stem(model, image_size):
-        _small_stem(model)
     return model
 
 
 def _takes_small_stem(model: nn.Module, image_size: int) -> bool:
-    import timm
+    return is_timm_resnet(model) and image_size <= SMALL_IMAGE
 
-    return isinstance(model, timm.models.ResNet) and image_size <= SMALL_IMAGE
+
+def is_timm_resnet(model: nn.Module) -> bool:
+    """Whether ``model`` is one whose stem depends on its images (``stem_line``)."""
+    timm = sys.modules.get("timm")  # without it, the network is of another library
+    return timm is not None and isinstance(model, timm.models.ResNet)
+
+
+def stem_line(model: nn.Module, image_size: int, trained_size: int | None) -> str:
+    """Which stem ``model`` has, built for ``image_size`` pixels, and why; '' if none depends on their number.
+
+    ``trained_size``: the images that its weights were trained on, if it is known.
+    """
+    if not is_timm_resnet(model):
+        return ""
+    if small := image_size <= SMALL_IMAGE:
+        text = (
+            f"3x3 without max-pool, as for all training images of at most {SMALL_IMAGE} pixels; for larger ones it is "
+            "timm's own, and the network computes about a tenth"
+        )
+    else:
+        text = f"timm's own, as for all training images of more than {SMALL_IMAGE} pixels; others get a 3x3 one"
+    if trained_size and (trained_size <= SMALL_IMAGE) != small:
+        text += f". The weights to begin with were trained with that other one, on images of {trained_size} pixels"
+    return text
 
 
 def constructor_arguments(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from models.build import build_model, check_forward, locate
+from models.build import build_model, check_forward, locate, stem_line
 from models.layers.recomputing import checkpoint_gradients
 from models.memory_format import channels_last_is_faster
 from models.pretrained import begins_anew, preprocessing_of
@@ -46,10 +46,15 @@ class Weights(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A network on its device. ``untrained``: the parts of a pretrained network that begin anew, in words."""
+    """A network on its device.
+
+    ``untrained``: the parts of a pretrained network that begin anew, in words. ``stem``: its stem in words, if that
+    depends on the images' size.
+    """
 
     model: torch.nn.Module
     untrained: str
+    stem: str
     channels_last: bool
     freezing: Freezing
 
@@ -65,7 +70,10 @@ def prepare_network(
     begun = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
     settings = dataclasses.replace(args.model, **(begun if resume_point is not None else {}))
     shape = {"classes": len(data.classes), "channels": data.spec.channels}
-    model = build_model(settings, **shape, image_size=data.image_size)
+    trained_size = _image_size_of(weights.state if weights is not None else resume_point and resume_point.state)
+    stem_size = trained_size if args.run.evaluate and trained_size else data.image_size
+    model = build_model(settings, **shape, image_size=data.image_size, stem_size=stem_size)
+    stem = stem_line(model, stem_size, trained_size)
     size = data.preprocessing.val_image_size
     if size != data.image_size:
         check_forward(settings.arch, model, **shape, image_size=size, flag="--val-image-size")
@@ -90,7 +98,7 @@ def prepare_network(
     freezing = Freezing(model, frozen, settings.freeze_epoch, settings.unfreeze_epoch, all_statistics)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
-    return Prepared(model, untrained, channels_last, freezing)
+    return Prepared(model, untrained, stem, channels_last, freezing)
 
 
 def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> dict[str, Any]:
@@ -104,8 +112,8 @@ def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> 
     average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
     scaler = build_scaler(args.precision, distributed.device)
     return {
-        "model": model, "untrained": network.untrained, "freezing": network.freezing, "ema": average,
-        "optimizer": optimizer, "scaler": scaler,
+        "model": model, "untrained": network.untrained, "stem": network.stem, "freezing": network.freezing,
+        "ema": average, "optimizer": optimizer, "scaler": scaler,
     }  # fmt: skip
 
 
@@ -175,6 +183,13 @@ def read_weights(args: Settings, resume_point: ResumePoint | None) -> Weights | 
         # They fit the network without it, which computes something else.
         raise UserError(f"--weights {weights.path}: was trained with --blur-pool; give that flag, too")
     return weights
+
+
+def _image_size_of(state: dict[str, Any] | None) -> int | None:
+    """The size of the images that a checkpoint's weights were trained on; None where it does not say."""
+    preprocessing = (state or {}).get("preprocessing")
+    size = preprocessing.get("image_size") if isinstance(preprocessing, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weights: Weights | None) -> Known | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.build import SMALL_IMAGE, is_timm_resnet
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 from utils.optim.clipping import output_layers
@@ -24,6 +25,7 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
     names that do not fit, or with both numbers of classes if nothing else is wrong.
     """
     weights = adapted(model, checkpoint.weights_of(state, path))
+    _refuse_other_stem(model, weights, path)
     head, classes = head_parameters(model), len(output_layers(model)[-1].weight)
     trained = next((len(weights[name]) for name in head if name in weights and weights[name].ndim), 0)
     if new_head:
@@ -40,6 +42,18 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
         )
     checkpoint.load_weights(model, weights, path)
     return ""
+
+
+def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Raise ``UserError`` if the size of the images has made the first convolution another one (``stem_line``)."""
+    stored, own = weights.get("conv1.weight"), model.state_dict().get("conv1.weight")
+    kernels = [weight.shape[-1] for weight in (stored, own) if weight is not None and weight.ndim == 4]
+    if len(kernels) == 2 and kernels[0] != kernels[1] and is_timm_resnet(model):
+        sizes = f"{SMALL_IMAGE} or less" if kernels[0] == 3 else f"{SMALL_IMAGE + 1} or more"
+        raise UserError(
+            f"--weights {path}: its first convolution is {kernels[0]}x{kernels[0]}, and that of {type(model).__name__} "
+            f"for these images {kernels[1]}x{kernels[1]}; the weights fit --image-size {sizes}"
+        )
 
 
 def last_layer(classes: int, trained: int) -> str:

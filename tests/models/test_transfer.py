@@ -130,6 +130,44 @@ def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(tmp_p
     assert "anew" not in capsys.readouterr().out
 
 
+def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do_not_fit(tmp_path, monkeypatch, capsys):
+    """Trained on small images, a network has a 3x3 stem without max-pool; the weights of a deep stem fit both."""
+    monkeypatch.chdir(tmp_path)
+    small = (*DIGITS, "--dataname", "synthetic", "--image-size", "16", "--max-val-batches", "1", "--max-steps", "1")
+    assert main.main([*small, "--arch", "timm/test_resnet"]) == 0
+    assert "\nStem: 3x3 without max-pool, as for all training images of at most 64 " in capsys.readouterr().out
+    path = str(next(Path("runs/synthetic/timm-test_resnet").glob("*/checkpoints/final.pt")))
+    assert (
+        main.main([*small[:-4], "--image-size", "72", "--arch", "timm/test_resnet", "--weights", path, "--dry-run"])
+        == 0
+    )
+    plan = capsys.readouterr().out
+    assert "\nStem           timm's own, as for all training images of more than 64 pixels" in plan
+    assert "The weights to begin with were trained with that other one, on images of 16 pixels" in plan
+    torch.save(build("timm/resnet18", 10, 16).state_dict(), "plain.pt")
+    code, (line,) = told(
+        capsys, (*small[:-4], "--image-size", "72", "--arch", "timm/resnet18", "--weights", "plain.pt")
+    )
+    assert code == 2 and "first convolution is 3x3, and that of ResNet for these images 7x7" in line
+    assert line.endswith("the weights fit --image-size 64 or less")
+
+
+def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_images_it_sees(
+    tmp_path, monkeypatch, capsys
+):
+    """Its weights fit both, so that the figures of a network that nobody has trained looked well."""
+    monkeypatch.chdir(tmp_path)
+    flags = ("--device", "cpu", "--no-progress", "--max-val-batches", "1")
+    assert main.main([*flags, "--image-size", "16", "--arch", "timm/test_resnet", "--max-steps", "1"]) == 0
+    path = str(next(Path("runs").glob("*/*/*/checkpoints/final.pt")))
+    figures = []
+    for size in ("--image-size", "--val-image-size"):
+        capsys.readouterr()
+        assert main.main([*flags, "--evaluate", "--weights", path, size, "72"]) == 0
+        figures.append(capsys.readouterr().out.splitlines()[-1])
+    assert figures[0] == figures[1]
+
+
 def test_without_weights_a_new_head_does_nothing_and_is_warned_of(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code, (line,) = told(capsys, (*DIGITS, "--arch", "fc", "--new-head", "--dry-run"))

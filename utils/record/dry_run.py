@@ -47,6 +47,7 @@ def plan(run: Run, components: Any) -> str:
         *_growth(args, components),
         ("Loader", components.loader_choice),
         ("Network", _network(args, point, components)),
+        *([("Stem", components.stem)] if components.stem else []),
         *_sizes(components, distributed),
         (
             "Batch",
@@ -78,6 +79,7 @@ def evaluation_plan(run: Run, components: Any) -> str:
         *_seen(args, components),
         ("Loader", components.loader_choice),
         ("Network", f"{args.model.arch}, {weights}"),
+        *([("Stem", components.stem)] if components.stem else []),
         *_sizes(components, distributed),
         ("Batch", f"{args.data.val_batch_size or args.data.batch_size} a process"),
         ("Precision", _precision(args, components, distributed.device)),

@@ -71,6 +71,8 @@ def announce(run: Run, components: Any) -> None:
         log(f"Teacher: {components.criterion.teacher}")
     if components.untrained:
         log(f"Pretrained but for {components.untrained}")
+    if components.stem:
+        log(f"Stem: {components.stem}")
     if components.freezing:
         log(f"Training: {components.freezing}")
     spread = ", parameters spread over them" if is_sharded(components.model) else ""
