@@ -29,7 +29,7 @@ from scripts.exporting import checking, formats, images, reload, steps
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
-from scripts.exporting.zoo import save_checkpoint, shown_at
+from tests.scripts.export_zoo import save_checkpoint, shown_at
 from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
 from utils.data.sets.readers import read_digits

@@ -1,17 +1,20 @@
-"""The zoo of exports: what it holds, and that it notices an export that predicts something else."""
+"""Exports of many families of networks: each loads again and predicts the same, and another network is noticed."""
 
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from models.build import build_model, locate
 from models.small import OWN
-from scripts import export_zoo
+from scripts.common.trained import open_run
 from scripts.exporting import checking, reload, steps
+from scripts.exporting.formats import FORMATS
 from scripts.exporting.images import noise
-from scripts.exporting.zoo import FAMILIES, ZOO, randomise
+from scripts.exporting.subject import Subject
+from tests.scripts.export_zoo import FAMILIES, ZOO, randomise, save_checkpoint, shown_at
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
@@ -57,21 +60,40 @@ def test_random_weights_do_not_make_a_network_multiply_rounding_errors():
     assert (network.double()(images.double()) - outputs).abs().max() < 3e-5
 
 
-def test_a_network_passes_in_each_format_that_can_hold_it(capsys):
-    assert export_zoo.main(["--only", "fc", "torchvision/squeezenet1_1", "--to", "safetensors", "torchvision"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].split() == ["network", "safetensors", "torchvision"]
-    assert out[2].split()[:3] == ["fc", "0e+00", "-"] and out[3].split()[1:3] == ["0e+00", "0e+00"]
-    assert out[-1].startswith("2 of 2 networks")
+def largest_difference(arch, name, folder):
+    """Of the outputs of ``arch`` exported to format ``name`` and loaded again; None if the format cannot hold it."""
+    path = folder / name / FORMATS[name].file
+    path.parent.mkdir(parents=True)
+    save_checkpoint(arch, shown_at(ZOO[arch]), folder / "checkpoint.pt")
+    subject = Subject.of(open_run(str(folder / "checkpoint.pt"), device="cpu"), raw=False, inside=False)
+    images = noise(subject.shape)
+    expected = steps.expected_outputs(subject, images.numpy())
+    assert np.ptp(expected, axis=0).max() > 0.1, (
+        "a thousand times the difference that is allowed, or nothing is compared"
+    )
+    try:
+        steps.refuse_other_networks(name, subject)
+    except UserError:
+        return None
+    steps.write(name, subject, path, images)
+    (outputs,) = checking.reloaded([steps.request(name, subject, path)], [images.numpy()])
+    return checking.compare(name, outputs, expected).largest
+
+
+def test_a_network_gives_the_same_in_each_format_that_can_hold_it(tmp_path):
+    assert largest_difference("fc", "safetensors", tmp_path) == 0
+    assert largest_difference("fc", "torchvision", tmp_path) is None
+    assert largest_difference("torchvision/squeezenet1_1", "torchvision", tmp_path / "another") == 0
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("arch", ZOO)
-def test_each_network_passes(arch):
-    assert export_zoo.main(["--only", arch]) == 0
+def test_each_network_gives_the_same_in_each_format(arch, name, tmp_path):
+    largest_difference(arch, name, tmp_path)
 
 
-def test_an_export_with_other_weights_fails(monkeypatch, capsys):
+def test_an_export_with_other_weights_fails(monkeypatch, tmp_path):
     right = steps.write
 
     def wrong(name, subject, path, images):
@@ -82,10 +104,5 @@ def test_an_export_with_other_weights_fails(monkeypatch, capsys):
             weight.div_(1.5)
 
     monkeypatch.setattr(steps, "write", wrong)
-    assert export_zoo.main(["--only", "fc", "--to", "safetensors"]) == 1
-    assert "failed: the outputs of safetensors" in capsys.readouterr().out
-
-
-def test_a_network_that_it_does_not_hold_is_one_line():
-    with pytest.raises(UserError, match="--only resnet1: is not in the zoo"):
-        export_zoo.main(["--only", "resnet1"])
+    with pytest.raises(checking.ExportFailure, match="the outputs of safetensors"):
+        largest_difference("fc", "safetensors", tmp_path)
