@@ -399,7 +399,7 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
     size = sum(_stored_bytes(images, data.spec) for images in (data.train, data.validation) if images is not None)
     memory = memory_bytes(device)
     fits = size <= RESIDENT_MEMORY_SHARE * memory
-    return fits, f"{size / 1e6:,.0f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"
+    return fits, f"{size / 1e6:,.1f} MB of uint8 images, {device.type} memory {memory / 1e9:,.0f} GB"
 
 
 def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:

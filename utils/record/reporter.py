@@ -117,13 +117,17 @@ class Reporter:
             progress.epoch_seconds = self.epoch_seconds()
 
     def end_training(self, progress: Progress) -> None:
-        """Report the steps since the last log line; stop the clock of the epoch's training part."""
+        """Report the steps since the last points, and the epoch's training; stop the clock of that part."""
         window = progress.window_sums
         if progress.step % self.print_freq and window[COUNT]:  # otherwise they have been reported
             self.window(progress, None)
             if progress.step_in_epoch < self.steps_per_epoch:  # cut: a resumed run reports the whole window later
                 progress.window_sums = window
         self._trained = time.perf_counter()
+        if progress.step > self._epoch_mark.step:
+            cut = progress.step_in_epoch < self.steps_per_epoch
+            what = f"training, cut at step {progress.step_in_epoch} of {self.steps_per_epoch}" if cut else "training"
+            self.writer.log(self._line(progress, what, progress.epoch_sums, self._epoch_mark))
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """The same batches; adds up the time spent waiting for them."""
@@ -142,48 +146,51 @@ class Reporter:
             yield batch
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
-        """A log line and TensorBoard points for the steps since the last ones."""
-        report = Report.from_sums(progress.window_sums)
-        named = progress.named_losses(progress.window_sums)
-        now = time.perf_counter()
-        speed, wait = self._pace(self._window_mark, progress, now)
-        self._window_mark = Mark(now, progress.step, progress.samples_seen, self._data_seconds)
-        progress.window_sums = list(NOTHING)
-        last = StepRecord(*progress.last_step)
+        """TensorBoard points for the steps since the last ones, and a log line, unless the epoch's follows at once."""
+        report, last = Report.from_sums(progress.window_sums), StepRecord(*progress.last_step)
+        speed, wait = self._pace(self._window_mark, progress, time.perf_counter())
         points = {
             "Loss/Training": report.loss,
-            **{f"Loss/Training_{name}": loss for name, loss in named.items()},
+            **{f"Loss/Training_{name}": loss for name, loss in progress.named_losses(progress.window_sums).items()},
             "Top1/Training": report.top1,
             **({"Top5/Training": report.top5} if self.with_top5 else {}),
             "Optim/lr": last.lr,
             "Optim/Gradient_Norm": last.gradient_norm,
         }
-        paced = ""
         if not math.isnan(speed):  # otherwise other processes did all of these steps, or all but this one's first
             points |= {"Speed/images_per_second": speed, "Speed/data_wait_percent": wait}
-            paced = f"  {speed:,.0f} images/s  data wait {wait:.0f} %{self._time_left(progress)}"
         points |= {f"Optim/lr_group_{name}": last.lr * scale for name, scale in self.lr_scales.items()}
         if self.scaled:
             points |= {"AMP/scale": last.loss_scale, "AMP/skipped_steps": progress.skipped_steps}
         if progress.partly_skipped_steps:
             points["AMP/partly_skipped_steps"] = progress.partly_skipped_steps
         self.writer.scalars(points, progress.step)
-        text = report.text(self.with_top5, self.mixes(last.epoch - 1))
-        losses = "".join(f"  {name} {loss:.4f}" for name, loss in named.items())
-        skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
-        skipped += f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else ""
-        self.writer.log(
-            f"epoch {last.epoch}/{self.epochs}  step {progress.step_in_epoch}/{self.steps_per_epoch}  "
-            f"{text}{losses}  lr {last.lr:.4g}  gradient {last.gradient_norm:.3g}{skipped}{paced}",
-            to_console=bar is None or bar.disable,
-        )
         if last.gradient_norm == 0:
             self.writer.log(
                 f"warning: the gradient is all zero at step {last.step}, loss scale {last.loss_scale:g}: nothing is "
                 "learned; if it underflows, raise --init-scale (scripts/amp_audit.py tells)"
             )
         if bar is not None:
-            bar.set_postfix_str(f"{text}  lr {last.lr:.4g}{skipped}", refresh=False)
+            text = report.text(self.with_top5, self.mixes(last.epoch - 1))
+            bar.set_postfix_str(f"{text}  lr {last.lr:.4g}{_skipped(progress)}", refresh=False)
+            if progress.step_in_epoch < self.steps_per_epoch:
+                where = f"step {progress.step_in_epoch}/{self.steps_per_epoch} "
+                line = self._line(progress, where, progress.window_sums, self._window_mark)
+                self.writer.log(line, to_console=bar.disable)
+        self._window_mark = Mark(time.perf_counter(), progress.step, progress.samples_seen, self._data_seconds)
+        progress.window_sums = list(NOTHING)
+
+    def _line(self, progress: Progress, what: str, sums: list[float], mark: Mark) -> str:
+        """A log line about the steps with these ``sums``, those since ``mark``."""
+        last = StepRecord(*progress.last_step)
+        text = Report.from_sums(sums).text(self.with_top5, self.mixes(last.epoch - 1))
+        losses = "".join(f"  {name} {loss:.4f}" for name, loss in progress.named_losses(sums).items())
+        speed, wait = self._pace(mark, progress, time.perf_counter())
+        pace = "" if math.isnan(speed) else f"  {speed:,.0f} images/s  data wait {wait:.0f} %"
+        return (
+            f"epoch {last.epoch}/{self.epochs}  {what} {text}{losses}  lr {last.lr:.4g}  "
+            f"gradient {last.gradient_norm:.3g}{_skipped(progress)}{pace}{self._time_left(progress)}"
+        )
 
     def row(self, progress: Progress, result: Report | None, raw: Report | None) -> dict[str, float]:
         """A finished epoch's row of metrics.csv, with all figures of its validation if it had one.
@@ -282,6 +289,11 @@ class Reporter:
         whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
         epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if 0 < in_epoch < in_run else ""
         return f"  left {epoch}{whole} of the run"
+
+
+def _skipped(progress: Progress) -> str:
+    skipped = f"  skipped {progress.skipped_steps}" if progress.skipped_steps else ""
+    return skipped + (f"  partly skipped {progress.partly_skipped_steps}" if progress.partly_skipped_steps else "")
 
 
 def _best_tag(metric: str) -> str:

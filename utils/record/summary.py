@@ -40,6 +40,7 @@ from utils.record.writer import NullWriter
 from utils.runtime.exchange import exchange_words
 from utils.runtime.sharding import is_sharded
 
+FIRST_SEEN = "http://localhost:6006/?tagFilter=%5ELoss%7C%5ETop1"  # these, instead of the alphabet's first
 CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
 STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
 
@@ -110,7 +111,7 @@ def log_end(run: Run, progress: Progress, report: Report) -> None:
         log(f"Best top1{cut} {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
     inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
     logs = args.run.output if inside else str(folder)
-    log(f"TensorBoard (http://localhost:6006): {tensorboard()} --logdir {shlex.quote(logs)}")
+    log(f"TensorBoard ({FIRST_SEEN}): {tensorboard()} --logdir {shlex.quote(logs)}")
     log(final_line(progress, folder, metric, args.data.max_val_batches))
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
@@ -17,6 +18,8 @@ from utils.record.run import Run
 from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line, log_end
 from utils.record.writer import NullWriter, RunWriter
+
+BAR = tqdm(disable=True)
 
 
 class Kept(NullWriter):
@@ -124,7 +127,7 @@ def test_after_the_last_epoch_with_mixing_accuracies_are_called_as_without(clock
         progress = Progress(epoch=1)
         reporter.begin_epoch(progress, 5)
         clock.now += 1
-        reporter.window(after_steps(progress, 5), None)
+        reporter.window(after_steps(progress, 4), BAR)
         assert ("top1 (mixed) 50.00" in writer.lines[0]) == mixed and ("top1 50.00" in writer.lines[0]) != mixed
 
 
@@ -193,7 +196,7 @@ def test_where_a_process_had_no_step_to_do_or_one_there_is_no_speed(own_steps, c
     assert math.isnan(reporter.row(progress, None, None)["images_per_second"])
     points = writer.points[progress.step]
     assert "Loss/Training" in points and not [tag for tag in points if tag.startswith("Speed/")], "0 was charted"
-    assert "images/s" not in writer.lines[-1]
+    assert not [line for line in writer.lines if "images/s" in line]
 
 
 def test_the_first_step_of_a_run_has_a_speed_while_there_is_no_other(clock):
@@ -215,6 +218,29 @@ def test_the_line_of_a_silence_names_the_step_that_is_under_way(clock):
     assert reporter.under_way(progress).startswith("epoch 1/2  step 2/10 under way for 31 s  left ")
 
 
+def test_the_line_at_an_epochs_end_is_of_the_whole_epoch_and_says_so_where_it_was_cut(clock):
+    """The steps since the last line, often a few, read like the epoch's."""
+    reporter, writer = told("--print-freq", "4", "--epochs", "3")
+    progress = Progress()
+    reporter.begin_epoch(progress, 5)
+    clock.now += 2
+    reporter.window(after_steps(progress, 4), BAR)
+    progress.epoch_sums[0] += 400.0  # of loss, so that the last step's mean is another than the epoch's
+    clock.now += 2
+    after_steps(progress, 1)
+    progress.window_sums = [20.0, 5.0, 7.5, 10.0]
+    reporter.end_training(progress)
+    middle, end = writer.lines
+    assert middle.startswith("epoch 1/3  step 4/5  top1 50.00  top5 75.00  loss 2.0000")
+    assert end.startswith("epoch 1/3  training top1 50.00  top5 75.00  loss 10.0000") and "  12 images/s" in end
+    assert writer.points[5]["Loss/Training"] == 2.0, "in TensorBoard a point is of the steps since the last one"
+    progress.finish_epoch()
+    reporter.begin_epoch(progress, 5)
+    clock.now += 1
+    reporter.end_training(after_steps(progress, 2))
+    assert writer.lines[-1].startswith("epoch 2/3  training, cut at step 2 of 5 top1 50.00")
+
+
 def time_left(writer):
     return writer.lines[-1].partition("data wait ")[2].partition("  left ")[2]
 
@@ -224,7 +250,7 @@ def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come
     progress = Progress()
     reporter.begin_epoch(progress, 100)
     clock.now += 50
-    reporter.window(after_steps(progress, 25), None)  # 2 seconds a step
+    reporter.window(after_steps(progress, 25), BAR)  # 2 seconds a step
     assert time_left(writer) == "02:30 of the epoch, 09:10 of the run", "75 and 275 steps; no validation seen yet"
     clock.now += 150
     reporter.end_training(after_steps(progress, 75))
@@ -232,12 +258,12 @@ def test_the_time_left_is_that_of_the_steps_and_of_the_validations_still_to_come
     progress.finish_epoch()
     reporter.begin_epoch(progress, 100)
     clock.now += 30
-    reporter.window(after_steps(progress, 10), None)  # 3 seconds a step
+    reporter.window(after_steps(progress, 10), BAR)  # 3 seconds a step
     assert time_left(writer) == "04:30 of the epoch, 10:50 of the run", "90 steps; 190 and two validations"
     progress.finish_epoch()
     reporter.begin_epoch(progress, 100)
     clock.now += 10
-    reporter.window(after_steps(progress, 10), None)
+    reporter.window(after_steps(progress, 10), BAR)
     assert time_left(writer).endswith("of the run") and "epoch" not in time_left(writer), "the last epoch is the run"
 
 
@@ -246,7 +272,7 @@ def test_the_time_left_of_a_run_that_goes_on_does_not_count_the_steps_before(clo
     progress = after_steps(Progress(), 60)
     reporter.begin_epoch(progress, 100)
     clock.now += 20
-    reporter.window(after_steps(progress, 20), None)
+    reporter.window(after_steps(progress, 20), BAR)
     assert time_left(writer) == "00:20 of the run"
 
 
@@ -255,7 +281,7 @@ def test_the_time_left_ends_where_max_steps_cuts_the_run(clock):
     progress = Progress()
     reporter.begin_epoch(progress, 100)
     clock.now += 10
-    reporter.window(after_steps(progress, 10), None)
+    reporter.window(after_steps(progress, 10), BAR)
     assert time_left(writer) == "01:30 of the epoch, 02:00 of the run"
 
 
