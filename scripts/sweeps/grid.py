@@ -10,7 +10,7 @@ from scripts.common.runs import matches
 from utils.config import arguments
 from utils.config.arguments import OPTIONS
 from utils.config.settings import Settings, UserError, flag_of
-from utils.config.synonyms import meant_value
+from utils.config.spelling import meant_value
 
 SWEPT_ITSELF = {"seed", "name"}
 

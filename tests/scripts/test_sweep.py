@@ -90,7 +90,7 @@ def test_weights_to_begin_with_are_among_what_can_be_varied():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["digits/fc", "--set", "lrr=1"], "--set lrr=1: lrr is not a setting (did you mean lr?)"),
+        (["digits/fc", "--set", "momentun=1"], "--set momentun=1: momentun is not a setting (did you mean momentum?)"),
         (["digits/fc", "--set", "lr"], "--set lr: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,,2"], "--set lr=1,,2: write setting=value,value such as lr=0.05,0.1"),
         (["digits/fc", "--set", "lr=1,1"], "--set lr=1,1: a value is given twice"),

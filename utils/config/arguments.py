@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.field import not_empty
+from utils.config.other_programs import OTHER_MEANING
 from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive, of_policy, unused
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, all_settings, as_text, flag_of, groups
-from utils.config.synonyms import meant, meant_value
+from utils.config.spelling import meant_value
+from utils.config.synonyms import assignment, meant, silent_defaults
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes and values: far more than any recipe has
@@ -76,7 +78,8 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
             takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
             value, mistake = (None, None) if takes_back else _convert(OPTIONS[name], raw)
             if mistake:
-                mistakes.append(f"{label} {mistake}")
+                meaning = OTHER_MEANING.get(name) if "needs a value" not in mistake else None
+                mistakes.append(f"{label} {mistake}{f'; {meaning}' if meaning else ''}")
                 unread.add(name)
             else:
                 if origin == FLAG and value != values[name]:
@@ -175,17 +178,21 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     except argparse.ArgumentTypeError as error:
         return {}, [*mistakes, str(error)]
     known = [flag for action in parser._actions for flag in action.option_strings]
+    names = {token.partition("=")[0] for token in argv if token.startswith("-") or "=" in token}
     after_unknown_flag = False
     for token in extras:
         if token.startswith("-"):
             flag = token.partition("=")[0].replace("---", "-")
+            advice = meant(flag, known, names)
+            help_too = "; --help lists them all" if advice.startswith(" (") or not advice else ""
             is_gone = flag.lstrip("-").replace("-", "_") in GONE
-            wrong = IS_GONE if is_gone else f"is not a flag{meant(flag, known)}; --help lists them all"
-            mistakes.append(f"{_shown(flag)} {wrong}")
+            mistakes.append(f"{_shown(flag)} {IS_GONE if is_gone else f'is not a flag{advice}{help_too}'}")
             after_unknown_flag = "=" not in token
         elif not after_unknown_flag:  # what follows an unknown flag is that flag's value
             folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
-            mistakes.append(f"{_shown(token)} belongs to no flag; remove it or put its flag before it{folder}")
+            advice = assignment(token) or f"; remove it or put its flag before it{folder}"
+            mistakes.append(f"{_shown(token)} belongs to no flag{advice}")
+    mistakes += silent_defaults(names, argv)
     return vars(namespace), mistakes
 
 
@@ -210,7 +217,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     twice = sorted({key for key in keys if keys.count(key) > 1})
     mistakes = [f"recipe {path}: {_shown(key)} is given twice; keep one" for key in twice]
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
-    known = {}
+    known, names = {}, set(map(_text, content))
     for key, value in content.items():
         name = _text(key).replace("-", "_")
         if name in allowed:
@@ -221,8 +228,10 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         elif name in OPTIONS:
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")
         else:
-            mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{meant(_text(key), allowed)}")
-    return path, known, mistakes
+            advice = meant(_text(key), allowed, names)
+            mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
+    unasked = silent_defaults(names, [*names, *map(_text, content.values())])
+    return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
 
 
 def _load_yaml(path: Path) -> tuple[Any, list[str]]:

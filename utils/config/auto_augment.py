@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from utils.config.spelling import meant_value
 
 TORCHVISION, TIMM = "torchvision", "timm"
 MOST_STEPS = 16  # operations one after the other, or chains side by side
@@ -64,10 +65,9 @@ def read_policy(text: str) -> PolicyName:
     if name not in _TIMM:
         if name in _TORCHVISION:
             raise ValueError(f"{name} takes no options")
-        near = difflib.get_close_matches(name, CHOICES, n=1)
         raise ValueError(
             f"choose from {', '.join(CHOICES)}, the last {len(CHOICES) - len(_TORCHVISION)} and augmix with options as "
-            f"in {EXAMPLES}" + (f" (did you mean {near[0]}?)" if near else "")
+            f"in {EXAMPLES}" + meant_value(name, CHOICES)
         )
     options = {key: option.default for key, option in _TIMM[name].items()}
     seen = set()

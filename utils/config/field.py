@@ -68,6 +68,7 @@ def setting(
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
     short: str | None = None,
+    synonyms: str = "",
     many: bool = False,
     words: tuple[str, ...] = (),
     bare: str | None = None,
@@ -79,9 +80,10 @@ def setting(
 ) -> Any:
     """One setting.
 
-    ``type``: that of the default unless given. ``many``: a tuple of values. ``words`` are allowed instead of a number.
-    ``bare``: the value if the flag is given without one; ``--no-FLAG`` is then 'off'. ``affects_result``: runs that
-    differ here are different experiments, so a resume must agree. ``in_recipe`` False keeps a flag that says what to
+    ``type``: that of the default unless given. ``synonyms``: what other programs call it (``other_programs.py`` holds
+    the rest). ``many``: a tuple of values. ``words`` are allowed instead of a number. ``bare``: the value if the
+    flag is given without one; ``--no-FLAG`` is then 'off'. ``affects_result``: runs that differ here are different
+    experiments, so a resume must agree. ``in_recipe`` False keeps a flag that says what to
     do now (rather than how) out of recipes and the saved configuration. ``in_evaluation`` False: ``--evaluate`` does
     not use it. ``effect``: what else may leave it without an effect. Users are warned of settings without one.
     ``earlier``: the value of runs that were begun before there was this setting; a resume goes on with it.
@@ -96,6 +98,7 @@ def setting(
             "choices": choices,
             "metavar": metavar,
             "short": short,
+            "synonyms": tuple(synonyms.split()),
             "many": many,
             "words": words,
             "bare": bare,

@@ -297,6 +297,12 @@ def unknown_optimizer(name: str) -> str | None:
     base = name.removeprefix("lookahead_")
     if base != name and (base in OWN or base in known):
         return f"--optimizer {name}: write --optimizer {base} --lookahead 6 0.5"
+    if name.lower() in (*OWN, *known):
+        return f"--optimizer '{name}': did you mean {name.lower()}?"
+    if name.lower() in {"sgd_nesterov", "sgdnesterov", "sgd-nesterov"}:
+        return f"--optimizer {name}: write --optimizer sgd --nesterov"
+    if name.lower() in map(str.lower, dir(torch.optim)):
+        return f"--optimizer {name}: is torch's, but not offered here; adamw and sgd are"
     near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*OWN, 'lamb', 'lion'))}"
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"

@@ -2,9 +2,8 @@
 
 import pytest
 
-from utils.config import arguments, synonyms
-from utils.config.settings import UserError, all_settings
-from utils.config.synonyms import FLAG_OF, meant, meant_value
+from utils.config import arguments
+from utils.config.settings import UserError
 
 
 def mistakes_of(argv, world_size=1):
@@ -30,13 +29,13 @@ WRONG_COMMAND_LINES = [
     ("--opt adam", ("'--opt'", "did you mean --optimizer?")),
     ("--max_epochs 3", ("'--max_epochs'", "did you mean --epochs?")),
     ("--test-only", ("'--test-only'", "did you mean --evaluate?")),
-    ("--hflip 0.5", ("'--hflip'", "did you mean --augment flip?")),
-    ("--no-aug", ("'--no-aug'", "did you mean --augment none?")),
-    ("--norm-weight-decay 0", ("'--norm-weight-decay'", "did you mean --no-decay-norm-bias?")),
+    ("--hflip 0.5", ("'--hflip'", "write --augment resized-crop flip, ")),
+    ("--no-aug", ("'--no-aug'", "write --augment none")),
+    ("--norm-weight-decay 0", ("'--norm-weight-decay'", "for 0 write --no-decay-norm-bias")),
     ("-j 4", ("'-j'", "did you mean --workers?")),
     ("-lr 1", ("'-lr'", "did you mean --lr?")),
     ("--clip-grad-n 1", ("'--clip-grad-n'", "did you mean --clip-grad-norm?")),
-    ("--save 3", ("'--save'", "did you mean --save-every-epochs or --save-every-steps?")),
+    ("--save-every 3", ("'--save-every'", "did you mean --save-every-epochs or --save-every-steps?")),
     (".", ("'.'", "--datapath")),
     ("--Epochs 3", ("'--Epochs'", "--epochs?")),
     ("--epoch 3", ("'--epoch'", "--epochs?")),
@@ -185,7 +184,7 @@ def test_text_that_cannot_be_meant_gives_one_short_line(argv, word):
 # Each: the recipe, then one tuple a line, of words that the line must hold besides the recipe's path.
 WRONG_RECIPES = [
     ("epoch: 3", ("'epoch'", "epochs?")),
-    ("weight_deca: 3", ("'weight_deca'", "weight_decay or weight_decay_except?")),
+    ("weight_deca: 3", ("'weight_deca'", "did you mean weight_decay?")),
     ("1: 2", ("1 is not a setting",)),
     ("lr: 1\nlr: 2", ("'lr'", "twice")),
     ("batch-size: 1\nbatch_size: 1", ("batch_size", "twice")),
@@ -213,8 +212,8 @@ WRONG_RECIPES = [
     ("batchsize: 3", ("'batchsize'", "did you mean batch-size?")),
     ("learning_rate: 3", ("'learning_rate'", "did you mean lr?")),
     ("max_epochs: 3", ("'max_epochs'", "did you mean epochs?")),
-    ("no-aug: true", ("'no-aug'", "did you mean augment?")),
-    ("norm_weight_decay: 0", ("'norm_weight_decay'", "did you mean decay_norm_bias?")),
+    ("no-aug: true", ("'no-aug'", "write --augment none")),
+    ("norm_weight_decay: 0", ("'norm_weight_decay'", "for 0 write --no-decay-norm-bias")),
     ("lr-policy: linea", ("lr-policy", "'linea'", "cosine")),
     ("resume: auto", ("'resume'", "command line")),
     ("dry-run: true", ("'dry-run'", "command line")),
@@ -297,29 +296,3 @@ def test_mistakes_of_the_command_line_are_alike_on_all_ranks():
     with pytest.raises(UserError) as caught:
         arguments.parse(["--epochs", "0"], 2)
     assert caught.value.on_all_ranks
-
-
-# ------------------------------------------------------------------------------------ what others call it
-
-
-@pytest.mark.parametrize("other", FLAG_OF)
-def test_another_name_of_a_setting_is_answered_with_that_settings_flag(other):
-    options = {option.name: option for _, option in all_settings()}
-    assert other.replace("-", "_") not in options, "then it is a name of ours"
-    name, _, value = FLAG_OF[other].partition(" ")
-    option = options[name.removeprefix("no-").replace("-", "_")]
-    if value:
-        assert value in option.metadata["choices"]
-    for spelling in (f"-{other}",) if len(other) == 1 else (f"--{other}", f"--{other.replace('-', '_')}"):
-        assert f"did you mean --{FLAG_OF[other]}?" in mistakes_of([spelling, "x"])[0]
-
-
-def test_a_name_has_one_meaning():
-    names = [name for names in synonyms._ELSEWHERE.values() for name in names.split()]
-    assert len(names) == len(set(names)) == len(FLAG_OF)
-
-
-def test_the_nearest_spelling_is_asked_for_where_no_other_name_is_known():
-    assert meant("--epochz", ["--epochs", "--lr"]) == " (did you mean --epochs?)"
-    assert meant("--something", ["--epochs", "--lr"]) == ""
-    assert meant_value("mnist/fd", ["mnist/fc", "cifar10/resnet18"]) == " (did you mean mnist/fc?)"

@@ -177,7 +177,10 @@ def test_with_decay_everywhere_all_parameters_decay():
     assert [group["weight_decay"] for group in groups] == [0.1]
 
 
-@pytest.mark.parametrize(("wrong", "near"), [("adamm", "adam"), ("sdg", "sgd"), ("lambb", "lamb"), ("SGD", "sgd")])
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("adamm", "adam"), ("sdg", "sgd"), ("lambb", "lamb"), ("SGD", "sgd"), ("AdamW", "adamw"), ("RMSprop", "rmsprop")],
+)
 def test_unknown_optimizer_is_answered_with_the_nearest_names_once_each(wrong, near):
     line = unknown_optimizer(wrong)
     assert f"--optimizer '{wrong}'" in line
@@ -189,6 +192,17 @@ def test_unknown_optimizer_is_not_built():
     with pytest.raises(UserError) as caught:
         build_optimizer(OptimisationSettings(optimizer="adamm", lr=0.1), network())
     assert caught.value.mistakes == [unknown_optimizer("adamm")]
+
+
+def test_optimizers_of_torch_by_their_class_are_ours_or_said_to_be_none():
+    """Every optimizer of torch, and torchvision's sgd_nesterov."""
+    for name in (name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)):
+        line = unknown_optimizer(name)
+        if name in ("ASGD", "LBFGS", "Rprop", "SparseAdam"):
+            assert line.startswith(f"--optimizer {name}: is torch's, but")
+        elif name != "Optimizer":
+            assert line == f"--optimizer '{name}': did you mean {name.lower()}?"
+    assert unknown_optimizer("sgd_nesterov").endswith("write --optimizer sgd --nesterov")
 
 
 def test_unknown_optimizer_near_to_nothing_still_gets_a_list():

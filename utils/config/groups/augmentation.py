@@ -43,7 +43,7 @@ class AugmentationSettings:
 
     augment: tuple[str, ...] | None = setting(
         None, "training augmentation, or none [that of the data set]", type=str, many=True,
-        choices=("none", *AUGMENTATIONS), metavar="NAME", in_evaluation=False,
+        choices=("none", *AUGMENTATIONS), metavar="NAME", in_evaluation=False, synonyms="aug augmentation",
     )  # fmt: skip
     max_shift: int | None = setting(
         None, "largest shift in pixels of the stored image [that of the data set]", type=int, check=between(1, 8192),
@@ -59,7 +59,7 @@ class AugmentationSettings:
     )
     auto_augment: str | None = setting(
         None, f"augmentation policy: {', '.join(CHOICES)}; timm's with options, such as {EXAMPLES}; or none", type=str,
-        check=policy_check, metavar="POLICY", in_evaluation=False,
+        check=policy_check, metavar="POLICY", in_evaluation=False, synonyms="aa autoaugment",
     )  # fmt: skip
     rotation: float = setting(
         0.0, "rotate by a random angle of at most this many degrees", check=between(0, 180), metavar="DEGREES",
@@ -82,27 +82,38 @@ class AugmentationSettings:
         0.0, "probability that an image is blurred, by 0.1 to 2 pixels", check=between(0, 1), in_evaluation=False
     )
     random_erase: float = setting(
-        0.0, "probability that boxes of an image are erased", check=between(0, 1), metavar="PROB", in_evaluation=False
+        0.0,
+        "probability that boxes of an image are erased",
+        check=between(0, 1),
+        metavar="PROB",
+        in_evaluation=False,
+        synonyms="reprob random-erasing erasing",
     )
     random_erase_mode: str = setting(
         "const", "erase with the mean (const), a random colour (rand) or noise (pixel)", choices=ERASE_MODES,
-        in_evaluation=False, effect=_ERASING,
+        in_evaluation=False, effect=_ERASING, synonyms="remode",
     )  # fmt: skip
     random_erase_count: int = setting(
-        1, "erase from 1 to this many boxes", check=between(1, 16), in_evaluation=False, effect=_ERASING
+        1,
+        "erase from 1 to this many boxes",
+        check=between(1, 16),
+        in_evaluation=False,
+        effect=_ERASING,
+        synonyms="recount",
     )
     cutout: int = setting(
         0, "side in pixels of the square that cutout blanks in each image", check=between(0, 8192), in_evaluation=False
     )
     mixup: float = setting(
         0.0, "mixup: blend pairs of images; alpha of the beta distribution, for example 0.2", check=not_negative,
-        in_evaluation=False,
+        in_evaluation=False, synonyms="mixup-alpha",
     )  # fmt: skip
     cutmix: float = setting(
         0.0,
         "CutMix: paste a box of one image into another; alpha of the beta distribution, for example 1",
         check=not_negative,
         in_evaluation=False,
+        synonyms="cutmix-alpha",
     )
     mixup_mode: str = setting(
         "pair", "draw how images are mixed for each pair, or once for all images of a step (batch)",
@@ -123,6 +134,7 @@ class AugmentationSettings:
     repeated_augmentation: int = setting(
         1, "repeated augmentation: an epoch is as long, but shows fewer images, each this many times, augmented "
         "differently", check=between(1, 64), metavar="N", in_evaluation=False,
+        synonyms="aug-repeats ra-reps repeated-aug",
     )  # fmt: skip
 
     def mixes(self, epoch: int) -> bool:

@@ -25,11 +25,11 @@ class AverageSettings:
 
     ema_decay: float | None = setting(
         None, "decay of a moving average of the weights, for example 0.999; validation reports its results",
-        type=float, check=between(0, 1, open_low=True, open_high=True),
+        type=float, check=between(0, 1, open_low=True, open_high=True), synonyms="model-ema-decay ema",
     )  # fmt: skip
     ema_warmup: bool = setting(
         True, "let --ema-decay grow to its value: the first weights hardly count then",
-        effect=needs("--ema-decay", lambda v: v.ema_decay is not None),
+        effect=needs("--ema-decay", lambda v: v.ema_decay is not None), synonyms="model-ema-warmup",
     )  # fmt: skip
     ema_start_epoch: int = setting(
         1, "begin the moving average in this epoch (from 1): until then it is the weights themselves",

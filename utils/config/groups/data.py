@@ -35,12 +35,18 @@ def _has_folder(v: Any) -> bool:
 class DataSettings:
     """Which images, in which batches."""
 
-    dataname: str = setting("digits", "data set", choices=tuple(SPECS))
+    dataname: str = setting("digits", "data set", choices=tuple(SPECS), synonyms="dataset dataset-name")
     datapath: str | None = setting(
         None, "folder that holds the data", type=str, check=not_empty, metavar="DIR", affects_result=False,
         effect=needs("a --dataname with files", _has_folder),
+        synonyms="data data-dir data-path data-root root dataset-dir",
     )  # fmt: skip
-    download: bool = setting(False, "download the data set through torchvision if it is missing", affects_result=False)
+    download: bool = setting(
+        False,
+        "download the data set through torchvision if it is missing",
+        affects_result=False,
+        synonyms="dataset-download",
+    )
     val_split: float | None = setting(
         None, "fraction of a data set without val/ or test/ to validate on, for example 0.1", type=float,
         check=between(0, 1, open_low=True, open_high=True), metavar="SHARE",
@@ -52,20 +58,26 @@ class DataSettings:
     )  # fmt: skip
     image_column: str | None = setting(
         None, "column of the images in --dataname hf [the only one with images, or that of a usual name]", type=str,
-        check=not_empty, metavar="NAME", effect=_TABLE,
+        check=not_empty, metavar="NAME", effect=_TABLE, synonyms="input-key image-column-name",
     )  # fmt: skip
     label_column: str | None = setting(
         None, "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name]", type=str,
-        check=not_empty, metavar="NAME", effect=_TABLE,
+        check=not_empty, metavar="NAME", effect=_TABLE, synonyms="target-key label-column-name",
     )  # fmt: skip
     image_size: int | None = setting(
         None, "height and width of the network's input in pixels [that of the weights or the data set]", type=int,
-        check=between(1, 8192),
+        check=between(1, 8192), synonyms="img-size imgsz img train-crop-size resolution",
     )  # fmt: skip
-    val_image_size: int | None = setting(None, "the same in validation [image size]", type=int, check=between(1, 8192))
+    val_image_size: int | None = setting(
+        None,
+        "the same in validation [image size]",
+        type=int,
+        check=between(1, 8192),
+        synonyms="val-crop-size val-img-size eval-crop-size",
+    )
     progressive_size: int | None = setting(
         None, "begin training with images of this height and width, which grow to the image size", type=int,
-        check=between(1, 8192), metavar="PIXELS", in_evaluation=False,
+        check=between(1, 8192), metavar="PIXELS", in_evaluation=False, synonyms="min-res",
     )  # fmt: skip
     progressive_step: int = setting(
         32, "pixels by which the image size grows at least", check=between(1, 8192), metavar="PIXELS",
@@ -100,6 +112,7 @@ class DataSettings:
         "auto", "data-loading processes per training process; 0: none, auto: as many as a measurement finds useful",
         type=int, words=("auto",), short="-w", check=between(0, 1024), metavar="{N,auto}", affects_result=False,
         effect=needs("images in files, or --loader stream", lambda v: not (v.in_memory and v.resident)),
+        synonyms="j num-workers dataloader-num-workers",
     )  # fmt: skip
     decode: str = setting(
         "cpu", "where to decode, crop and resize JPEG files when images stream; gpu needs a GPU",
@@ -123,7 +136,7 @@ class DataSettings:
     )  # fmt: skip
     batch_size: int = setting(
         64, "images per process and forward pass", short="-b", check=between(1, 2**20), affects_result=False,
-        effect=_VALIDATION_BATCH,
+        effect=_VALIDATION_BATCH, synonyms="train-batch-size per-device-train-batch-size per-gpu-batch-size bs batch",
     )  # fmt: skip
     global_batch_size: int | None = setting(
         None, "images per optimizer step, over all processes and accumulation [batch size x processes x accumulate]",
@@ -153,17 +166,19 @@ class DataSettings:
     )  # fmt: skip
     train_samples: int | None = setting(
         None, "train on this many of the training images only, the first in the order of --seed, for a quick trial",
-        type=int, check=positive_int, metavar="N", in_evaluation=False,
+        type=int, check=positive_int, metavar="N", in_evaluation=False, synonyms="max-train-samples",
     )  # fmt: skip
     val_batch_size: int | None = setting(
         None, "images per process and forward pass in validation [batch size]", type=int, check=between(1, 2**20),
         affects_result=False,
+        synonyms="validation-batch-size vb eval-batch-size test-batch-size per-device-eval-batch-size",
     )  # fmt: skip
     max_val_batches: int | None = setting(
         None, "validate on the images of this many batches only, of --val-batch-size or else of the images of a step, "
         "chosen at random and always the same, for a quick trial; each line about a validation says so",
         type=int, check=positive_int, metavar="N",
         effect=needs("more validation images than these batches hold", lambda v: v.cuts_validation),
+        synonyms="limit-val-batches",
     )  # fmt: skip
     loader: str = setting(
         "auto", "resident: all images in device memory; stream: worker processes read them",

@@ -20,9 +20,11 @@ class LossSettings:
 
     loss: str = setting(
         "cross-entropy", "training loss; bce: binary cross entropy of each class, focal: less weight on what is "
-        "learned well", choices=LOSSES,
+        "learned well", choices=LOSSES, synonyms="criterion loss-fn",
     )  # fmt: skip
-    label_smoothing: float = setting(0.0, "label smoothing", check=between(0, 1, open_high=True))
+    label_smoothing: float = setting(
+        0.0, "label smoothing", check=between(0, 1, open_high=True), synonyms="smoothing label-smoothing-factor"
+    )
     bce_target_thresh: float | None = setting(
         None, "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
         type=float, check=between(0, 1, open_high=True), effect=_BCE,
@@ -43,10 +45,11 @@ class LossSettings:
         None, "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
         "network (downloads its pretrained weights)", type=str, check=not_empty, metavar="PATH_OR_NAME",
         effect=needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
+        synonyms="teacher-model teacher-path kd-model-name",
     )  # fmt: skip
     distillation: str = setting(
         "soft", "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
-        choices=DISTILLATIONS, effect=_TEACHER,
+        choices=DISTILLATIONS, effect=_TEACHER, synonyms="distillation-type",
     )  # fmt: skip
     distillation_alpha: float = setting(
         0.5, "share of the teacher's loss; that of the labels has the rest", check=between(0, 1), effect=_TEACHER
@@ -55,5 +58,5 @@ class LossSettings:
         1.0, "temperature of both softmaxes in soft distillation; the loss is multiplied by its square", check=positive,
         effect=needs(
             "--teacher and --distillation soft", lambda v: v.teacher is not None and v.distillation == "soft"
-        ),
+        ), synonyms="distillation-tau kd-temperature",
     )  # fmt: skip

@@ -34,7 +34,7 @@ class ModelSettings:
     arch: str | None = setting(
         None, "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
         f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]", type=str, short="-a",
-        check=not_empty, metavar="NAME",
+        check=not_empty, metavar="NAME", synonyms="model model-name model-name-or-path network net backbone",
     )  # fmt: skip
     pretrained: bool = setting(
         False, "start from the library's pretrained weights (downloads them)",
@@ -42,7 +42,7 @@ class ModelSettings:
     )  # fmt: skip
     weights: str | None = setting(
         None, "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
-        type=str, check=not_empty, metavar="PATH",
+        type=str, check=not_empty, metavar="PATH", synonyms="initial-checkpoint pretrained-path",
     )  # fmt: skip
     new_head: bool = setting(
         False, "begin the last layer anew, for other classes than those of --weights or --pretrained",
@@ -50,7 +50,7 @@ class ModelSettings:
     )  # fmt: skip
     drop: float | None = setting(
         None, "dropout before the last layer [that of the library]", type=float, check=between(0, 1, open_high=True),
-        in_evaluation=False,
+        in_evaluation=False, synonyms="dropout",
     )  # fmt: skip
     drop_path: float | None = setting(
         None, "stochastic depth: probability of skipping the last block, lower for earlier blocks [that of the "
@@ -63,10 +63,11 @@ class ModelSettings:
     blur_pool: bool = setting(
         False, "blur what strided convolutions read, against aliasing",
         effect=needs("a strided convolution of 16 or more input channels", lambda v: v.blurs),
+        synonyms="use-blurpool blurpool",
     )  # fmt: skip
     grad_checkpointing: bool = setting(
         False, "compute activations again in the backward pass: less memory, more time (timm's networks)",
-        affects_result=False, in_evaluation=False,
+        affects_result=False, in_evaluation=False, synonyms="gradient-checkpointing",
     )  # fmt: skip
     sync_bn: bool = setting(
         False, "batch norms normalise by the batches of all processes together (GPUs)", in_evaluation=False,
@@ -99,7 +100,7 @@ class ModelSettings:
         choices=("auto", "on", "off"), bare="on", affects_result=False,
         effect=needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
     )  # fmt: skip
-    compile: bool = setting(False, "compile the network with torch.compile")
+    compile: bool = setting(False, "compile the network with torch.compile", synonyms="torchcompile torch-compile")
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
     matmul_weight_grad: tuple[str, ...] | None = setting(
         None, "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where "

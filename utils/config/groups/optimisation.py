@@ -74,13 +74,23 @@ def _pairs(values: tuple[str, ...]) -> str | None:
 class OptimisationSettings:
     """How the network is trained; ``--evaluate`` uses none of it."""
 
-    epochs: int = setting(20, "passes over the training data", check=between(1, 10**6))
+    epochs: int = setting(
+        20,
+        "passes over the training data",
+        check=between(1, 10**6),
+        synonyms="max-epochs num-epochs n-epochs num-train-epochs",
+    )
     optimizer: str = setting(
         "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, "
         "schedulefree-adamw or any timm optimizer by name", short="-o", check=not_empty, metavar="NAME",
+        synonyms="opt optim",
     )  # fmt: skip
     lr: float | None = setting(
-        None, "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]", type=float, check=positive
+        None,
+        "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
+        type=float,
+        check=positive,
+        synonyms="learning-rate init-lr lr0",
     )
     lr_base: float | None = setting(
         None, "peak learning rate for --lr-base-size images per step, instead of --lr", type=float, check=positive
@@ -96,6 +106,7 @@ class OptimisationSettings:
     lr_min: float = setting(
         0.0, "lowest learning rate after the warm-up", check=not_negative,
         effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
+        synonyms="min-lr eta-min",
     )  # fmt: skip
     momentum: float = setting(
         0.9, "momentum of sgd (beta of schedulefree-sgd), and of timm's optimizers that have one",
@@ -104,11 +115,11 @@ class OptimisationSettings:
     )  # fmt: skip
     opt_eps: float | None = setting(
         None, "eps of the optimizer, which it adds to what it divides by [that of the optimizer]", type=float,
-        check=not_negative,
+        check=not_negative, synonyms="eps epsilon adam-epsilon",
     )  # fmt: skip
     opt_betas: tuple[float, ...] | None = setting(
         None, "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
-        type=float, many=True, check=between(0, 1, open_high=True), metavar="BETA",
+        type=float, many=True, check=between(0, 1, open_high=True), metavar="BETA", synonyms="betas",
     )  # fmt: skip
     opt_kwargs: tuple[str, ...] | None = setting(
         None, "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true", type=str,
@@ -119,7 +130,7 @@ class OptimisationSettings:
         "Nesterov momentum (sgd, muon-sgd)",
         effect=needs("--optimizer sgd or muon-sgd", lambda v: v.optimizer in WITH_NESTEROV),
     )
-    weight_decay: float = setting(5e-4, "weight decay", check=not_negative)
+    weight_decay: float = setting(5e-4, "weight decay", check=not_negative, synonyms="wd decay")
     decay_norm_bias: bool = setting(
         True, "apply weight decay to norms and biases too",
         effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
@@ -143,29 +154,38 @@ class OptimisationSettings:
     )  # fmt: skip
     lr_policy: str = setting(
         "cosine", "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
-        choices=LR_POLICIES,
+        choices=LR_POLICIES, synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
     )  # fmt: skip
     lr_milestones: tuple[float, ...] | None = setting(
         None, "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]", type=float,
         many=True, check=positive, metavar="EPOCH", effect=_reaches_milestones,
+        synonyms="decay-milestones milestones schedule",
     )  # fmt: skip
     lr_gamma: float = setting(
         0.1, "multistep, step: factor of the learning rate at each drop", check=between(0, 1, open_low=True),
-        effect=_of_policies("multistep", "step"),
+        effect=_of_policies("multistep", "step"), synonyms="gamma",
     )  # fmt: skip
     lr_step_epochs: float | None = setting(
         None, "step: epochs between two drops of the learning rate [a third of --epochs]", type=float, check=positive,
-        metavar="EPOCHS", effect=_of_policies("step"),
+        metavar="EPOCHS", effect=_of_policies("step"), synonyms="decay-epochs lr-step-size step-size",
     )  # fmt: skip
     lr_power: float = setting(
-        2.0, "poly: exponent of the remaining fraction of the schedule", check=positive, effect=_of_policies("poly")
+        2.0,
+        "poly: exponent of the remaining fraction of the schedule",
+        check=positive,
+        effect=_of_policies("poly"),
+        synonyms="power",
     )
     lr_cycle_epochs: float | None = setting(
         None, "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
-        type=float, check=positive, metavar="EPOCHS", effect=_restarts,
+        type=float, check=positive, metavar="EPOCHS", effect=_restarts, synonyms="t-initial t-0",
     )  # fmt: skip
     lr_cycle_mul: float = setting(
-        1.0, "factor by which each cycle is longer than the one before", check=between(1, 100), effect=_RESTARTS
+        1.0,
+        "factor by which each cycle is longer than the one before",
+        check=between(1, 100),
+        effect=_RESTARTS,
+        synonyms="t-mult",
     )
     lr_cycle_decay: float = setting(
         1.0,
@@ -182,12 +202,12 @@ class OptimisationSettings:
         check=between(1, 1e6), effect=_of_policies(*RISING_POLICIES),
     )  # fmt: skip
     warmup_epochs: float = setting(
-        0.0, "epochs of linear warm-up", check=not_negative, effect=_warms_up,
+        0.0, "epochs of linear warm-up", check=not_negative, effect=_warms_up, synonyms="lr-warmup-epochs warmup",
     )  # fmt: skip
     warmup_lr: float | None = setting(
         None, "learning rate of the first step of the warm-up [--lr divided by its steps; with --lr-per-epoch by its "
         "epochs]", type=float, check=positive,
-        effect=_WARMS_UP,
+        effect=_WARMS_UP, synonyms="warmup-lr-init warmup-start-lr",
     )  # fmt: skip
     warmup_prefix: bool = setting(
         True,
@@ -202,8 +222,19 @@ class OptimisationSettings:
         False, "all steps of an epoch have the learning rate of its first",
         effect=needs("a rate that changes", lambda v: v.lr_policy != "constant" or v.warmup_steps > 0),
     )  # fmt: skip
-    accumulate: int = setting(1, "forward passes per optimizer step", check=between(1, 2**16))
-    clip_grad_norm: float | None = setting(None, "clip the unscaled gradient to this norm", type=float, check=positive)
+    accumulate: int = setting(
+        1,
+        "forward passes per optimizer step",
+        check=between(1, 2**16),
+        synonyms="grad-accum-steps accumulate-grad-batches gradient-accumulation-steps",
+    )
+    clip_grad_norm: float | None = setting(
+        None,
+        "clip the unscaled gradient to this norm",
+        type=float,
+        check=positive,
+        synonyms="clip-grad gradient-clip-val max-grad-norm grad-clip",
+    )
     clip_grad_value: float | None = setting(
         None, "clamp each element of the unscaled gradient to this absolute value", type=float, check=positive
     )

@@ -24,13 +24,19 @@ class PrecisionSettings:
     amp: str | None = setting(
         None, "automatic mixed precision; auto: fp16 on a GPU, on a CPU bf16 where that is measured to be faster "
         "[fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16", MEASURED),
+        synonyms="amp-dtype precision mixed-precision",
     )  # fmt: skip
     tf32: bool | None = setting(
         None, "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
         type=bool, effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),
     )  # fmt: skip
     init_scale: float = setting(
-        65536.0, "initial loss scale (fp16)", check=between(2.0**-24, 2.0**100), in_evaluation=False, effect=_SCALER
+        65536.0,
+        "initial loss scale (fp16)",
+        check=between(2.0**-24, 2.0**100),
+        in_evaluation=False,
+        effect=_SCALER,
+        synonyms="loss-scale",
     )
     max_skipped_steps: int = setting(
         20, "stop after more than this many skipped steps in a row (fp16)",

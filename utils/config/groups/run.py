@@ -25,30 +25,41 @@ class RunSettings:
 
     config: str | None = setting(
         None, "recipe to read: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
-        affects_result=False, in_recipe=False,
+        affects_result=False, in_recipe=False, synonyms="c",
     )  # fmt: skip
     output: str = setting(
         "runs", "folder that holds all runs", check=not_empty, metavar="DIR", affects_result=False, in_recipe=False,
         in_evaluation=False, effect=_NEW_FOLDER,
+        synonyms="output-dir out-dir save-dir work-dir log-dir logdir default-root-dir out project",
     )  # fmt: skip
     name: str | None = setting(
         None, "text appended to the run folder's name", type=str, check=safe_name, metavar="TEXT", affects_result=False,
-        in_evaluation=False, effect=_NEW_FOLDER,
+        in_evaluation=False, effect=_NEW_FOLDER, synonyms="experiment run-name exp-name",
     )  # fmt: skip
     seed: int = setting(
-        0, "seed of initialisation, sample order and augmentation", check=between(0, LARGEST_INT), in_evaluation=False
+        0,
+        "seed of initialisation, sample order and augmentation",
+        check=between(0, LARGEST_INT),
+        in_evaluation=False,
+        synonyms="manual-seed random-seed seed-everything",
     )
     deterministic: bool = setting(
-        False, "use only deterministic algorithms: the same bits each time, slower on a GPU", affects_result=False
+        False,
+        "use only deterministic algorithms: the same bits each time, slower on a GPU",
+        affects_result=False,
+        synonyms="use-deterministic-algorithms",
     )
-    device: str = setting("auto", "device to compute on", choices=("auto", "cpu", "cuda"), affects_result=False)
+    device: str = setting(
+        "auto", "device to compute on", choices=("auto", "cpu", "cuda"), affects_result=False, synonyms="accelerator"
+    )
     gpu_ids: tuple[int, ...] | None = setting(
         None, "GPUs that this machine's processes use, one each", type=int, many=True,
-        check=between(0, 1023), metavar="ID", affects_result=False, in_recipe=False,
+        check=between(0, 1023), metavar="ID", affects_result=False, in_recipe=False, synonyms="gpu gpus",
     )  # fmt: skip
     resume: str | None = setting(
         None, "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
         type=str, check=not_empty, metavar="{auto,PATH}", affects_result=False, in_recipe=False,
+        synonyms="ckpt-path resume-from-checkpoint",
     )  # fmt: skip
     resume_override: bool = setting(
         False, "with --resume PATH: continue even if settings or data differ from the run's",
@@ -56,7 +67,7 @@ class RunSettings:
     )  # fmt: skip
     evaluate: bool = setting(
         False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
-        affects_result=False, in_recipe=False,
+        affects_result=False, in_recipe=False, synonyms="eval test-only validate",
     )  # fmt: skip
     dry_run: bool = setting(False, "print the plan and create nothing", affects_result=False, in_recipe=False)
     max_steps: int | None = setting(
@@ -65,15 +76,15 @@ class RunSettings:
     )  # fmt: skip
     val_every_epochs: int = setting(
         1, "epochs between two validations; the last epoch is always validated", check=positive_int,
-        in_evaluation=False,
+        in_evaluation=False, synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
     )  # fmt: skip
     best_metric: str = setting(
         "top1", "validation figure that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
-        check=not_empty, metavar="NAME", in_evaluation=False,
+        check=not_empty, metavar="NAME", in_evaluation=False, synonyms="eval-metric metric-for-best-model",
     )  # fmt: skip
     early_stopping: int | None = setting(
         None, "finish the run after this many epochs without improvement", type=int, check=positive_int,
-        metavar="PATIENCE", in_evaluation=False,
+        metavar="PATIENCE", in_evaluation=False, synonyms="patience early-stopping-patience",
     )  # fmt: skip
     early_stopping_metric: str | None = setting(
         None, "validation figure that has to improve [that of --best-metric]", type=str, check=not_empty,

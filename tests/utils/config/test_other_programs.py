@@ -1,0 +1,353 @@
+"""What main.py answers to every flag of timm's, torchvision's and ultralytics' training programs, and to others'."""
+
+import functools
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.config import arguments
+from utils.config.other_programs import OTHERS, PROGRAMS, TIMM, TORCHVISION, ULTRALYTICS
+from utils.config.settings import UserError, all_settings
+from utils.config.spelling import meant_value, nearest
+from utils.config.synonyms import SYNONYMS, meant
+
+FLAGS = sorted({flag for action in arguments.build_parser()._actions for flag in action.option_strings})
+OURS, LEAVE, NONE = "ours", ": leave it out", " and has no equivalent"
+
+# Every flag of each program, by the answer: OURS, the flag that "did you mean" names, or how the advice begins.
+OF_TIMM = {
+    OURS: "amp batch-size bce-pos-weight bce-sum bce-target-thresh channels-last color-jitter color-jitter-prob config "
+    "crop-pct cutmix device drop drop-path epochs gaussian-blur-prob grad-checkpointing grayscale-prob interpolation "
+    "layer-decay lr lr-base lr-base-scale lr-base-size lr-cycle-decay lr-cycle-mul mean mixup mixup-mode "
+    "mixup-off-epoch mixup-prob mixup-switch-prob model-kwargs momentum opt-betas opt-eps opt-kwargs output pretrained "
+    "resume seed std sync-bn tta val-split warmup-epochs warmup-lr warmup-prefix weight-decay workers",
+    "--datapath": "data-dir", "--dataname": "dataset", "--download": "dataset-download", "--arch": "model",
+    "--weights": "initial-checkpoint pretrained-path", "--image-size": "img-size", "--accumulate": "grad-accum-steps",
+    "--compile": "torchcompile", "--optimizer": "opt", "--clip-grad-norm": "clip-grad", "--lr-policy": "sched",
+    "--lr-min": "min-lr", "--lr-milestones": "decay-milestones", "--lr-step-epochs": "decay-epochs",
+    "--random-erase": "reprob", "--random-erase-mode": "remode", "--random-erase-count": "recount",
+    "--label-smoothing": "smoothing", "--val-batch-size": "validation-batch-size vb", "--auto-augment": "aa",
+    "--repeated-augmentation": "aug-repeats", "--teacher": "kd-model-name", "--amp": "amp-dtype",
+    "--distillation-temperature": "kd-temperature", "--ema-decay": "model-ema-decay", "--config": "c",
+    "--ema-warmup": "model-ema-warmup", "--print-freq": "log-interval", "--val-every-epochs": "val-interval",
+    "--save-every-steps": "recovery-interval", "--name": "experiment", "--best-metric": "eval-metric",
+    "--image-column": "input-key", "--label-column": "target-key", "--workers": "j",
+    ": write --crop-min-area": "scale",
+    ": write --augment resized-crop flip, ": "hflip",
+    ": write --augment resized-crop flip vertical-flip": "vflip",
+    ": write --augment none": "no-aug",
+    ": write --image-size": "input-size",
+    ": write --drop-path": "drop-connect",
+    ": write --model-kwargs drop_block_rate=RATE": "drop-block",
+    ": write --model-kwargs global_pool=POOL": "gp",
+    ": write --loss bce": "bce-loss",
+    ": write --lr-gamma; with the schedule poly it is the exponent, --lr-power": "decay-rate dr",
+    ": write --lr-cycle-epochs with timm's --epochs, and as --epochs this many times that": "lr-cycle-limit",
+    ": write --weights PATH": "no-resume-opt",
+    ": write --ema-decay": "model-ema",
+    ": write --distillation-alpha": "distill-loss-weight task-loss-weight",
+    ": leave it out for norm; for value write --clip-grad-value, for agc --clip-grad-agc": "clip-mode",
+    LEAVE: "in-chans input-img-mode num-classes class-map train-split train-num-samples val-num-samples "
+    "dataset-trust-remote-code dist-bn fast-norm fuser synchronize-step device-modules model-dtype local_rank no-ddp-bb "
+    "pin-mem no-prefetcher use-multi-epochs-loader worker-seeding sched-on-updates start-epoch model-ema-force-cpu "
+    "checkpoint-hist kd-distill-type kd-loss-type",
+    NONE: "ratio train-crop-mode train-interpolation jsd-loss aug-splits split-bn resplit cutmix-minmax bn-momentum "
+    "bn-eps head-init-scale head-init-bias torchcompile-mode torchscript layer-decay-min-scale "
+    "layer-decay-no-opt-scale lr-noise lr-noise-pct lr-noise-std lr-k-decay patience-epochs cooldown-epochs "
+    "epoch-repeats train-batches-per-epoch train-steps-per-epoch save-images log-wandb wandb-project wandb-tags "
+    "wandb-resume-id train-img-sizes train-batch-sizes train-size-probs train-size-schedule "
+    "train-size-schedule-spread train-size-random-mix variable-batch-loss-scale naflex-loader naflex-train-seq-lens "
+    "naflex-max-seq-len naflex-patch-sizes naflex-patch-size-probs naflex-loss-scale naflex-patchify-channels-first "
+    "kd-student-feature-dim kd-teacher-feature-dim kd-token-distill-type",
+}  # fmt: skip
+OF_TORCHVISION = {
+    OURS: "device batch-size epochs workers lr momentum weight-decay label-smoothing lr-gamma lr-min print-freq resume "
+    "sync-bn auto-augment random-erase amp interpolation clip-grad-norm weights pretrained",
+    "--datapath": "data-path", "--arch": "model", "--workers": "j", "--optimizer": "opt", "--weight-decay": "wd",
+    "--mixup": "mixup-alpha", "--cutmix": "cutmix-alpha", "--lr-policy": "lr-scheduler", "--evaluate": "test-only",
+    "--warmup-epochs": "lr-warmup-epochs", "--lr-step-epochs": "lr-step-size", "--output": "output-dir",
+    "--deterministic": "use-deterministic-algorithms", "--val-image-size": "val-crop-size",
+    "--image-size": "train-crop-size", "--repeated-augmentation": "ra-reps",
+    ": write --crop-pct with --val-crop-size divided by it, rounded down to four digits": "val-resize-size",
+    ": for 0 write --no-decay-norm-bias": "norm-weight-decay bias-weight-decay",
+    ": for 0 write --weight-decay-except": "transformer-embedding-decay",
+    ": write --warmup-lr with this times the learning rate": "lr-warmup-decay",
+    ": write --ema-decay, see": "model-ema",
+    ": write --ema-decay with 1 - (1 - decay) x images per step / epochs": "model-ema-decay",
+    ": write --amp fp16": "apex apex-opt-level",
+    LEAVE: "lr-warmup-method start-epoch cache-dataset ra-sampler world-size dist-url model-ema-steps backend use-v2",
+    NONE: "ra-magnitude augmix-severity num-calibration-batches num-observer-update-epochs num-batch-norm-update-epochs "
+    "post-training-quantize",
+}  # fmt: skip
+OF_ULTRALYTICS = {
+    OURS: "epochs name workers seed momentum weight-decay warmup-epochs",
+    "--arch": "model", "--datapath": "data", "--early-stopping": "patience", "--batch-size": "batch",
+    "--image-size": "imgsz", "--output": "project", "--lr": "lr0", "--drop": "dropout", "--random-erase": "erasing",
+    "--save-every-epochs": "save-period",
+    ": write --lr-min": "lrf",
+    ": write --lr-policy cosine": "cos-lr",
+    ": write --augment resized-crop flip, ": "fliplr",
+    ": write --augment resized-crop flip vertical-flip": "flipud",
+    ": write --crop-min-area with 1 minus it": "scale",
+    ": write --color-jitter": "hsv-h hsv-s hsv-v",
+    ": write --rotation": "degrees",
+    ": write --freeze": "freeze",
+    ": write --pretrained for the library's weights, --weights": "pretrained",
+    ": write --device cpu, or --gpu-ids": "device",
+    ": write --resume auto": "resume",
+    ": write --amp fp16 for true": "amp",
+    ": write the flag alone for true": "deterministic compile",
+    ": write --optimizer": "optimizer",
+    ": write --auto-augment ra": "auto-augment",
+    ": write --amp fp16": "half",
+    ": write --loader resident": "cache",
+    ": write --train-samples": "fraction",
+    ": write --class-weights balanced": "cls-pw",
+    ": write --tta flip": "augment",
+    ": write --config": "cfg",
+    LEAVE: "mixup cutmix split val save plots verbose exist-ok task mode",
+    NONE: "time multi-scale warmup-momentum warmup-bias-lr nbs translate shear perspective bgr mosaic close-mosaic "
+    "copy-paste copy-paste-mode single-cls rect overlap-mask mask-ratio save-json conf iou max-det dnn end2end profile "
+    "source vid-stride stream-buffer visualize agnostic-nms classes retina-masks embed tracker show save-frames save-txt "
+    "save-conf save-crop show-labels show-conf show-boxes line-width format keras optimize int8 dynamic simplify opset "
+    "workspace nms box cls dfl pose kobj rle angle",
+}  # fmt: skip
+OF_OTHERS = {
+    "--opt-eps": "adam-epsilon eps",
+    "--opt-betas": "betas",
+    "--grad-checkpointing": "gradient-checkpointing",
+    "--lr": "learning-rate",
+    "--max-val-batches": "limit-val-batches",
+    ": write --opt-betas with both": "adam-beta1 adam-beta2",
+    ": write --device cpu": "no-cuda",
+    ": write --max-steps 1": "fast-dev-run",
+    ": write --amp off": "no-amp",
+    ": write --amp fp16": "fp16",
+    ": write --amp bf16": "bf16",
+    ": write --dataname synthetic": "dummy",
+    ": write --grad-compression bf16": "fp16-compression bf16-compression",
+    ": write --datapath": "train train-dir val-dir",
+    ": write --warmup-epochs": "warmup-steps warmup-ratio",
+    ": write --lr, or --lr-base": "base-lr blr",
+    LEAVE: "local-rank rank multiprocessing-distributed dist-backend",
+    NONE: "jsd csv labels fold n-folds",
+}
+
+
+def answers(names, prefix="--", value=" 1"):
+    """The end of the line that each name is answered with, all in one command."""
+    argv = [word for name in names for word in f"{prefix}{name}{value}".split()]
+    mistakes = arguments.read(argv).mistakes
+    found = {}
+    for name in names:
+        own = [
+            line for line in mistakes if line.startswith((f"'{prefix}{name}' is", f"'{prefix}{name}{value}' belongs"))
+        ]
+        found[name] = own[0].partition(" is not a flag")[2].removesuffix("; --help lists them all") if own else OURS
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "table", "count"),
+    [(TIMM, OF_TIMM, 174 + 3), (TORCHVISION, OF_TORCHVISION, 60), (OTHERS, OF_OTHERS, 32)],
+    ids=["timm", "torchvision", "others"],
+)
+def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(program, table, count):
+    names = {name: answer for answer, text in table.items() for name in text.split()}
+    assert len(names) == sum(len(text.split()) for text in table.values()) == count
+    foreign = [name for name in names if names[name] != OURS]
+    for name, found in answers([name for name in foreign if len(name) > 1]).items():
+        wanted = names[name]
+        flag = wanted.startswith("--")
+        assert found == f" (did you mean {wanted}?)" if flag else found.startswith(wanted), (name, found)
+    assert all(f"--{name}" in FLAGS for name, answer in names.items() if answer == OURS)
+    if program is not OTHERS:
+        keys = {name.replace("_", "-") for name in foreign}
+        assert keys - {*program.synonyms.split(), *program.instead} == set(), "no other program answers for it"
+
+
+def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
+    names = {name: answer for answer, text in OF_ULTRALYTICS.items() for name in text.split()}
+    assert len(names) == 109
+    for name, wanted in names.items():
+        (line, *_) = arguments.read([f"{name.replace('-', '_')}=0.5"]).mistakes
+        flag = f"--{name}" if wanted == OURS else wanted
+        expected = f": write {flag} 0.5" if flag.startswith("--") else wanted.replace(" and has", ":")
+        assert line.partition("belongs to no flag")[2].startswith(expected), (name, line)
+    assert {name for name in names if names[name] != OURS} == {*ULTRALYTICS.instead, *ULTRALYTICS.synonyms.split()}
+
+
+def test_an_advice_names_flags_that_exist():
+    theirs = {f"--{name}" for program in PROGRAMS for name in (*program.instead, *program.synonyms.split())}
+    texts = [text for program in PROGRAMS for text in program.instead.values()]
+    for text in texts:
+        flags = re.findall(r"--[a-z][a-z-]+", text)
+        first = re.match(r"(?:for 0 )?write (--[a-z-]+)", text)
+        assert {*flags} <= {*FLAGS, *theirs} and (first is None or first[1] in FLAGS), text
+    for program in PROGRAMS:
+        asked = [flag for silent in program.silent for flag in re.findall(r"\((--.*)\)", silent.words)]
+        for flags in asked:
+            assert not arguments.read(flags.split()).mistakes, flags
+
+
+def test_what_an_advice_asks_for_is_accepted_as_it_stands():
+    """The silent defaults of a program, all together, make a run."""
+    for program in (TIMM, TORCHVISION, ULTRALYTICS):
+        asked = {flags for silent in program.silent for flags in re.findall(r"\((--.*)\)", silent.words)}
+        arguments.parse([word for flags in sorted(asked - {"--opt-eps 0.0316"}) for word in flags.split()])
+
+
+def test_a_name_has_one_meaning():
+    options = {option.name for _, option in all_settings()}
+    names = [name for _, option in all_settings() for name in option.metadata["synonyms"]]
+    assert len(names) == len(set(names)) == len(SYNONYMS)
+    assert not {name.replace("-", "_") for name in names} & options, "those are names of ours"
+    assert not {*names} & {*TIMM.instead, *OTHERS.instead}
+    assert {name for program in PROGRAMS for name in program.synonyms.split()} <= {*names}
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_a_synonym_is_answered_with_its_flag_in_each_spelling(name):
+    expected = f" (did you mean --{SYNONYMS[name].replace('_', '-')}?)"
+    for spelling in (f"-{name}",) if len(name) == 1 else (f"--{name}", f"--{name.replace('-', '_')}", name.upper()):
+        assert meant(spelling, FLAGS) == expected
+
+
+# ------------------------------------------------------------------------------------ silent defaults
+
+
+def unasked(*argv):
+    return [line.partition(": ")[2] for line in arguments.read(argv).mistakes if line.startswith("these are flags of")]
+
+
+def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stand_there():
+    line = ["--model", "resnet50", "--sched", "cosine", "--opt", "lamb", "--reprob", "0.1"]
+    (said,) = unasked(*line)
+    for words in (
+        "label smoothing 0.1 (--label-smoothing 0.1)", "colour jitter 0.4 (--color-jitter 0.4)",
+        "no weight decay on norms and biases (--no-decay-norm-bias)", "erasing with noise (--random-erase-mode pixel)",
+    ):  # fmt: skip
+        assert words in said
+    assert "Nesterov" not in said, "of sgd"
+    (said,) = unasked(*line, "--smoothing", "0", "--aa", "rand-m9", "--remode", "const", "--epochs", "9")
+    for words in ("smoothing", "jitter", "erasing", "epochs 300"):
+        assert words not in said
+    assert unasked("--sched", "cosine") == [] and unasked("--model", "fc", "--csv", "a") == []
+    assert ["step" in said for said in unasked("--lr-scheduler", "steplr", "--data-path", "d", "--wd", "1e-4")] == [
+        False
+    ]
+    (said,) = unasked("--data-path", "d", "--wd", "1e-4", "--model", "resnet50")
+    assert "--lr-policy step --lr-step-epochs 30" in said and "weight decay" not in said
+    (said,) = unasked("model=yolov8n-cls.pt", "imgsz=224", "fliplr=0.5", "erasing=0")
+    assert "RandAugment (--auto-augment ra)" in said and "--random-erase" not in said
+
+
+def test_a_name_of_two_programs_means_what_the_command_is_of():
+    assert "(did you mean --ema-decay?)" in meant("--model-ema-decay", FLAGS, ["--sched", "--opt", "--aa"])
+    assert "images per step" in meant("--model-ema-decay", FLAGS, ["--lr-warmup-decay", "--val-resize-size"])
+    assert "first of its two" in meant("--scale", FLAGS)
+
+
+def test_keys_of_timms_yaml_are_answered_as_its_flags_are(tmp_path):
+    path = tmp_path / "args.yaml"
+    path.write_text("lr_base: 0.1\nsmoothing: 0.1\nbn_momentum: null\nscale: [0.5, 1]\n")
+    lines = [line.partition(f"{path}: ")[2] for line in arguments.read(["--config", str(path)]).mistakes]
+    assert lines[0] == "'smoothing' is not a setting (did you mean label-smoothing?)"
+    assert lines[1].startswith("'bn_momentum' is not a setting and has no equivalent")
+    assert lines[2].startswith("'scale' is not a setting: write --crop-min-area")
+    assert lines[3].startswith("these are flags of timm's train.py") and len(lines) == 4
+
+
+# ----------------------------------------------------------------------------------------- values
+
+VALUES = [
+    ("--lr-policy", {
+        "cosineannealinglr CosineAnnealingLR cos": "(did you mean cosine?)", "steplr StepLR": "(did you mean step?)",
+        "multisteplr": "(did you mean multistep?)", "onecyclelr OneCycleLR": "(did you mean one-cycle?)",
+        "polynomiallr polynomial": "(did you mean poly?)", "linearlr": "(did you mean linear?)",
+        "reducelronplateau ReduceLROnPlateau plateau": "; no equivalent", "tanh": "; no equivalent",
+        "exponentiallr": "; write step with --lr-step-epochs 1", "cycliclr": "; no equivalent",
+        "cosineannealingwarmrestarts cosine_with_restarts": "; write cosine with --lr-cycle-epochs",
+        "constant_with_warmup": "; write constant with --warmup-epochs", "step multistep cosine poly constant": None,
+    }),
+    ("--auto-augment", {
+        "randaugment": "(did you mean ra?)", "trivialaugment TrivialAugmentWide": "(did you mean ta_wide?)",
+        "rand-m9-mstd0.5-inc1 augmix-m3-w3 original-mstd0.5 v0 3a ra ta_wide augmix autoaugment": None,
+    }),
+    ("--amp", {"float16 half 16-mixed": "(did you mean fp16?)", "bfloat16": "(did you mean bf16?)"}),
+    ("--interpolation", {"random lanczos nearest": "; no equivalent", "bicubic": None}),
+    ("--mixup-mode", {"elem": "; pair is the nearest", "batch": None}),
+    ("--val-split", {"validation test": "; timm's --val-split names a split", "0.1": None}),
+    ("--tta", {"3": "; timm's is a number of views", "flip": None}),
+    ("--device", {"cuda:1 0": "; one GPU of several is --gpu-ids 1", "cuda": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [(flag, value, end) for flag, table in VALUES for values, end in table.items() for value in values.split()],
+)
+def test_a_value_of_another_program_is_ours_or_answered_with_what_to_write(flag, value, expected):
+    more = ("--dataname", "folder", "--datapath", "d") if flag == "--val-split" else ()
+    try:
+        arguments.parse([flag, value, *more])
+        assert expected is None
+    except UserError as error:
+        (line,) = error.mistakes
+        assert expected is not None and expected in line
+
+
+# ---------------------------------------------------------------------------------------- spelling
+
+
+@functools.cache
+def distance(one, other):
+    """Edits from one text to another, with swaps of neighbours: the recursion by which it is defined."""
+    if not one or not other:
+        return len(one) + len(other)
+    ways = [distance(one[1:], other) + 1, distance(one, other[1:]) + 1]
+    ways.append(distance(one[1:], other[1:]) + (one[0] != other[0]))
+    if one[:2] == other[1::-1] and len(one) > 1 and len(other) > 1:
+        ways.append(distance(one[2:], other[2:]) + 1)
+    return min(ways)
+
+
+def is_near(name, flag):
+    """An edit for every four letters of the shorter one, at most two; or its beginning, to a dash or most of it."""
+    name, flag = (text.lstrip("-").replace("_", "-") for text in (name, flag))
+    plain = {name, name.removeprefix("no-")}
+    alike = any(distance(one, flag) <= min(2, min(len(one), len(flag)) // 4) for one in plain)
+    begins = flag.startswith(name) and (flag[len(name) : len(name) + 1] == "-" or len(name) >= 0.75 * len(flag))
+    return alike or begins or name.replace("-", "") == flag.replace("-", "")
+
+
+WORDS = st.one_of(
+    st.text("abcdefghilmnoprstuvwy-", min_size=1, max_size=14),
+    st.builds("-".join, st.lists(st.sampled_from(["lr", "val", "size", "decay", "warmup", "bn", "opt", "scale", "max", "min", "epochs"]))),
+    st.builds(
+        lambda flag, place, letter: flag[:place] + letter + flag[place + 1 :],
+        st.sampled_from(FLAGS), st.integers(2, 12), st.sampled_from("aeinst-"),
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(WORDS)
+def test_no_flag_is_named_that_is_not_spelled_alike(word):
+    assert all(is_near(word, flag) for flag in nearest(f"--{word.lstrip('-')}", FLAGS))
+
+
+def test_no_known_name_is_spelled_into_an_unrelated_flag():
+    for program in PROGRAMS:
+        for name in (*program.instead, *program.synonyms.split()):
+            assert all(is_near(name, flag) for flag in nearest(f"--{name}", FLAGS)), name
+
+
+def test_the_nearest_spelling_is_asked_for_where_no_other_name_is_known():
+    assert meant("--epochz", ["--epochs", "--lr"]) == " (did you mean --epochs?)"
+    assert meant("--something", ["--epochs", "--lr"]) == ""
+    assert meant("--epcohs", FLAGS) == " (did you mean --epochs?)", "two letters changed places"
+    assert meant("--wieght-decya", FLAGS) == " (did you mean --weight-decay?)"
+    assert meant_value("mnist/fd", ["mnist/fc", "cifar10/resnet18"]) == " (did you mean mnist/fc?)"

@@ -1,0 +1,78 @@
+"""Names and values that are spelled alike, and what other programs call a value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from utils.config.other_programs import VALUES, VALUES_INSTEAD
+
+SHORTEST_PREFIX, MOST_SHOWN = 3, 3
+LETTERS_AN_EDIT, MOST_EDITS = 4, 2
+
+
+def meant_value(value: str, known: Iterable[str]) -> str:
+    """What to write for a value that is not among its choices: `` (did you mean ...?)``, an advice, or ''."""
+    key, known = key_of(value), list(known)
+    if VALUES.get(key) in known:
+        return did_you_mean([VALUES[key]])
+    choice, advice = VALUES_INSTEAD.get(key, (None, ""))
+    return f"; {advice}" if choice in known else did_you_mean(nearest(value, known))
+
+
+def nearest(name: str, known: Collection[str]) -> list[str]:
+    """The one of ``known`` with the same letters, the few that begin with ``name``, or the one that is spelled alike.
+
+    One that begins with it ends there or at a dash, or goes on for a quarter of its letters at most. Spelled alike is
+    what an edit turns into it for every ``LETTERS_AN_EDIT`` letters of the shorter one, and at most ``MOST_EDITS``.
+    """
+    key = key_of(name)
+    keys = {candidate: key_of(candidate) for candidate in known}
+    plain = {candidate: one.replace("-", "") for candidate, one in keys.items() if not candidate.startswith("--no-")}
+    if same := [candidate for candidate, one in plain.items() if one == key.replace("-", "")]:
+        return same[:1]
+    longer = [candidate for candidate in plain if _begins(key, keys[candidate])]
+    if longer:
+        return longer if len(longer) <= MOST_SHOWN else []
+    without_no = key.removeprefix("no-")
+    for word in dict.fromkeys((key, without_no)):
+        candidates = [(edits(word, one), candidate) for candidate, one in keys.items() if abs(len(one) - len(word)) < 3]
+        close = [(count, candidate) for count, candidate in candidates if count <= most_edits(word, keys[candidate])]
+        if close:
+            return [min(close, key=lambda pair: pair[0])[1]]
+    return []
+
+
+def most_edits(one: str, other: str) -> int:
+    """How many edits apart two names are taken for each other."""
+    return min(MOST_EDITS, min(len(one), len(other)) // LETTERS_AN_EDIT)
+
+
+def edits(one: str, other: str) -> int:
+    """Letters to insert, remove or replace, and neighbours to swap, to turn ``one`` into ``other``.
+
+    The optimal string alignment distance: no letter is edited twice.
+    """
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, start=1):
+        row = [i]
+        for j, wanted in enumerate(other, start=1):
+            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                best = min(best, rows[-2][j - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def _begins(key: str, longer: str) -> bool:
+    if len(key) < SHORTEST_PREFIX or not longer.startswith(key):
+        return False
+    return longer[len(key)] == "-" or 4 * len(key) >= 3 * len(longer)
+
+
+def did_you_mean(names: list[str]) -> str:
+    return f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
+
+
+def key_of(name: str) -> str:
+    return name.lstrip("-").lower().replace("_", "-")
