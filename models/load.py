@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
 from utils.optim.batch_norm_statistics import layers_with_statistics
 
+BEST = "best.pt"
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -32,7 +34,9 @@ class Loaded:
     run's by their names, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
     (``Data.fingerprint``), None if the checkpoint does not say. ``has_average``: whether it holds an average beside the
     weights as trained. ``loss_scaled``: whether the run scaled its loss, as it does in fp16 alone. ``progress``: how
-    far it had got, as the checkpoint stores it; None if it does not say.
+    far it had got, as the checkpoint stores it; None if it does not say. ``chosen``: why this file of a run's folder,
+    in words; '' if it was given, or is the
+    newest and there is no better one.
     """
 
     network: nn.Module
@@ -45,19 +49,22 @@ class Loaded:
     has_average: bool
     loss_scaled: bool
     progress: dict[str, Any] | None
+    chosen: str
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.network, self.classes, self.preprocessing))
 
 
-def load_model(path: str | os.PathLike[str], *, raw: bool = False) -> Loaded:
-    """The network of a checkpoint file, or of a run folder's newest checkpoint, with its classes and preprocessing.
+def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | None = None) -> Loaded:
+    """The network of a checkpoint file or of a run folder, with its classes and preprocessing.
 
+    A folder stands for its newest checkpoint; with ``best``, and without it where early stopping ended the run, for
+    best.pt; with False always for the newest.
     The weights are the moving average's if the run kept one, as in its reported results; with ``raw`` those that it
     trained. torch's random state does not change. Raises ``UserError`` (a ``ValueError``) with the path and what is
     wrong with it.
     """
-    path, state = _read(Path(path))
+    path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
     arch, classes = state.get("arch"), state.get("classes")
     if not isinstance(arch, str) or not _are_names(classes):
         raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
@@ -85,20 +92,58 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False) -> Loaded:
     return Loaded(
         network.eval(), tuple(classes), preprocessing, arch, path, settings,
         fingerprint if isinstance(fingerprint, str) else None, has_average, bool(state.get("scaler")),
-        progress if isinstance(progress, dict) else None,
+        progress if isinstance(progress, dict) else None, chosen,
     )  # fmt: skip
 
 
-def _read(path: Path) -> tuple[Path, dict[str, Any]]:
+def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any], str]:
+    """The file that ``path``, a checkpoint or a run's folder, means; its content; and why that one (``Loaded.chosen``).
+
+    The one place where this is decided for every tool. Raises ``UserError``.
+    """
     if not path.is_dir():
-        return path, checkpoint.load(path)
+        if best:
+            raise UserError(f"--best: {path} is one file; give the run's folder, or leave the flag out")
+        return path, checkpoint.load(path), ""
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    newest = checkpoint.newest(folder, warnings.warn, checkpoint.load)
+    if best and (folder / BEST).exists():
+        return folder / BEST, checkpoint.load(folder / BEST), "as --best asks"
+    if best:
+        raise UserError(f"--best: {folder} holds no {BEST}; a run has one after its first validated epoch")
+    newest = checkpoint.newest(folder, warn, checkpoint.load)
     if newest is None:
         raise UserError(f"{path}: holds no checkpoint that can be loaded; give a run folder or a .pt file")
-    if newest[0].name != "last.pt" and (folder / "last.pt").exists():
-        warnings.warn(f"{newest[0]} is taken instead", stacklevel=2)
-    return newest
+    taken, state = newest
+    if taken.name != "last.pt" and (folder / "last.pt").exists():
+        warn(f"{taken} is taken instead")
+    its_best, epoch, stopped = _epochs(state)
+    if best is False or taken.name == BEST or its_best == epoch or not (folder / BEST).exists():
+        return taken, state, ""
+    if not stopped:
+        return taken, state, f"the newest, of epoch {epoch}; --best takes the best one, of epoch {its_best}"
+    try:
+        why = f"the best epoch, {its_best}: the run stopped early, after epoch {epoch} ({taken.name})"
+        return folder / BEST, checkpoint.load(folder / BEST), why
+    except UserError as error:
+        warn(f"{error}; {taken} is taken instead")
+        return taken, state, ""
+
+
+def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
+    """The best epoch of a checkpoint's run, its own epoch, and whether early stopping ended the run with it.
+
+    Equal epochs where the checkpoint does not say, as those of other programs do not.
+    """
+    progress, settings = state.get("progress"), state.get("settings")
+    if not (isinstance(progress, dict) and isinstance(settings, dict)):
+        return 0, 0, False
+    names = ("best_epoch", "epoch", "stopping_epoch")
+    its_best, epoch, improved = (value if isinstance(value := progress.get(name), int) else 0 for name in names)
+    patience, planned = settings.get("early_stopping"), settings.get("epochs")
+    if not its_best:  # no validated epoch yet
+        return epoch, epoch, False
+    early = isinstance(patience, int) and isinstance(planned, int) and epoch < planned
+    return its_best, epoch, early and epoch - improved >= patience
 
 
 def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:

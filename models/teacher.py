@@ -68,7 +68,7 @@ def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
 
 
 def _of_checkpoint(path: str) -> Known:
-    loaded = load_model(path)
+    loaded = load_model(path, best=False)  # the same file for a run that goes on
     return Known(loaded.network, loaded.arch, loaded.classes, loaded.preprocessing)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, table
+from scripts.common.trained import add_best
 from utils.config import arguments
 from utils.config.settings import Settings, UserError, flag_of
 from utils.runtime.distributed import Distributed, RankInfo
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
     from utils.checkpoint.fingerprint import of_all
     from utils.record.summary import figures
 
-    ingredients = [read(Path(path), warn) for path in own.checkpoints]
+    ingredients = [read(path, own.best, warn) for path in own.checkpoints]
     refuse_differences(ingredients)
     args = settings(flags, ingredients[0])
     if own.choose_on == "half" and args.data.max_val_batches:
@@ -66,8 +67,9 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument(
         "--checkpoints", nargs="+", required=True, metavar="PATH",
-        help="checkpoint files, or run folders, which stand for their newest one",
+        help="checkpoint files, or run folders, which stand for their newest one, after early stopping their best",
     )  # fmt: skip
+    add_best(parser)
     parser.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
     parser.add_argument(
         "--method", choices=("uniform", "greedy"), default="uniform",

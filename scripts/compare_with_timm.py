@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, table
-from scripts.common.trained import find_run, open_run
+from scripts.common.trained import add_run, find_run, open_run
 from scripts.exporting.formats import missing_packages
 from utils.config.settings import UserError
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     from scripts.exporting import images, onnx_files, steps
     from scripts.exporting.subject import Subject
 
-    loaded = open_run(own.run, own.raw, "cpu", for_autocast=False)
+    loaded = open_run(own.run, own.raw, "cpu", best=own.best, for_autocast=False)
     subject = Subject.of(loaded, own.raw, inside=False)
     steps.refuse_other_networks("timm", subject)
     refuse_stored_images(loaded)
@@ -79,8 +79,7 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
-    parser.add_argument("run", metavar="RUN", help="a checkpoint, a run folder, or auto: the newest run below runs/")
-    parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
+    add_run(parser)
     parser.add_argument("--datapath", metavar="FOLDER", help="the run's data, if it is elsewhere now")
     parser.add_argument("--skip-bad-images", action="store_true", help="leave out unreadable images, and name them")
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="no bar")

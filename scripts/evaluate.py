@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
     from scripts.common.predictions import Chosen, settings_of
 
     try:
-        loaded = open_run(own.run, own.raw, "cpu")
-        other = open_run(own.compare, own.raw, "cpu") if own.compare else None
+        loaded = open_run(own.run, own.raw, "cpu", best=own.best)
+        other = open_run(own.compare, own.raw, "cpu", best=own.best) if own.compare else None
         args = settings_of(loaded, Chosen.of(own))
     except UserError as error:
         error.on_all_ranks = True  # they all read the same

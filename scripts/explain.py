@@ -87,7 +87,7 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     from scripts.common.predictions import enough_memory
     from scripts.common.predictor import Predictor
 
-    loaded = open_run(own.run, own.raw, own.device)
+    loaded = open_run(own.run, own.raw, own.device, best=own.best)
     target = None if own.target is None else class_number(own.target, loaded.classes)
     predictor = Predictor(loaded, own)
     explained, title, together = [], "", min(predictor.batch_size, 16)

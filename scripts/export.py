@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, whole
-from scripts.common.trained import find_run, open_run
+from scripts.common.trained import add_run, find_run, open_run
 from scripts.exporting.formats import FORMATS, Place, missing_packages
 from utils.config.settings import UserError
 
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     from scripts.exporting.images import refuse_missing, to_compare_on
     from scripts.exporting.subject import Subject
 
-    loaded = open_run(own.run, own.raw, "cpu", for_autocast=False)  # an export computes in float32
+    loaded = open_run(own.run, own.raw, "cpu", best=own.best, for_autocast=False)  # an export computes in float32
     subject = Subject.of(loaded, own.raw, own.with_preprocessing)
     steps.refuse_other_networks(own.to, subject)
     print(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes; {subject.weights}", flush=True)
@@ -67,13 +67,12 @@ def main(argv: list[str]) -> int:
 
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
-    parser.add_argument("run", metavar="RUN", help="a checkpoint, a run folder, or auto: the newest run below runs/")
+    add_run(parser)
     parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format, named after what loads it")
     parser.add_argument(
         "--output", required=True, metavar="PATH",
         help="a new folder, or for one with a file ending (.onnx, .pt2, .safetensors, .pth) the file",
     )  # fmt: skip
-    parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
     parser.add_argument(
         "--with-preprocessing", action="store_true",
         help="onnx, torch-export: takes uint8 images of the network's size and gives probabilities",

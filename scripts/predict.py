@@ -82,7 +82,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     from utils.data.progress_log import ProgressLog
     from utils.runtime.cpu import cores_per_process
 
-    predictor = Predictor(open_run(own.run, own.raw, own.device), own)
+    predictor = Predictor(open_run(own.run, own.raw, own.device, best=own.best), own)
     loaded = predictor.loaded
     if own.top_k > len(loaded.classes):
         raise UserError(f"--top-k {own.top_k}: {loaded.path} knows only {len(loaded.classes)} classes")

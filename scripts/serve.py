@@ -146,7 +146,7 @@ def build_service(own: argparse.Namespace) -> Service:
     from scripts.serving.app import Service
     from scripts.serving.uploads import Limits
 
-    predictor = Predictor(open_run(own.run, own.raw, own.device), own)
+    predictor = Predictor(open_run(own.run, own.raw, own.device, best=own.best), own)
     shown = predictor.loaded.preprocessing
     predictor.logits(torch.zeros(1, shown.channels, shown.val_image_size, shown.val_image_size))
     return Service(predictor, Limits(own.max_megabytes, own.max_megapixels), cores_per_process(1))

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from models.load import read_checkpoint
+from scripts.common.trained import find_run, say
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 
@@ -25,16 +27,11 @@ class Ingredient(NamedTuple):
     description: dict[str, Any]
 
 
-def read(path: Path, warn: Callable[[str], None]) -> Ingredient:
-    """A checkpoint file, or the newest one of a run folder."""
-    if path.is_dir():
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        newest = checkpoint.newest(folder, warn, checkpoint.load)
-        if newest is None:
-            raise UserError(f"--checkpoints {path}: holds no checkpoint that can be loaded")
-        path, state = newest
-    else:
-        state = checkpoint.load(path)
+def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredient:
+    """What RUN ``text`` means, a file or one of a run's folder; ``best``: as ``load_model`` takes it."""
+    path, state, chosen = read_checkpoint(find_run(text), best, warn)
+    if chosen:
+        say(f"{path} is taken: {chosen}")
     lacking = [key for key in DESCRIPTION if key not in state]
     if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
         raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")

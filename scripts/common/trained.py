@@ -25,13 +25,25 @@ FORMATS = ("off", "fp16", "bf16")
 NOT_FINITE = "the network's output is not finite; try --amp off"  # about an image whose numbers overflow, say
 
 
-def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """RUN, or with ``several`` one or more, and how to run its network."""
+def add_run(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """RUN, or with ``several`` one or more, and which of its weights."""
     parser.add_argument(
         "run", metavar="RUN", nargs="+" if several else None,
-        help=f"a checkpoint file, a run folder (its newest checkpoint), or auto: the newest run below {RUNS}/",
+        help=f"a checkpoint file, a run folder (its newest checkpoint; after early stopping its best), or auto: the "
+        f"newest run below {RUNS}/",
     )  # fmt: skip
+    add_best(parser)
     parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
+
+
+def add_best(parser: argparse.ArgumentParser) -> None:
+    """--best, which chooses among the checkpoints of a run's folder; ``None`` without it."""
+    parser.add_argument("--best", action="store_true", default=None, help="best.pt of a run folder, not its newest")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """``add_run``, and how to run its network."""
+    add_run(parser, several)
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto: a GPU if there is one]"
     )
@@ -77,12 +89,14 @@ def _checkpoints_in(folder: Path) -> bool:
 
 
 def open_run(
-    text: str, raw: bool = False, device: str | torch.device = "auto", *, for_autocast: bool = True
+    text: str, raw: bool = False, device: str | torch.device = "auto", *, best: bool | None = None,
+    for_autocast: bool = True,
 ) -> Loaded:  # fmt: skip
-    """The network of RUN ``text``, on ``device`` and in evaluation mode; warnings go to stderr.
+    """The network of RUN ``text``, on ``device`` and in evaluation mode.
 
-    ``raw``: the trained weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers
-    compute in float32 under autocast, as they did. Raises ``UserError``.
+    Warnings go to stderr, and which file of a folder it is. ``best``: as ``load_model`` takes it. ``raw``: the trained
+    weights, even if the run kept an average. ``for_autocast``: layers of the run's --fp32-layers compute in float32
+    under autocast, as they did. Raises ``UserError``.
     """
     from models import load_model
     from utils.precision.amp import keep_in_fp32
@@ -90,9 +104,11 @@ def open_run(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)
-        loaded = load_model(find_run(text), raw=raw)
+        loaded = load_model(find_run(text), raw=raw, best=best)
     for warning in caught:
         warn(str(warning.message))
+    if loaded.chosen or text == AUTO:
+        say(f"{loaded.path} is taken: {loaded.chosen or 'the newest run, and its newest checkpoint'}")
     if loaded.progress is not None and loaded.progress.get("step") == 0:
         warn(f"{loaded.path}: was saved before the first step of training")
     place = chosen_device(device) if isinstance(device, str) else device
@@ -113,5 +129,10 @@ def chosen_device(name: str) -> torch.device:
 
 def warn(line: str) -> None:
     """A warning on stderr, from one of several processes."""
+    say(f"warning: {line}")
+
+
+def say(line: str) -> None:
+    """A line on stderr, from one of several processes."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"warning: {' '.join(line.split())}", file=sys.stderr, flush=True)  # a name may hold a newline
+        print(" ".join(line.split()), file=sys.stderr, flush=True)  # a name may hold a newline

@@ -68,7 +68,7 @@ def open_network(source: Source, own: argparse.Namespace) -> Loaded:
         raise UserError("--no-predictions was given")
     if source.network is None:
         raise UserError("the folder holds no checkpoint")
-    return open_run(str(source.network), own.raw, own.device)
+    return open_run(str(source.network), own.raw, own.device, best=own.best)
 
 
 def predict(loaded: Loaded, own: argparse.Namespace, source: Source) -> Predictions:

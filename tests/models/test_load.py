@@ -134,6 +134,50 @@ def test_a_run_folder_means_its_newest_checkpoint_as_for_resume(run):
         assert all(torch.equal(found[name], value) for name, value in newest.items())
 
 
+NEWEST = "the newest, of epoch 8; --best takes the best one, of epoch 5"
+EARLY = r"the best epoch, 5: the run stopped early, after epoch 8 \(last\.pt\)"
+
+
+@pytest.mark.parametrize(
+    ("best", "settings", "its_best", "taken", "why"),
+    [
+        (None, {}, 5, "last", NEWEST), (True, {}, 5, "best", "as --best asks"), (False, {}, 5, "last", ""),
+        (None, {"early_stopping": 3}, 5, "best", EARLY), (False, {"early_stopping": 3}, 5, "last", ""),
+        (None, {"early_stopping": 4}, 5, "last", NEWEST),  # it is still waiting
+        (None, {"early_stopping": 3, "epochs": 8}, 5, "last", NEWEST),  # it had come to its end
+        (None, {"early_stopping": 3}, 8, "last", ""), (None, {}, 0, "last", ""),
+    ],
+)  # fmt: skip
+def test_after_early_stopping_and_with_best_a_folder_means_best_pt_and_says_why(
+    run, tmp_path, best, settings, its_best, taken, why
+):
+    for name, epoch in (("last", 8), ("best", 5)):
+        state = torch.load(run / "checkpoints/last.pt", weights_only=True)
+        progress = state["progress"] | {"epoch": epoch, "step": epoch, "best_epoch": its_best, "stopping_epoch": 5}
+        changes = {"progress": progress, "settings": state["settings"] | {"epochs": 30} | settings}
+        changed(run, tmp_path / f"{name}.pt", **changes)
+    loaded = load_model(tmp_path, best=best)
+    assert loaded.path == tmp_path / f"{taken}.pt" and re.fullmatch(
+        why if "(" in why else re.escape(why), loaded.chosen
+    )
+    assert load_model(tmp_path / "last.pt").chosen == ""
+
+
+def test_what_best_cannot_choose_is_one_line_and_a_damaged_best_of_an_early_stop_is_said(run, tmp_path):
+    with pytest.raises(UserError, match="--best: .*last.pt is one file"):
+        load_model(run / "checkpoints/last.pt", best=True)
+    state = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    progress = state["progress"] | {"epoch": 8, "best_epoch": 5, "stopping_epoch": 5}
+    settings = state["settings"] | {"epochs": 30, "early_stopping": 3}
+    changed(run, tmp_path / "last.pt", progress=progress, settings=settings)
+    with pytest.raises(UserError, match="--best: .* holds no best.pt"):
+        load_model(tmp_path, best=True)
+    assert load_model(tmp_path).path.name == "last.pt"
+    (tmp_path / "best.pt").write_bytes(b"garbage" * 50)
+    with pytest.warns(UserWarning, match=r"best\.pt.*last\.pt is taken instead"):
+        assert load_model(tmp_path).path.name == "last.pt"
+
+
 def test_it_says_what_was_loaded_and_unpacks_into_what_predicts(run):
     loaded = load_model(run)
     network, classes, preprocessing = loaded

@@ -131,7 +131,7 @@ def test_an_average_that_has_moved_since_its_statistics_were_computed_is_warned_
     progress = state["progress"] | {"validated_step": state["progress"]["step"] - 1}
     torch.save(state | {"ema": average, "progress": progress}, tmp_path / "moved.pt")
     warned = []
-    read(tmp_path / "moved.pt", warned.append)
+    read(str(tmp_path / "moved.pt"), None, warned.append)
     assert len(warned) == 1 and "was saved between two validations" in warned[0]
 
 
@@ -140,7 +140,7 @@ def test_a_run_that_went_on_after_its_end_stands_for_its_newest_checkpoint(runs,
     torch.save(state, tmp_path / "final.pt")
     later = state | {"progress": state["progress"] | {"step": state["progress"]["step"] + 1}}
     torch.save(later, tmp_path / "last.pt")
-    assert read(tmp_path, warn=print).path == tmp_path / "last.pt"
+    assert read(str(tmp_path), None, warn=print).path == tmp_path / "last.pt"
 
 
 def test_a_soup_is_readable_like_any_new_file_and_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
@@ -271,4 +271,6 @@ def test_mistakes_of_the_command_line_are_reported_before_any_work(runs, tmp_pat
     half = ("--method", "greedy", "--choose-on", "half", "--max-val-batches", "1")
     (line,) = refused("--checkpoints", *runs[:2], "--output", tmp_path / "soup.pt", *half)
     assert line.startswith("--choose-on half contradicts --max-val-batches")
-    assert refused("--checkpoints", runs[0], tmp_path, "--output", tmp_path / "soup.pt")[0].endswith("can be loaded")
+    assert refused("--checkpoints", runs[0], tmp_path, "--output", tmp_path / "soup.pt")[0].endswith(
+        "give a run folder or a .pt file"
+    )

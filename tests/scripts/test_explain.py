@@ -113,7 +113,9 @@ def test_a_target_is_explained_whatever_is_predicted(target, digits_run, images,
     if target == "class 3":  # a name, which goes before a number
         opened = explain.open_run
         names = tuple(f"class {number}" for number in range(10))
-        monkeypatch.setattr(explain, "open_run", lambda *args: dataclasses.replace(opened(*args), classes=names))
+        monkeypatch.setattr(
+            explain, "open_run", lambda *args, **of: dataclasses.replace(opened(*args, **of), classes=names)
+        )
     line = [digits_run, str(images / "0.png"), "--target", target, "--output", str(tmp_path / "x.png")]
     assert explain.main(line) == 0
     load = load_model(digits_run)
