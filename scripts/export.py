@@ -50,9 +50,10 @@ def main(argv: list[str]) -> int:
         with place.writing() as folder:
             model = folder / place.model
             steps.write(own.to, subject, model, images)
+            checked = steps.check(own.to, subject, model, images)
             if own.quantise:
                 quantised = steps.quantise(own.quantise, subject, model, own.calibration_images, Chosen.of(own))
-            checked = steps.check(own.to, subject, model, images, bool(own.quantise))
+                checked = steps.check(own.to, subject, model, images, quantised=True)
             text = card(Exported(subject, own.to, place.model, checked, source, quantised))
             # A class is named as its folder, which may be no text in any encoding.
             (folder / place.card).write_text(text, encoding="utf-8", errors="replace")

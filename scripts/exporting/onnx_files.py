@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from scripts.exporting.checking import ExportFailure
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import cannot, exported
 from utils.config.settings import UserError
@@ -22,6 +23,7 @@ INPUT = "images"
 MOST_BYTES = 1_900_000_000  # protobuf's limit is 2 GiB, for graph and weights together
 # Elsewhere 8 bits gain little time and lose accuracy, most of all in the probabilities.
 QUANTISED = ["Conv", "Gemm", "MatMul"]
+LARGEST_INT16 = 2**15 - 1
 
 
 def write_onnx(subject: Subject, path: Path, images: torch.Tensor) -> None:
@@ -73,7 +75,10 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
     """Replace the ONNX file ``path`` with one whose large layers compute in 8 bits.
 
     ``how``: 'dynamic' measures the range of a layer's inputs in each batch; 'static' fixes it now, with the normalised
-    images ``calibration`` (n, c, h, w).
+    images ``calibration`` (n, c, h, w): from the means of the batches' lowest and highest values, since the values of
+    one odd image would make the steps of all others coarse.
+
+    Raises ``ExportFailure`` if processors could answer differently: ``largest_pair`` says why.
     """
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
@@ -81,18 +86,20 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
     target = path.with_suffix(".int8.onnx")
     with quiet():
         if how == "dynamic":
-            # Unsigned weights, since onnxruntime's older versions convolve no others with a range of each batch.
+            # Unsigned like the inputs: such products are exact everywhere, with no bit less for the weights.
             quantize_dynamic(path, target, weight_type=QuantType.QUInt8, op_types_to_quantize=QUANTISED)
         else:
             quantize_static(
                 path, target, _Calibration(subject.inputs(calibration).numpy()), quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=QUANTISED, per_channel=True, activation_type=QuantType.QInt8,
-                weight_type=QuantType.QInt8,
+                op_types_to_quantize=QUANTISED, per_channel=True, activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8, reduce_range=True, extra_options={"CalibMovingAverage": True},
             )  # fmt: skip
     model = onnx.load(target)
     target.unlink()
     if not _in_8_bits(model):
         raise UserError(f"--quantise {how}: {subject.loaded.arch} has no layer that it quantises; leave it out")
+    if largest_pair(model) > LARGEST_INT16:
+        raise ExportFailure(f"two products of the 8-bit {subject.loaded.arch} may exceed 16 bits: onnxruntime's fault")
     _save(model, path, {**subject.metadata, "validation": None, "quantised": how})  # its own figures are not known yet
 
 
@@ -107,6 +114,22 @@ def replace_metadata(path: Path, entries: dict[str, Any]) -> None:
 
 def _in_8_bits(model: Any) -> bool:
     return any(node.op_type.startswith(("Quantize", "DynamicQuantize")) for node in model.graph.node)
+
+
+def largest_pair(model: Any) -> int:
+    """A bound on any sum of two products of an unsigned and a signed 8-bit number in ``model``.
+
+    Processors without VNNI add such products in pairs, in 16 bits, and saturate above ``LARGEST_INT16`` (vpmaddubsw);
+    others have 32 bits. Which are paired is the library's choice, so the largest two count. Products of two unsigned
+    numbers are exact everywhere: not even one fits 16 bits. Signed are weights, and inputs that are declared to be.
+    """
+    from onnx import TensorProto, numpy_helper
+
+    zero_points = {name for node in model.graph.node if node.op_type == "QuantizeLinear" for name in node.input[2:]}
+    signed = [one for one in model.graph.initializer if one.data_type == TensorProto.INT8]
+    inputs = [128 for one in signed if one.name in zero_points]
+    weights = [np.abs(numpy_helper.to_array(one).astype(int)).max(initial=0) for one in signed]
+    return 2 * 255 * int(max([*inputs, *weights], default=0))
 
 
 class _Calibration:

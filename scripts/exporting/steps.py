@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.common.predictions import Chosen, predict_split
+from scripts.common.predictions import Chosen, Predictions, predict_split, settings_of
 from scripts.exporting import checking, onnx_files, writers
 from scripts.exporting.images import to_calibrate_on
 from scripts.exporting.reload import in_batches
 from scripts.exporting.subject import Subject, figures_of
 from utils.config.settings import UserError
-from utils.record.metrics import Report
 
 
 def refuse_other_networks(name: str, subject: Subject) -> None:
@@ -51,26 +50,31 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
 
     ``count``: training images to calibrate on, for ``how`` 'static'. ``chosen``: the images to score on.
     """
-    calibration, origin = None, ""
     if how == "static":
         calibration = to_calibrate_on(subject.loaded, chosen.datapath, count)
-        origin = f", calibrated on {len(calibration):,} training images"
-    before, bytes_before = score(subject, path, chosen), path.stat().st_size
+        origin = f"calibrated on {len(calibration):,} training images"
+    else:  # an image's answer depends on the others in its batch
+        calibration, data = None, settings_of(subject.loaded, chosen).data
+        origin = f"in batches of {data.val_batch_size or data.batch_size:,}"
+    in_float, bytes_before = score(subject, path, chosen), path.stat().st_size
     onnx_files.quantise(path, how, subject, calibration)
-    after = score(subject, path, chosen)
-    onnx_files.replace_metadata(path, {"validation": figures_of(after)})
+    in_8_bits = score(subject, path, chosen)
+    same = 100 * (in_8_bits.logits.argmax(1) == in_float.logits.argmax(1)).double().mean().item()
+    before, after = in_float.report, in_8_bits.report
+    onnx_files.replace_metadata(path, {"validation": {**figures_of(after), "same_answer_as_float": same}})
     return (
-        f"{how} quantisation: top-1 {before.top1:.2f} % before and {after.top1:.2f} % after, "
-        f"loss {before.loss:.4f} and {after.loss:.4f}, on {after.count:,} validation images{origin}",
+        f"{how} quantisation: the same answer for {same:.2f} %, top-1 {before.top1:.2f} % before and "
+        f"{after.top1:.2f} % after, loss {before.loss:.4f} and {after.loss:.4f}, "
+        f"on {after.count:,} validation images, {origin}",
         f"{in_words(bytes_before)} before and {in_words(path.stat().st_size)} after",
     )
 
 
-def score(subject: Subject, path: Path, chosen: Chosen) -> Report:
-    """The validation of an ONNX file in onnxruntime, on all ``chosen`` images."""
+def score(subject: Subject, path: Path, chosen: Chosen) -> Predictions:
+    """What an ONNX file makes of all ``chosen`` images in onnxruntime, and its validation."""
     settings = {**subject.loaded.settings, "fp32_layers": None}  # the file has no such layers
     network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject), settings=settings)
-    return predict_split(network, dataclasses.replace(chosen, device="cpu", amp="off", tta="none")).report
+    return predict_split(network, dataclasses.replace(chosen, device="cpu", amp="off", tta="none"))
 
 
 def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | None = None) -> np.ndarray:
