@@ -31,6 +31,7 @@ from utils.runtime.determinism import refuse_without_determinism
 from utils.runtime.distributed import Distributed
 
 START_IMAGES = 5000
+OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before checkpoints held it
 
 
 class Weights(NamedTuple):
@@ -206,7 +207,9 @@ def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weight
         return _assumed_preprocessing(args, path, testing)
     if not isinstance(values, dict) or "crop_pct" not in values:  # older than format 4
         return None
-    return Known(Preprocessing.from_state(values, path), str(path), of_this_run=resume_point is not None)
+    older_shift = state.get("max_shift", OLDER_MAX_SHIFT) is not None
+    known = Known(Preprocessing.from_state(values, path), str(path), of_this_run=resume_point is not None)
+    return known._replace(max_shift=OLDER_MAX_SHIFT) if known.of_this_run and older_shift else known
 
 
 def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> Known | None:

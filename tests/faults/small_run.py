@@ -3,7 +3,11 @@
 import shutil
 from pathlib import Path
 
+import torch
+
 import main
+from tests.end_to_end.processes import load
+from utils.checkpoint.inventory import CONTENTS, inventory
 
 FLAGS = ("--device", "cpu", "--arch", "fc", "--epochs", "3", "--no-progress", "--ema-decay", "0.9")
 
@@ -20,6 +24,13 @@ def copy_of(run, tmp_path, monkeypatch):
     shutil.copytree(run.parents[2], tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     return Path("runs").joinpath(*run.parts[-3:])
+
+
+def as_older(run, key):
+    """older.pt: the last checkpoint of ``run`` as of a version that did not write ``key`` yet."""
+    state = {name: value for name, value in load(run, "last.pt").items() if name not in (key, CONTENTS)}
+    torch.save(state | {CONTENTS: inventory(state)}, "older.pt")
+    return "older.pt"
 
 
 def told(capsys, line):

@@ -11,7 +11,7 @@ from PIL import Image
 
 import main
 from tests.end_to_end.processes import load, rows
-from tests.faults.small_run import FLAGS, begin, copy_of, told
+from tests.faults.small_run import FLAGS, as_older, begin, copy_of, told
 from utils.checkpoint.resume import SHAPES_STATE
 from utils.config.arguments import parse
 from utils.config.settings import all_settings, as_flag
@@ -384,6 +384,19 @@ def test_a_checkpoint_of_an_older_version_compares_the_names_alone(tmp_path, mon
     torch.save(state, tmp_path / "older.pt")
     (tmp_path / "data").rename(tmp_path / "moved")
     assert told(capsys, (*ON_IMAGES, "--datapath", "moved", "--resume", "older.pt")) == (0, [])
+
+
+def test_a_run_of_an_older_version_keeps_its_reach_of_a_shift(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "data", "abcd")
+    run, _ = auto(capsys, "data", "--augment", "shift", "--max-steps", "3")
+    assert load(run, "last.pt")["max_shift"] is None and "shift (at most an eighth" in (run / "log.txt").read_text()
+    line = (*ON_IMAGES, "--datapath", "data", "--augment", "shift", "--resume")
+    assert told(capsys, (*line, as_older(run, "max_shift"), "--max-steps", 5)) == (0, [])
+    (older,) = (folder for folder in run.parent.iterdir() if folder.name != run.name)
+    assert told(capsys, (*line, older, "--max-steps", 7)) == (0, []), "which has gone on since"
+    assert load(older, "last.pt")["max_shift"] == 28
+    assert (older / "log.txt").read_text().count("shift (at most 28 px") == 2
 
 
 @pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])

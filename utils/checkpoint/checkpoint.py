@@ -35,7 +35,7 @@ KEYS = (
     "format", "arch", "model", "ema", "optimizer", "scaler", "progress", "classes", "preprocessing", "settings",
     "versions", "fingerprint",
 )  # fmt: skip
-OPTIONAL = {"teacher", "class_weights", SHARDS, CONTENTS}  # keys of some runs' checkpoints
+OPTIONAL = {"teacher", "class_weights", "weighs_images", "max_shift", SHARDS, CONTENTS}  # of some runs
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")

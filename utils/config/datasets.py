@@ -31,8 +31,9 @@ class DatasetSpec(Channels):
     ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
     see by default; with ``fixed_size`` every stored image has it. ``mean`` and ``std`` are of pixel
     values between 0 and 1 over the training images, a number a channel. ``augment`` is the default
-    training augmentation, ``max_shift`` the reach of a shift in pixels. ``source`` says where the data comes
-    from. ``needs_datapath``: it lies in files of the user's.
+    training augmentation, ``max_shift`` the reach of a shift in pixels of the stored image; None, where that has no
+    size of its own, for an eighth of its side. ``source`` says where the data comes from. ``needs_datapath``: it lies
+    in files of the user's.
     """
 
     classes: int | None
@@ -41,7 +42,7 @@ class DatasetSpec(Channels):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: tuple[str, ...]
-    max_shift: int
+    max_shift: int | None
     source: str
     needs_datapath: bool = True
 
@@ -74,19 +75,19 @@ SPECS: dict[str, DatasetSpec] = {
     "cifar100": DatasetSpec(
         100, 32, True, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), ("shift", "flip"), 4, FETCHED),
     "imagenet": DatasetSpec(
-        1000, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        1000, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), None,
         "get ILSVRC2012 from image-net.org and unpack it there"),
     "folder": DatasetSpec(
-        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), None,
         "one folder a class below train/ and val/, or below DIR with --val-split 0.1"),
     "shards": DatasetSpec(
-        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), None,
         "the folder that scripts/pack.py made, or WebDataset's tar files"),
     "hf": DatasetSpec(
-        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), 28,
+        None, 224, False, _IMAGENET_MEAN, _IMAGENET_STD, ("resized-crop", "flip"), None,
         "a folder that save_to_disk of Hugging Face's datasets wrote, or one with parquet files"),
     "synthetic": DatasetSpec(
-        1000, 224, True, (0.5, 0.5, 0.5), (0.289, 0.289, 0.289), ("flip",), 28, "made on the device",
+        1000, 224, True, (0.5, 0.5, 0.5), (0.289, 0.289, 0.289), ("flip",), None, "made on the device",
         needs_datapath=False),
 }
 # fmt: on

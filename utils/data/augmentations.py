@@ -84,13 +84,13 @@ class VerticalFlip:
 
 @dataclass(frozen=True)
 class Shift:
-    """By up to ``reach`` pixels of the stored image each way.
+    """By up to ``reach`` pixels of the stored image each way, by default an eighth of its side.
 
-    What a shift uncovers is black, or with ``padding`` 'reflect' the image's mirror image. ``flip`` is done by the way:
-    one copy of the batch instead of two.
+    That is CIFAR's usual 4 of 32 pixels, and 28 of 224. What a shift uncovers is black, or with ``padding`` 'reflect'
+    the image's mirror image. ``flip`` is done by the way: one copy of the batch instead of two.
     """
 
-    reach: int
+    reach: int | None
     padding: str = "zero"
     flip: Flip | None = None
     normalised: ClassVar[bool] = False
@@ -98,12 +98,13 @@ class Shift:
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """How far down and to the right the image lies in the padded one, int64 (n, 2), and what the flip draws."""
-        offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * (2 * self.reach + 1)).long()
+        offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * (2 * self.pixels(height) + 1)).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor) -> torch.Tensor:
         offsets, *flips = numbers
         height, width = images.shape[-2:]
+        reach = self.pixels(height)
         # Which row and column of the padded image each pixel comes from, worked out on the device: beside a GPU the
         # host, which has one core for it, would take longer than the GPU for the images.
         places = torch.arange(width, device=images.device)
@@ -111,14 +112,19 @@ class Shift:
             places = torch.where(flips[0][:, None], places.flip(0), places)
         rows, columns = offsets[:, :1] + torch.arange(height, device=images.device), offsets[:, 1:] + places
         if self.padding == "zero":
-            images = functional.pad(images, (self.reach,) * 4)
+            images = functional.pad(images, (reach,) * 4)
         else:
-            rows, columns = mirrored(rows - self.reach, height), mirrored(columns - self.reach, width)
+            rows, columns = mirrored(rows - reach, height), mirrored(columns - reach, width)
         images = select_rows(images, rows)
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 
+    def pixels(self, side: int) -> int:
+        """The reach for images of ``side`` pixels; with progressive sizes it grows with them."""
+        return self.reach or max(1, side // 8)
+
     def __str__(self) -> str:
-        return f"shift (at most {self.reach} px of the stored image, {self.padding} padding)"
+        reach = "an eighth" if self.reach is None else f"{self.reach} px"
+        return f"shift (at most {reach} of the stored image, {self.padding} padding)"
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ class Context(NamedTuple):
     """What augmentations are built from; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
 
     settings: AugmentationSettings
-    max_shift: int
+    max_shift: int | None
     size: int
     interpolation: str = "bilinear"
     crop_while_decoding: bool = False

@@ -263,7 +263,7 @@ def loaders(
     sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
     shown, augment = data.preprocessing, chosen_names(args.augmentation, data.spec)
     context = Context(
-        args.augmentation, args.augmentation.max_shift or data.spec.max_shift, shown.image_size,
+        args.augmentation, args.augmentation.max_shift or data.max_shift, shown.image_size,
         shown.interpolation, crop_while_decoding=not (reads_memory or data.spec.fixed_size),
         mean=shown.mean,
     )  # fmt: skip

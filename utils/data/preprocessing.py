@@ -128,11 +128,15 @@ _GOOD = {
 
 
 class Known(NamedTuple):
-    """What weights were trained for, and their origin. ``of_this_run``: they are of the run to continue or evaluate."""
+    """What weights were trained for, and their origin.
+
+    ``of_this_run``: they are of the run to continue or evaluate, whose default ``max_shift`` was that of ``Data``.
+    """
 
     preprocessing: Preprocessing
     source: str
     of_this_run: bool = False
+    max_shift: int | None = None
 
 
 def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing, str]:

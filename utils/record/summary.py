@@ -211,7 +211,7 @@ def describe(args: Settings, data: Data, criterion: torch.nn.Module | None = Non
     """The parts of a checkpoint that do not change during a run."""
     teacher = {"teacher": criterion.teacher.state_in_checkpoint} if isinstance(criterion, Distillation) else {}
     loss = criterion.criterion if isinstance(criterion, Distillation) else criterion
-    weights = {"class_weights": loss.weights.tolist()} if args.loss.class_weights else {}
+    weights = {"class_weights": loss.weights.tolist(), "weighs_images": True} if args.loss.class_weights else {}
     return {
         **teacher,
         **weights,
@@ -219,6 +219,7 @@ def describe(args: Settings, data: Data, criterion: torch.nn.Module | None = Non
         "arch": args.model.arch,
         "classes": list(data.classes),
         "preprocessing": data.preprocessing.state(),
+        "max_shift": data.max_shift,
         "settings": args.values(),
         "versions": versions(),
         "fingerprint": data.fingerprint,

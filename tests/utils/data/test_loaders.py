@@ -8,6 +8,7 @@ from sklearn.datasets import load_sample_images
 
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.augment.base import Samples
 from utils.data.images.view import View
 from utils.data.loaders import choose, loaders
 from utils.data.sample_plan import MicroBatch
@@ -153,6 +154,17 @@ def test_a_folder_is_not_made_resident_where_training_would_see_other_pixels(tre
     with pytest.raises(UserError, match="--loader resident keeps images .* from the whole image; give --loader stream"):
         make(*flags, "--loader", "resident")
     assert make(*flags)[2].startswith("stream")
+
+
+@pytest.mark.parametrize("size, reach", [(224, 28), (64, 8), (32, 4), (4, 1)])
+def test_a_shift_reaches_an_eighth_of_a_stored_image_that_has_no_size_of_its_own(tree, size, reach):
+    for name in ("folder", "synthetic"):
+        flags = ("--dataname", name, "--datapath", tree, "--image-size", size, "--augment", "shift", "--workers", 0)
+        for more, expected in (((), reach), (("--max-shift", 5), 5)):
+            (shift,) = make(*flags, *more, "--train-samples", 4, "-b", 4)[0].transform.augmentations
+            (drawn,) = shift.draw(Samples(0, 0, np.arange(20000)), size, size)
+            assert [drawn.min(), drawn.max()] == [0, 2 * expected], "so many pixels each way"
+    assert make("--image-size", size, "--augment", "shift")[0].transform.augmentations[0].reach == 1, "the digits' own"
 
 
 def test_files_decoded_on_the_device_show_the_same_boxes(tree):

@@ -46,8 +46,8 @@ class AugmentationSettings:
         choices=("none", *AUGMENTATIONS), metavar="NAME", in_evaluation=False, synonyms="aug augmentation",
     )  # fmt: skip
     max_shift: int | None = setting(
-        None, "largest shift in pixels of the stored image [that of the data set]", type=int, check=between(1, 8192),
-        in_evaluation=False, effect=_SHIFT,
+        None, "largest shift in pixels of the stored image [that of the data set, or an eighth of the image's side]",
+        type=int, check=between(1, 8192), in_evaluation=False, effect=_SHIFT,
     )  # fmt: skip
     crop_min_area: float = setting(
         0.08, "least part of an image's area that resized-crop shows", check=between(0, 1, open_low=True),

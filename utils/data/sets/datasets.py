@@ -45,6 +45,7 @@ class Data:
     ``train`` is None for a set to evaluate. ``preprocessing_line`` describes how images are shown, with the origin of
     each value. ``warnings``: what else a user should know about the set, one line each. ``seen``: another, about
     validation images that the checkpoint that is used was trained on; '' if it was trained on none.
+    ``begun_max_shift``: the specification's when the run to resume began, if it has none now.
     """
 
     spec: DatasetSpec
@@ -55,6 +56,12 @@ class Data:
     validation: Images
     warnings: tuple[str, ...] = ()
     seen: str = ""
+    begun_max_shift: int | None = None
+
+    @property
+    def max_shift(self) -> int | None:
+        """How far a shift reaches by default, in pixels; None for an eighth of the image."""
+        return self.begun_max_shift or self.spec.max_shift
 
     @property
     def image_size(self) -> int:
@@ -64,7 +71,8 @@ class Data:
     def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
         """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known)
-        return dataclasses.replace(self, preprocessing=preprocessing, preprocessing_line=line)
+        begun = known.max_shift if known is not None and self.spec.max_shift is None else None
+        return dataclasses.replace(self, preprocessing=preprocessing, preprocessing_line=line, begun_max_shift=begun)
 
     @cached_property
     def fingerprint(self) -> str:
