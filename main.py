@@ -286,9 +286,9 @@ def weights_of_classes(run: Run, data: Data) -> torch.Tensor | None:
         return None
     labels = data.train.labels.cpu()[first_samples(len(data.train), run.args)]
     weights = class_weights(labels, data.classes, run.args.loss.class_weights)
-    if run.resume_point is not None:
-        begun, path = run.resume_point.state.get("class_weights"), run.resume_point.path
-        refuse_other_weights(weights, begun, path, run.warn if run.args.run.resume_override else None)
+    if (point := run.resume_point) is not None:
+        warn = run.warn if run.args.run.resume_override else None
+        refuse_other_weights(weights, run.args.loss, point.state, point.path, warn)
     return weights.to(run.distributed.device)
 
 

@@ -62,6 +62,14 @@ def rules(
         *_optimisation_rules(v, is_explicit),
         *_rate_rules(v, is_explicit, origins, learning_rate(values, origins, world_size)[0]),
         *_freezing_rules(v),
+        Rule(
+            ("balanced_sampler", "class_weights"),
+            # A run of an earlier version, which has both, goes on.
+            v.balanced_sampler
+            and v.class_weights
+            and (is_explicit("balanced_sampler") or is_explicit("class_weights")),
+            "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one",
+        ),
         *_average_rules(v, is_explicit),
         *(_schedule_free_rules(v, is_explicit) if v.optimizer in SCHEDULE_FREE else ()),
         *(_sharding_rules(v) if v.shard_model and world_size > 1 and not v.evaluate else ()),

@@ -43,6 +43,7 @@ class Facts(NamedTuple):
     processes: int
     local_processes: int
     augmentation: tuple[str, ...]
+    classes: int
     colour: bool
     in_memory: bool
     cuts_validation: bool
@@ -70,6 +71,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         processes=distributed.world_size,
         local_processes=distributed.local_world_size,
         augmentation=chosen_names(args.augmentation, data.spec),
+        classes=len(data.classes),
         colour=data.spec.channels > 1,
         in_memory=isinstance(data.validation, MemoryImages),
         cuts_validation=parts.validation_loader.is_cut,

@@ -6,11 +6,12 @@ import csv
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 
-from utils.config.groups.loss import BALANCED
+from utils.config.groups.loss import BALANCED, LossSettings
 from utils.config.settings import UserError
 
 
@@ -39,17 +40,26 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
 
 
 def refuse_other_weights(
-    weights: torch.Tensor, begun: list[float] | None, path: Path, warn: Callable[[str], None] | None
-) -> None:
-    """Raise ``UserError`` if ``weights`` are not ``begun``, those of the checkpoint ``path`` to resume.
+    weights: torch.Tensor, settings: LossSettings, state: dict[str, Any], path: Path,
+    warn: Callable[[str], None] | None,
+) -> None:  # fmt: skip
+    """Raise ``UserError`` if the checkpoint ``path`` to resume, of ``state``, was trained with other ``weights``.
 
-    With ``warn``, only say so.
+    Or with the same, which earlier versions took for the weights of classes' terms of --loss bce, and of label
+    smoothing. With ``warn``, only say so.
     """
-    if begun in (None, weights.tolist()):  # a run without any differs in its settings
+    begun, difference = state.get("class_weights"), None
+    if begun not in (None, weights.tolist()):  # a run without any differs in its settings
+        difference, advice = "other weights of the classes", "restore the file"
+    elif begun and not state.get("weighs_images") and (settings.loss == "bce" or settings.label_smoothing):
+        losses = "--loss bce" if settings.loss == "bce" else "--label-smoothing"
+        difference = f"an earlier version's {losses}, which weighted the classes' terms, not the images"
+        advice = "begin anew"
+    if difference is None:
         return
-    difference = f"--class-weights: {path} was trained with other weights of the classes"
+    difference = f"--class-weights: {path} was trained with {difference}"
     if warn is None:
-        raise UserError(f"{difference}; restore the file, or go on like this with --resume PATH --resume-override")
+        raise UserError(f"{difference}; {advice}, or go on like this with --resume PATH --resume-override")
     warn(f"{difference}; going on with these")
 
 

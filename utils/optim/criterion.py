@@ -12,11 +12,13 @@ from utils.config.groups.loss import LossSettings
 
 
 class WeightedCrossEntropy(nn.Module):
-    """Cross entropy in which each class counts with its own weight, divided by the number of images.
+    """Cross entropy in which each image counts with its class's weight, divided by the number of images.
 
-    That of a label is ``weights[label]``; each share of a smoothed or mixed target has its own class's. torch's with
+    That of a label is ``weights[label]``; each share of a mixed target has its own class's. torch's with
     ``reduction="sum"``: its mean over labels divides by their weights, so that an image's influence would depend on the
-    others of its forward pass, and thus on ranks and accumulation. ``weights``: float (classes,).
+    others of its forward pass, and thus on ranks and accumulation. Smoothing counts with the image's weight, where
+    torch gives each class's part of it that class's: of 100 images of one class and one of another, the 5 % of either
+    that the rare class gets of a smoothed common image would outweigh the other 95. ``weights``: float (classes,).
     """
 
     def __init__(self, weights: torch.Tensor, label_smoothing: float) -> None:
@@ -27,7 +29,10 @@ class WeightedCrossEntropy(nn.Module):
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
         weights, smoothing = self.weights.to(logits.dtype), self.label_smoothing
-        total = functional.cross_entropy(logits, targets, weights, reduction="sum", label_smoothing=smoothing)
+        total = functional.cross_entropy(logits, targets, weights, reduction="sum")
+        if smoothing:
+            uniform = -logits.log_softmax(1).mean(1)
+            total = (1 - smoothing) * total + smoothing * (image_weights(targets, weights) * uniform).sum()
         return total / len(targets)
 
 
@@ -37,7 +42,9 @@ class BinaryCrossEntropy(nn.Module):
     Wightman et al., ResNet strikes back, 2021. timm's ``BinaryCrossEntropy``, except that mixed targets are smoothed
     too, as by cross entropy (timm's mixup smooths them). ``threshold``: targets above it, after smoothing, become 1 and
     the others 0. ``sum_classes``: the sum over classes instead of their mean. ``weights``: float (classes,), a factor
-    of each class's term. ``positive_weight``: a factor of the terms of classes that an image shows.
+    of all terms of an image that shows the class (a factor of the class's terms would raise those of the images that do
+    not show it alike, and so balance nothing). ``positive_weight``: a factor of the terms of classes that an image
+    shows.
     """
 
     def __init__(
@@ -55,10 +62,10 @@ class BinaryCrossEntropy(nn.Module):
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
+        weights = None if self.weights is None else image_weights(targets, self.weights.to(logits.dtype))[:, None]
         targets = _shares(targets, logits) * (1 - self.label_smoothing) + self.label_smoothing / logits.shape[1]
         if self.threshold is not None:
             targets = targets.gt(self.threshold).to(logits.dtype)
-        weights = None if self.weights is None else self.weights.to(logits.dtype)
         positive = None if self.positive_weight is None else logits.new_full((), self.positive_weight)
         loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, pos_weight=positive)
         return loss * logits.shape[1] if self.sum_classes else loss
@@ -69,7 +76,7 @@ class FocalLoss(nn.Module):
 
     Lin et al., Focal loss for dense object detection, 2017, for classes that exclude each other (softmax). Each share
     of a smoothed or mixed target has the factor of its own class. With ``gamma`` 0 it is cross entropy. ``weights``:
-    float (classes,), a factor of each class's term, the paper's alpha.
+    float (classes,), the paper's alpha, which count as those of ``WeightedCrossEntropy``.
     """
 
     def __init__(self, gamma: float, label_smoothing: float, weights: torch.Tensor | None = None) -> None:
@@ -78,14 +85,20 @@ class FocalLoss(nn.Module):
         self.register_buffer("weights", weights)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logs = _at_least_float32(logits).log_softmax(1)
-        targets = _shares(targets, logs) * (1 - self.label_smoothing) + self.label_smoothing / logs.shape[1]
+        logs, smoothing = _at_least_float32(logits).log_softmax(1), self.label_smoothing
         # 1 - p without cancellation, and not 0, where the derivative of a power below 1 is infinite.
         others = (-torch.expm1(logs)).clamp(min=torch.finfo(logs.dtype).tiny)
-        terms = -targets * others.pow(self.gamma) * logs
-        if self.weights is not None:
-            terms = terms * self.weights.to(logs.dtype)
-        return terms.sum(1).mean()
+        factors, shares, uniform = others.pow(self.gamma), _shares(targets, logs), smoothing / logs.shape[1]
+        if self.weights is None:
+            return (-(shares * (1 - smoothing) + uniform) * factors * logs).sum(1).mean()
+        weights = self.weights.to(logs.dtype)
+        terms = (-shares * factors * logs * weights) * (1 - smoothing)
+        return (terms - uniform * image_weights(targets, weights)[:, None] * factors * logs).sum(1).mean()
+
+
+def image_weights(targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The weight of each image (n,): its label's of ``weights`` (classes,), or their mean over the image's shares."""
+    return targets.to(weights.dtype) @ weights if targets.is_floating_point() else weights[targets]
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:

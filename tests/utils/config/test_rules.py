@@ -31,6 +31,14 @@ def test_what_would_be_released_before_it_is_frozen_is_refused():
     arguments.parse(["--freeze", "a", "--freeze-epoch", "1", "--unfreeze-epoch", "2"])
 
 
+def test_rare_classes_are_made_up_for_once():
+    flags = ("--balanced-sampler", "--class-weights", "balanced")
+    (line,) = mistakes_of(*flags)
+    assert line == "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one"
+    older = {"balanced_sampler": True, "class_weights": "balanced"}
+    assert arguments.parse(["--resume", "R"], 1, older).data.balanced_sampler, "a run of a version without the rule"
+
+
 def test_defaults_break_no_rule():
     assert [rule.message for rule in rules(DEFAULTS, dict.fromkeys(DEFAULTS, DEFAULT), 1) if rule.broken] == []
 

@@ -13,7 +13,7 @@ from utils.precision.amp import keep_in_fp32, never_called
 SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 # The facts of a run on several GPUs of class folders that stream, under which every setting can have an effect.
 RICH = Facts(
-    continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",), colour=True,
+    continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",), classes=10, colour=True,
     in_memory=False, cuts_validation=True, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
     blurs=True, has_statistics=True, gathers_statistics=True, never_called=(),
 )  # fmt: skip
@@ -101,6 +101,22 @@ NEEDS = [
     ("ema_start_epoch", "--ema-start-epoch 3", {}, "--ema-start-epoch 3 does nothing: it needs --ema-decay"),
     ("ema_start_epoch", "--ema-decay 0.9 --ema-start-epoch 21", {}, "does nothing: --epochs 20 end before"),
     ("bce_target_thresh", "--bce-target-thresh 0.2", {}, "--bce-target-thresh 0.2 does nothing: it needs --loss bce"),
+    ("bce_target_thresh", "--bce-target-thresh 0 --label-smoothing 0.1 --loss bce", {}, "makes every target 1: with --label"),
+    ("bce_target_thresh", "--bce-target-thresh 0.95 --label-smoothing 0.1 --loss bce", {}, "every target 0: with --label-"),
+    (
+        "label_smoothing", "--label-smoothing 0.1 --loss bce --bce-target-thresh 0.2", {},
+        "--label-smoothing 0.1 does nothing: --bce-target-thresh makes every target 0 or 1 again",
+    ),
+    (
+        "label_smoothing", "--label-smoothing 0.1 --loss bce --bce-target-thresh 0.2 --mixup 0.2", {},
+        "--label-smoothing 0.1 only moves the threshold: --bce-target-thresh makes every target 0 or 1 again",
+    ),
+    *(
+        (name, f"{flag} --teacher T --distillation-alpha 1", {}, f"{flag} does nothing: it needs a --distillation-alpha below 1")
+        for name, flag in (
+            ("loss", "--loss bce"), ("label_smoothing", "--label-smoothing 0.1"), ("class_weights", "--class-weights balanced"),
+        )
+    ),
     ("bce_sum", "--bce-sum --loss focal", {}, "--bce-sum does nothing: it needs --loss bce"),
     ("bce_pos_weight", "--bce-pos-weight 2", {}, "--bce-pos-weight 2 does nothing: it needs --loss bce"),
     ("focal_gamma", "--focal-gamma 3 --loss bce", {}, "--focal-gamma 3 does nothing: it needs --loss focal"),

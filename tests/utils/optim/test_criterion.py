@@ -135,37 +135,30 @@ def test_focal_loss_of_a_certain_network_has_a_finite_gradient(gamma, smoothing)
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0, 0.25, 1.5, 1.25, 0.5])
 
 
+@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_weighted_cross_entropy_of_labels_is_torchs_sum_over_the_number_of_images(smoothing):
-    logits, labels = batch(dtype=torch.float32)
-    loss = build_criterion(LossSettings(label_smoothing=smoothing), WEIGHTS)(logits, labels)
-    each = functional.cross_entropy(logits, labels, WEIGHTS, reduction="none", label_smoothing=smoothing)
-    assert loss.item() == pytest.approx(each.mean().item(), rel=1e-6)
-    if not smoothing:
-        plain = functional.cross_entropy(logits, labels, reduction="none")
-        assert loss.item() == pytest.approx((WEIGHTS[labels] * plain).mean().item(), rel=1e-6)
+def test_class_weights_multiply_the_loss_of_each_image(name, smoothing):
+    """By its label's weight, or with bce by the mean over its shares: of another loss, shares keep their own."""
+    logits, labels = batch()
+    settings = LossSettings(loss=name, label_smoothing=smoothing)
+    plain, weighted = build_criterion(settings), build_criterion(settings, WEIGHTS)
+    for targets in (labels, soft().double()) if name == "bce" else (labels,):
+        weights = WEIGHTS.double()[labels] if targets is labels else targets @ WEIGHTS.double()
+        each = torch.stack([plain(logits[i : i + 1], targets[i : i + 1]) for i in range(len(labels))])
+        assert weighted(logits, targets).item() == pytest.approx((weights * each).mean().item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_weighted_cross_entropy_of_soft_targets_is_torchs(smoothing):
-    logits, _ = batch(dtype=torch.float32)
-    loss = build_criterion(LossSettings(label_smoothing=smoothing), WEIGHTS)(logits, soft())
-    expected = functional.cross_entropy(logits, soft(), WEIGHTS, label_smoothing=smoothing)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("targets", ["labels", "soft"])
-def test_weighted_bce_is_timms_and_weighted_focal_loss_without_exponent_is_weighted_cross_entropy(targets):
-    logits, labels = batch(dtype=torch.float32)
-    given = labels if targets == "labels" else soft()
-    theirs = BinaryCrossEntropy(0.1, weight=WEIGHTS)(logits, labels if targets == "labels" else 0.9 * given + 0.1 / 7)
-    settings = LossSettings(loss="bce", label_smoothing=0.1)
-    assert build_criterion(settings, WEIGHTS)(logits, given).item() == pytest.approx(theirs.item(), rel=1e-6)
-    losses = [
-        build_criterion(LossSettings(loss=loss, focal_gamma=0.0, label_smoothing=0.1), WEIGHTS)(logits, given).item()
-        for loss in ("focal", "cross-entropy")
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+@pytest.mark.parametrize("name", ["cross-entropy", "focal"])
+def test_weighted_cross_entropy_of_mixed_shares_is_torchs_and_smoothing_that_of_the_images_weights(name):
+    logits, targets = batch()[0], soft().double()
+    weights = WEIGHTS.double()
+    expected = functional.cross_entropy(logits, targets, weights)
+    settings = LossSettings(loss=name, focal_gamma=0.0)
+    assert build_criterion(settings, WEIGHTS)(logits, targets).item() == pytest.approx(expected.item(), rel=1e-12)
+    even = -((targets @ weights) * logits.log_softmax(1).mean(1)).mean()
+    settings = LossSettings(loss=name, focal_gamma=0.0, label_smoothing=0.1)
+    found = build_criterion(settings, WEIGHTS)(logits, targets).item()
+    assert found == pytest.approx((0.9 * expected + 0.1 * even).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from utils.config.field import between, needs, not_empty, not_negative, positive, setting
+from utils.config.field import Effect, between, needs, not_empty, not_negative, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal")
 DISTILLATIONS = ("soft", "hard")
 BALANCED = "balanced"  # --class-weights without a file
 
-_BCE = needs("--loss bce", lambda v: v.loss == "bce")
 _TEACHER = needs("--teacher", lambda v: v.teacher is not None)
+_LABELS = needs("a --distillation-alpha below 1", lambda v: v.teacher is None or v.distillation_alpha < 1)
+
+
+def _of_loss(name: str) -> Effect:
+    of_it = needs(f"--loss {name}", lambda v: v.loss == name)
+    return lambda v: of_it(v) or _LABELS(v)
+
+
+def _smooths(v: Any) -> str | None:
+    if v.loss != "bce" or v.bce_target_thresh is None:
+        return _LABELS(v)
+    does = "only moves the threshold" if v.mixup or v.cutmix else "does nothing"
+    return f"{does}: --bce-target-thresh makes every target 0 or 1 again"
+
+
+def _divides_targets(v: Any) -> str | None:
+    if v.loss == "bce" and v.bce_target_thresh is not None:
+        low, share = v.label_smoothing / v.classes, 1 - v.label_smoothing
+        if not low <= v.bce_target_thresh < low + share:
+            end = f"with --label-smoothing they are {low:.4g} to {low + share:.4g}"
+            return f"makes every target {int(low > v.bce_target_thresh)}: {end}"
+    return _of_loss("bce")(v)
 
 
 @dataclass(frozen=True)
@@ -20,26 +42,28 @@ class LossSettings:
 
     loss: str = setting(
         "cross-entropy", "training loss; bce: binary cross entropy of each class, focal: less weight on what is "
-        "learned well", choices=LOSSES, synonyms="criterion loss-fn",
+        "learned well", choices=LOSSES, synonyms="criterion loss-fn", effect=_LABELS,
     )  # fmt: skip
     label_smoothing: float = setting(
-        0.0, "label smoothing", check=between(0, 1, open_high=True), synonyms="smoothing label-smoothing-factor"
-    )
+        0.0, "label smoothing", check=between(0, 1, open_high=True), synonyms="smoothing label-smoothing-factor",
+        effect=_smooths,
+    )  # fmt: skip
     bce_target_thresh: float | None = setting(
         None, "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
-        type=float, check=between(0, 1, open_high=True), effect=_BCE,
+        type=float, check=between(0, 1, open_high=True), effect=_divides_targets,
     )  # fmt: skip
-    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_BCE)
+    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_of_loss("bce"))
     bce_pos_weight: float | None = setting(
-        None, "bce: factor of the loss terms of classes that an image shows", type=float, check=positive, effect=_BCE
-    )
+        None, "bce: factor of the loss terms of classes that an image shows", type=float, check=positive,
+        effect=_of_loss("bce"),
+    )  # fmt: skip
     focal_gamma: float = setting(
         2.0, "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
-        check=not_negative, effect=needs("--loss focal", lambda v: v.loss == "focal"),
+        check=not_negative, effect=_of_loss("focal"),
     )  # fmt: skip
     class_weights: str | None = setting(
         None, "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
-        type=str, check=not_empty, metavar="{balanced,FILE}",
+        type=str, check=not_empty, metavar="{balanced,FILE}", effect=_LABELS,
     )  # fmt: skip
     teacher: str | None = setting(
         None, "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
