@@ -65,7 +65,7 @@ def test_a_run_stopped_at_the_last_step_of_an_epoch_can_be_resumed(tmp_path):
     flags = (*FLAGS, "--epochs", "2", "--amp", "fp16", "--init-scale", "1e30", "--output", tmp_path)
     fail(*flags, "--max-skipped-steps", "22")  # 23 steps an epoch
     out, err, run = fail(*flags, "--max-skipped-steps", "22", "--resume", "auto")
-    assert "step 23/23" in out and "the last step 24 (epoch 2)" in err and "Traceback" not in err
+    assert "epoch 1/2  training top1" in out and "the last step 24 (epoch 2)" in err and "Traceback" not in err
     assert load(run, "last.pt")["progress"]["skipped_steps"] == 24
 
 

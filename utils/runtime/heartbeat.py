@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from utils.runtime import console
 
 SILENCE_SECONDS = 30  # the longest
+SHORT_SECONDS = 5  # work that takes no longer is not spoken for: a slow start is no reason to name what begins then
+
+
+def seconds_until_due(began: float) -> float:
+    """When to speak for work that has been under way since ``began`` (``time.monotonic``); 0 or less: now."""
+    short = min(SHORT_SECONDS, SILENCE_SECONDS)
+    return max(SILENCE_SECONDS - console.silence(), began + short - time.monotonic())
 
 
 class Heartbeat:
@@ -31,8 +39,9 @@ class Heartbeat:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(SILENCE_SECONDS - console.silence()):
-            if console.silence() >= SILENCE_SECONDS:
+        began = time.monotonic()
+        while not self._ended.wait(seconds_until_due(began)):
+            if seconds_until_due(began) <= 0:
                 console.note_line()
                 with suppress(OSError):  # a full disk: the main thread meets it, too
                     self.log(self.words())

@@ -15,7 +15,8 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from utils.config.settings import UserError
-from utils.runtime import console, heartbeat
+from utils.runtime import console
+from utils.runtime.heartbeat import seconds_until_due
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -88,7 +89,7 @@ class LongWork:
         began = monotonic()
         pause = FIRST_ROUND_SECONDS
         while at_work := self._round(monotonic() - began > LONGEST_SECONDS):
-            if console.silence() >= heartbeat.SILENCE_SECONDS:
+            if seconds_until_due(began) <= 0:
                 console.note_line()
                 self.log(f"{self.what}: {monotonic() - began:.0f} s so far, waiting for {_named(at_work)}")
             if self._ended.is_set():

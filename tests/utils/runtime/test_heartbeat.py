@@ -39,6 +39,16 @@ def test_work_that_speaks_itself_is_not_spoken_for(monkeypatch):
     assert lines == []
 
 
+def test_short_work_after_a_slow_start_is_not_named(monkeypatch):
+    lines = []
+    monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 30)
+    monkeypatch.setattr(console, "silence", lambda: 60)
+    with Heartbeat(lambda: "Finding the run: 0 s so far", lines.append):
+        time.sleep(0.1)
+    assert lines == []
+    assert heartbeat.seconds_until_due(time.monotonic() - 5) <= 0
+
+
 def test_a_full_disk_ends_nothing_and_is_met_by_the_work_itself():
     tries = []
 
