@@ -1,7 +1,7 @@
 """Try a trained network out: a page on this machine, and ``POST /predict`` for programs.
 
     python scripts/serve.py auto                                              # the newest run, at http://127.0.0.1:8000
-    curl --data-binary @cat.jpg http://127.0.0.1:8000/predict
+    curl -F image=@cat.jpg http://127.0.0.1:8000/predict
 
 A person drops, pastes or photographs an image and sees classes, probabilities and a heat map. Requests that come in
 together are run together. Only this machine can reach it, unless --host says otherwise. Ctrl-C ends it. Heavy imports

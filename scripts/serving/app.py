@@ -32,7 +32,7 @@ from scripts.common.heat_map import heat_map, overlay
 from scripts.common.predictor import Predictor
 from scripts.serving.batching import Batcher
 from scripts.serving.guard import Guard
-from scripts.serving.uploads import Limits, Refused, decode
+from scripts.serving.uploads import FORM_BYTES, Limits, Refused, decode, file_in, is_form
 from utils.config.settings import UserError
 
 PAGE = {
@@ -116,8 +116,9 @@ class Service:
             raise Refused(503, "too many requests at once; try again")
         self._in_hand += 1
         try:
+            kind = request.headers.get("content-type", "")
             yield await asyncio.get_running_loop().run_in_executor(
-                self._decoders, self._decoded, await asyncio.wait_for(self._body(request), BODY_SECONDS)
+                self._decoders, self._decoded, await asyncio.wait_for(self._body(request), BODY_SECONDS), kind
             )
         except asyncio.TimeoutError as error:
             raise Refused(408, f"the request's body has not arrived within {BODY_SECONDS:g} seconds") from error
@@ -126,15 +127,17 @@ class Service:
 
     async def _body(self, request: Request) -> bytes:
         announced = request.headers.get("content-length", "")
-        self.limits.refuse_bytes(int(announced) if announced.isdecimal() else 0)
+        around = FORM_BYTES if is_form(request.headers.get("content-type", "")) else 0
+        self.limits.refuse_bytes(int(announced) - around if announced.isdecimal() else 0)
         data = bytearray()
         async for chunk in request.stream():
             data += chunk
-            self.limits.refuse_bytes(len(data))
+            self.limits.refuse_bytes(len(data) - around)
         return bytes(data)
 
-    def _decoded(self, data: bytes) -> tuple[tuple[int, int], torch.Tensor]:
+    def _decoded(self, data: bytes, content_type: str) -> tuple[tuple[int, int], torch.Tensor]:
         preprocessing = self.loaded.preprocessing
+        data = file_in(data, content_type) if is_form(content_type) else data
         image = decode(data, preprocessing.colour, self.limits)
         return image.size, preprocessing(image)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import warnings
 from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesHeaderParser
 
 from PIL import Image
 
@@ -13,6 +15,10 @@ from utils.data.images.decoding import UnreadableImage, open_image
 
 # Decoders written in C that read nothing but the bytes they are given.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+
+# Of a form: the fields, a field's own headers, and what RFC 2046 allows a boundary.
+MOST_FIELDS, PART_HEADER_BYTES, BOUNDARY_BYTES = 20, 4096, 70
+FORM_BYTES = 65_536  # that a form may have besides its file
 
 
 class Refused(Exception):
@@ -49,6 +55,43 @@ class Limits:
             )
 
 
+def is_form(content_type: str) -> bool:
+    """Whether a request of this type is a form, as ``curl -F image=@x.jpg`` and web pages send it."""
+    return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
+
+
+def file_in(form: bytes, content_type: str) -> bytes:
+    """The one file in a form, whatever its field is called; of a form without a file, its one field.
+
+    Strict (RFC 7578 and 2046, without preamble, epilogue and padding): what is not whole raises ``Refused``. Each byte
+    is looked at once.
+    """
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = (header.get_boundary() or "").encode("ascii", "replace")
+    if not 0 < len(boundary) <= BOUNDARY_BYTES:
+        raise Refused(400, "the form is malformed: its Content-Type names no boundary of at most 70 characters")
+    delimiter, files, fields = b"\r\n--" + boundary, [], []
+    begin = len(delimiter) - 2 if form.startswith(delimiter[2:]) else -1
+    while begin >= 0 and form[begin : begin + 2] == b"\r\n":
+        end = form.find(delimiter, begin + 2)
+        head = form.find(b"\r\n\r\n", begin, min(end, begin + PART_HEADER_BYTES))
+        part = BytesHeaderParser().parsebytes(form[begin + 2 : max(begin, head)])
+        whole = 0 <= head < end and part.get_content_disposition() == "form-data"
+        if not whole or len(files) + len(fields) == MOST_FIELDS:
+            begin = -1
+            break
+        is_file = part.get_param("filename", header="content-disposition") is not None
+        (files if is_file else fields).append(slice(head + 4, end))
+        begin = end + len(delimiter)
+    if begin < 0 or form[begin:] not in (b"--", b"--\r\n"):
+        raise Refused(400, "the form is malformed: it is cut off, or not as its boundary and RFC 7578 say")
+    found = files or fields
+    if len(found) != 1:
+        raise Refused(400, f"the form holds {len(found) or 'no'} files; send one image")
+    return form[found[0]]
+
+
 def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
     """The image in a file's bytes, upright, in mode ``colour``; its header alone decides whether it is decoded.
 
@@ -56,7 +99,7 @@ def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
     """
     limits.refuse_bytes(len(data))
     if not data:
-        raise Refused(400, "the request is empty; send the bytes of an image file")
+        raise Refused(400, "the request is empty; send an image file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about large images, which the limits are for

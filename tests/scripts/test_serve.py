@@ -7,8 +7,10 @@ import io
 import json
 import random
 import re
+import shutil
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -293,6 +295,83 @@ def test_headers_that_do_not_come_end_their_connection_and_no_other(server, monk
         assert b" 200 " in patient.recv(4096)
 
 
+# --------------------------------------------------------------------------------------------- forms
+
+
+def form_of(*parts, boundary=b"b0undary", end=b"--\r\n"):
+    """A form of (headers, content) parts."""
+    return b"".join(b"--%s\r\n%s\r\n\r\n%s\r\n" % (boundary, *part) for part in parts) + b"--" + boundary + end
+
+
+def disposition(name, file="x.png"):
+    return f'Content-Disposition: form-data; name="{name}"{f"; filename={chr(34)}{file}{chr(34)}" if file else ""}'.encode()
+
+
+def with_boundary(boundary):
+    return {"content_type": f"multipart/form-data; boundary={boundary}"}
+
+
+@pytest.mark.parametrize("name", ["image", "file", "upload", "files[]", ""])
+def test_a_form_is_answered_as_its_file_is_whatever_the_field_is_called(server, name):
+    body = encoded(form="JPEG", mode="RGB") + b"\r\n--b0undar\r\n\r\n"  # which is no end of the part
+    of = with_boundary("b0undary")
+    text = (disposition("comment", None), b"a cat")
+    for form in (
+        form_of((disposition(name), body)), form_of((disposition(name) + b"\r\nContent-Type: image/jpeg", body), text),
+        form_of((disposition(name, None), body), end=b"--"),  # curl -F image=<x.jpg
+    ):  # fmt: skip
+        assert server.predict(form, **of) == server.predict(body)
+    assert server.ask("/heat_map", form_of(text, (disposition(name), body)), **of)[0] == 200
+
+
+def test_curl_sends_an_image_as_people_write_it(server, tmp_path):
+    (tmp_path / "x.jpg").write_bytes(encoded(form="JPEG", mode="RGB"))
+    line = ["curl", "-s", "-F", f"image=@{tmp_path / 'x.jpg'}", f"http://127.0.0.1:{server.port}/predict"]
+    if shutil.which("curl") is None:
+        pytest.skip("no curl")
+    said = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    assert json.loads(said) == server.predict((tmp_path / "x.jpg").read_bytes())[1]
+
+
+GOOD = (disposition("image"), b"no image")
+MALFORMED = {
+    "no boundary": (form_of(GOOD), "", "names no boundary"),
+    "a boundary that is too long": (form_of(GOOD, boundary=b"b" * 71), "b" * 71, "at most 70"),
+    "another boundary": (form_of(GOOD), "other", "malformed"), "nothing": (b"", "b0undary", "malformed"),
+    "cut in a file": (form_of(GOOD)[:-20], "b0undary", "cut off"), "no end": (form_of(GOOD, end=b""), "b0undary", "cut off"),
+    "text before": (b"hello\r\n" + form_of(GOOD), "b0undary", "malformed"),
+    "text after": (form_of(GOOD) + b"x" * 99, "b0undary", "malformed"),
+    "no headers": (b"--b0undary\r\n\r\nno image\r\n--b0undary--\r\n", "b0undary", "malformed"),
+    "endless headers": (form_of((b"X: " + b"y" * 5000, b"")), "b0undary", "malformed"),
+    "two files": (form_of(GOOD, GOOD), "b0undary", "holds 2 files; send one image"),
+    "no field": (b"--b0undary--\r\n", "b0undary", "no files"),
+    "many fields": (form_of(*[(disposition("a", None), b"")] * 30), "b0undary", "malformed"),
+    "no image": (form_of(GOOD), "b0undary", "no image of a known format"),
+    "an empty file": (form_of((disposition("image"), b"")), "b0undary", "empty; send an image file"),
+    "a strange name": (form_of((b"Content-Disposition: form-data; filename*=x''%ff\xff", b"")), "b0undary", "empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_form_that_is_not_whole_or_holds_no_one_image_is_refused_in_a_line(server, name, capfd):
+    body, boundary, text = MALFORMED[name]
+    status, answer = server.predict(body, **with_boundary(boundary))
+    assert status == 400 and text in answer["error"] and capfd.readouterr().err == ""
+
+
+def test_a_form_may_be_as_large_as_its_file_and_a_little_more(server):
+    whole = encoded(form="PNG", size=(8, 8))
+    for size, status in ((200_000 - len(whole), 200), (200_001 - len(whole), 413), (300_000, 413)):
+        form = form_of((disposition("image"), whole + bytes(size)))
+        assert server.predict(form, **with_boundary("b0undary"))[0] == status
+
+
+def test_a_form_of_nothing_but_boundaries_is_refused_at_once(server):
+    began = time.monotonic()
+    status, _ = server.predict(b"--a" + b"\r\n--a" * 39_000, **with_boundary("a"))
+    assert status == 400 and time.monotonic() - began < SECONDS / 2
+
+
 @pytest.mark.parametrize("query", ["?top=0", "?top=11", "?top=x", "?top=-1", "?top=%F0%9F%98%80", "?top=" + "9" * 5000])
 def test_a_wrong_number_is_refused(server, query):
     status, answer = server.predict(encoded(), query)
@@ -331,6 +410,10 @@ def malformed(count):
         lambda: b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: " + b"y" * chance.randrange(60_000) + b"\r\n\r\n",
         lambda: b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + noise(300),
         lambda: b"POST /predict HTTP/%d.%d\r\nContent-Length: -5\r\n\r\n" % (chance.randrange(9), chance.randrange(9)),
+        lambda: (
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=%s\r\n"
+            b"Content-Length: 40\r\n\r\n--a\r\n" % noise(9).hex().encode() + noise(40)
+        ),
         lambda: (
             b"POST /heat_map?class=%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
             % noise(30).hex().encode()
