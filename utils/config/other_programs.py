@@ -136,16 +136,23 @@ TIMM = Program(
         Silent("a rate of 0.1 for 256 images (--lr-base 0.1)", "lr lr-base"),
         Silent("5 epochs of warm-up (--warmup-epochs 5)", "warmup-epochs"),
         Silent("from 1e-5 (--warmup-lr 1e-5)", "warmup-lr"),
-        Silent("within the schedule (--no-warmup-prefix)", "warmup-prefix no-warmup-prefix"),
+        Silent("within the schedule (--no-warmup-prefix)", "warmup-prefix no-warmup-prefix sched lr-policy"),
+        Silent("within the schedule (--no-warmup-prefix)", "warmup-prefix no-warmup-prefix", "cosine poly"),
         Silent("a rate for each epoch (--lr-per-epoch)", "sched-on-updates lr-per-epoch"),
-        Silent("steps every 90 epochs (--lr-step-epochs 90)", "decay-epochs lr-step-epochs", "decay-rate dr"),
+        Silent("steps of 90 epochs (--lr-step-epochs 90)", "decay-epochs lr-step-epochs", "step"),
+        Silent("drops after 90, 180 and 270 epochs", "decay-milestones lr-milestones", "multistep"),
         Silent("300 epochs (--epochs 300)", "epochs"),
         Silent("float32 (--amp off)", "amp amp-dtype"),
         Silent("erasing with noise (--random-erase-mode pixel)", "remode random-erase-mode", "reprob"),
         Silent("one mix a batch (--mixup-mode batch)", "mixup-mode", "mixup cutmix"),
         Silent("an average that begins at full decay (--no-ema-warmup)", "model-ema-warmup", "model-ema"),
         Silent("temperature 4 (--distillation-temperature 4)", "kd-temperature", "kd-model-name"),
-        Silent("training resized by bilinear or bicubic at random", "train-interpolation no-aug"),
+        Silent(
+            "the image size, crop and interpolation that timm has for the network, where --image-size, --crop-pct and "
+            "--interpolation say nothing",
+            "img-size input-size image-size pretrained",
+        ),
+        Silent("training resized by bilinear or bicubic at random (no equivalent)", "train-interpolation no-aug"),
     ),
 )
 
@@ -156,7 +163,8 @@ TORCHVISION = Program(
     _each(
         (
             "val-resize-size",
-            "write --crop-pct with --val-crop-size divided by it, rounded down to four digits: 224 / 232 is 0.9655",
+            "write --crop-pct with --val-crop-size (224 by default) divided by it, rounded down to four digits: "
+            "224 / 232 is 0.9655",
         ),
         (
             "norm-weight-decay bias-weight-decay",
@@ -176,12 +184,11 @@ TORCHVISION = Program(
         ("augmix-severity", "no equivalent: --auto-augment augmix has torchvision's severity 3"),
         ("ra-sampler", "leave it out: --repeated-augmentation with the value of --ra-reps (3 by default) says it all"),
         ("world-size dist-url", f"{_TORCHRUN} where the others are"),
-        ("model-ema", "write --ema-decay, see --model-ema-decay (0.99998 by default)"),
         ("model-ema-steps", "leave it out: the average follows each step"),
         (
-            "model-ema-decay",
-            "write --ema-decay with 1 - (1 - decay) x images per step / epochs, and --no-ema-warmup: so torchvision "
-            "scales it, and 0.99998 at 1024 images and 600 epochs is 0.999966",
+            "model-ema model-ema-decay",
+            "write --ema-decay with 1 - (1 - decay) x images per step / epochs, and --no-ema-warmup: torchvision "
+            "scales its decay, 0.99998 by default, which is 0.999966 here at 1024 images and 600 epochs",
         ),
         ("backend use-v2 prototype", "leave it out: it changes how images are read, not what they show"),
         ("apex apex-opt-level", "write --amp fp16"),
@@ -191,13 +198,16 @@ TORCHVISION = Program(
         ),
     ),
     (
-        Silent("a tenth of the rate every 30 epochs (--lr-policy step --lr-step-epochs 30)", "lr-scheduler lr-policy"),
+        Silent("a rate that falls to a tenth (--lr-policy step)", "lr-scheduler lr-policy"),
+        Silent("steps of 30 epochs (--lr-step-epochs 30)", "lr-step-size lr-step-epochs lr-scheduler lr-policy"),
+        Silent("steps of 30 epochs (--lr-step-epochs 30)", "lr-step-size lr-step-epochs", "step steplr"),
+        Silent("validation at 224 pixels (--val-image-size 224)", "val-crop-size val-image-size", "train-crop-size"),
         Silent("a rate for each epoch (--lr-per-epoch)", "lr-per-epoch"),
         Silent("weight decay 1e-4 (--weight-decay 1e-4)", "wd weight-decay"),
         Silent("32 images a process (--batch-size 32)", "batch-size b"),
         Silent("90 epochs (--epochs 90)", "epochs"),
         Silent("float32 (--amp off)", "amp apex"),
-        Silent("a constant rate in the warm-up", "lr-warmup-method", "lr-warmup-epochs"),
+        Silent("a constant rate in the warm-up (no equivalent)", "lr-warmup-method", "lr-warmup-epochs"),
         Silent("one mix a batch (--mixup-mode batch)", "mixup-mode", "mixup-alpha cutmix-alpha"),
         Silent("in rmsprop eps 0.0316 (--opt-eps 0.0316)", "opt-eps", "rmsprop"),
     ),

@@ -70,12 +70,11 @@ OF_TORCHVISION = {
     "--warmup-epochs": "lr-warmup-epochs", "--lr-step-epochs": "lr-step-size", "--output": "output-dir",
     "--deterministic": "use-deterministic-algorithms", "--val-image-size": "val-crop-size",
     "--image-size": "train-crop-size", "--repeated-augmentation": "ra-reps",
-    ": write --crop-pct with --val-crop-size divided by it, rounded down to four digits": "val-resize-size",
+    ": write --crop-pct with --val-crop-size (224 by default) divided by it, rounded down to four digits": "val-resize-size",
     ": for 0 write --no-decay-norm-bias": "norm-weight-decay bias-weight-decay",
     ": for 0 write --weight-decay-except": "transformer-embedding-decay",
     ": write --warmup-lr with this times the learning rate": "lr-warmup-decay",
-    ": write --ema-decay, see": "model-ema",
-    ": write --ema-decay with 1 - (1 - decay) x images per step / epochs": "model-ema-decay",
+    ": write --ema-decay with 1 - (1 - decay) x images per step / epochs": "model-ema model-ema-decay",
     ": write --amp fp16": "apex apex-opt-level",
     LEAVE: "lr-warmup-method start-epoch cache-dataset ra-sampler world-size dist-url model-ema-steps backend use-v2",
     NONE: "ra-magnitude augmix-severity num-calibration-batches num-observer-update-epochs num-batch-norm-update-epochs "
@@ -235,13 +234,41 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     for words in ("smoothing", "jitter", "erasing", "epochs 300"):
         assert words not in said
     assert unasked("--sched", "cosine") == [] and unasked("--model", "fc", "--csv", "a") == []
-    assert ["step" in said for said in unasked("--lr-scheduler", "steplr", "--data-path", "d", "--wd", "1e-4")] == [
-        False
-    ]
+    (said,) = unasked("--lr-scheduler", "steplr", "--data-path", "d", "--wd", "1e-4")
+    assert "--lr-step-epochs 30" in said and "--lr-policy" not in said
     (said,) = unasked("--data-path", "d", "--wd", "1e-4", "--model", "resnet50")
-    assert "--lr-policy step --lr-step-epochs 30" in said and "weight decay" not in said
+    assert "--lr-policy step" in said and "--lr-step-epochs 30" in said and "weight decay" not in said
     (said,) = unasked("model=yolov8n-cls.pt", "imgsz=224", "fliplr=0.5", "erasing=0")
     assert "RandAugment (--auto-augment ra)" in said and "--random-erase" not in said
+
+
+DOCUMENTED = {
+    "EfficientNet-B2": "--data-dir d --model efficientnet_b2 -b 128 --sched step --epochs 450 --decay-epochs 2.4 "
+    "--decay-rate .97 --opt rmsproptf --opt-eps .001 -j 8 --warmup-lr 1e-6 --weight-decay 1e-5 --drop 0.3 --drop-path 0.2 "
+    "--model-ema-decay 0.9999 --aa rand-m9-mstd0.5 --remode pixel --reprob 0.2 --amp bf16 --lr .016",
+    "ResNet-50 with JSD": "--data-dir d -b 64 --model resnet50 --sched cosine --epochs 200 --lr 0.05 --amp bf16 --remode "
+    "pixel --reprob 0.6 --aug-splits 3 --aa rand-m9-mstd0.5-inc1 --resplit --split-bn --jsd --dist-bn reduce",
+    "torchvision's MobileNetV2": "--data-path d --model mobilenet_v2 --epochs 300 --lr 0.045 --wd 0.00004 --lr-step-size 1 "
+    "--lr-gamma 0.98",
+}
+
+
+@pytest.mark.parametrize("command", DOCUMENTED.values(), ids=DOCUMENTED)
+def test_a_documented_command_is_accepted_as_its_answers_say(command):
+    """Each flag replaced by the one it is answered with, or left out with its values; then what is done unasked."""
+    lines = arguments.read(command.split()).mistakes
+    words = []
+    for text in re.split(r" (?=-)", command):
+        flag, _, values = text.partition(" ")
+        answer = next((line for line in lines if line.startswith(f"'{flag}' is not a flag")), f"write {flag}")
+        if found := re.search(r"(?:did you mean|write) (-[a-z-]+)", answer):
+            words += [found[1], *values.split()]
+        else:
+            assert "leave it out" in answer or "has no equivalent" in answer
+    (said,) = unasked(*command.split())
+    words += [word for flags in re.findall(r"\((--.*?)\)", said) for word in flags.split()]
+    args = arguments.parse([*words, "--dataname", "folder"])
+    assert args.optimisation.opt_eps == (0.001 if "--opt-eps" in command else None)
 
 
 def test_a_name_of_two_programs_means_what_the_command_is_of():
