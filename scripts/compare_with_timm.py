@@ -130,7 +130,7 @@ def compared(path: str, theirs: torch.Tensor, subject: Subject) -> Pixels:
     place = view.place(*reversed(decoded.shape[1:]))
     left, top, right, bottom = place.box
     box = decoded[:, top:bottom, left:right]
-    ours, exact = decode_crop(path, view, "RGB"), view.show(box.double(), place)
+    ours, exact = decode_crop(path, view, shown.colour), view.show(box.double(), place)
     levels = (255 * (theirs * std + mean)).round()
     return Pixels(
         torch.equal(ours, view.show(box, place)), float((ours - exact).abs().max()),

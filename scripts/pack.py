@@ -112,6 +112,7 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     compressed twice is not quite the one that a network is used on later.
     """
     from scripts.packing.encoding import Encoding
+    from utils.data.images.levels import Colour
     from utils.data.sets.readers import IN_MEMORY, OWN_FILES
 
     in_memory = args.data.dataname in IN_MEMORY or args.data.dataname in OWN_FILES
@@ -122,7 +123,7 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
         raise UserError(f"--quality is for --format jpeg, not {chosen}; remove one")
     if own.resize_validation and not own.resize:
         raise UserError("--resize-validation needs --resize PIXELS; give both, or neither")
-    colour, check = SPECS[args.data.dataname].colour, args.data.skip_bad_images
+    colour, check = Colour(SPECS[args.data.dataname].colour, args.data.pixel_range), args.data.skip_bad_images
     training = validation = Encoding(chosen, own.resize, own.quality or QUALITY, colour, check)
     if own.resize and not own.resize_validation and not in_memory:
         validation = dataclasses.replace(training, format="keep", resize=None)

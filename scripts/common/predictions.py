@@ -30,7 +30,7 @@ from utils.data.images.decoding import open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
 from utils.data.sampling import first_samples
 from utils.data.sets.class_folders import find_splits, test_folder, training_folder
-from utils.data.sets.datasets import Data, get_data, get_test_data
+from utils.data.sets.datasets import Data, get_data, get_test_data, in_colour_of
 from utils.data.sets.readers import IN_MEMORY, ImageFiles, Images
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
@@ -191,9 +191,7 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
         images, notes = data.validation, (*filter(None, [data.seen]), *data.warnings)
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
-    if isinstance(images, ImageFiles):
-        images = dataclasses.replace(images, colour=loaded.preprocessing.colour)
-    return images, notes
+    return in_colour_of(loaded.preprocessing, images), notes
 
 
 def _may_be_of(settings: DataSettings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
+from utils.data.images import levels
 from utils.data.preprocessing import Preprocessing
 from utils.record.metrics import cut_words, shows_top5
 
@@ -112,6 +114,9 @@ def _input(subject: Subject) -> str:
     colour = "grey" if channels == 1 else "red, green, blue"
     mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (shown.mean, shown.std))
     steps = ["Rotate the image as its EXIF orientation says; make it " + ("grey." if channels == 1 else "RGB.")]
+    if shown.pixel_range is not None:
+        low, high = shown.pixel_range
+        steps.append(f"Map numbers of more than 8 bits: {low:g} to 0, {high:g} to 255, all beyond cut off.")
     steps += list(_resizing(shown))
     normalise = f"Divide by 255, subtract the mean ({mean}) and divide by the standard deviation ({std})."
     if subject.inside:
@@ -163,8 +168,8 @@ def _packages(one: Exported) -> str:
 def code(one: Exported) -> str:
     """A program that classifies ``image.jpg``."""
     if one.name == "timm":
-        deep = "\n".join(line.removeprefix("    ") for line in _SIXTEEN_BITS)
-        return _TIMM.format(deep=deep, colour=one.subject.loaded.preprocessing.colour)
+        shown = one.subject.loaded.preprocessing
+        return _TIMM.format(opening=opening(shown), colour=shown.colour)
     imports, load, run = {
         "onnx": (_ONNX_IMPORTS, _ONNX, 'outputs = session.run(None, {"images": prepare("image.jpg")})[0][0]'),
         "torch-export": (_TORCH_IMPORTS, _TORCH_EXPORT, _RUN_TORCH),
@@ -188,12 +193,7 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
     Its pixels are Pillow's, from which those of validation differ by a level or two where an image is resized.
     """
     size, target = shown.val_image_size, resized_side(shown)
-    lines = [
-        "def prepare(path):",
-        "    image = ImageOps.exif_transpose(Image.open(path))",
-        *_SIXTEEN_BITS,
-        f'    image = image.convert("{shown.colour}")',
-    ]
+    lines = [opening(shown), "", "", "def prepare(path):", f'    image = opened(path).convert("{shown.colour}")']
     how = f"Image.Resampling.{shown.interpolation.upper()}"
     if shown.stored_size:
         lines.append(f"    image = image.resize(({shown.stored_size}, {shown.stored_size}), Image.Resampling.BILINEAR)")
@@ -233,10 +233,35 @@ def _middle(shown: Preprocessing, size: int, target: int) -> Iterator[str]:
         yield f"    image = image.crop((left, top, left + {size}, top + {size}))"
 
 
-_SIXTEEN_BITS = (
-    '    if image.mode.startswith("I"):  # 16 bits, of which Pillow would show almost all as white',
-    "        image = Image.fromarray((np.asarray(image) // 256).clip(0, 255).astype(np.uint8))",
-)
+def opening(shown: Preprocessing) -> str:
+    """The source of ``opened(path)``: an image file, upright and with 8 bits, as ``decoding.open_image`` reads it."""
+    if shown.pixel_range is None:
+        return _OPENED
+    parts = (levels.is_deep, levels.raw_mode, levels.other_order, levels.numbers_of, levels.to_8_bits)
+    sources = "\n\n".join(inspect.getsource(part) for part in parts)
+    return f"{_IN_RANGE_IMPORTS}\n\n{sources}\n\n{_OPENED_IN_RANGE.format(*shown.pixel_range)}"
+
+
+_OPENED = """def opened(path):
+    file = Image.open(path)
+    image = ImageOps.exif_transpose(file)
+    if image.mode.startswith("I;16") or (image.mode == "I" and file.format in ("PNG", "PPM")):
+        # 16 bits, of which Pillow would show almost all as white.
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode == "F" or (image.mode == "I" and not 0 <= np.min(image) <= np.max(image) <= 255):
+        raise ValueError(f"{path}: its levels have no known range; save it with 8 or 16 bits")
+    return image"""
+_IN_RANGE_IMPORTS = """import sys
+from typing import BinaryIO"""
+_OPENED_IN_RANGE = """def opened(path):
+    file = Image.open(path)
+    numbers = numbers_of(file, path)
+    if numbers is not None:
+        return Image.fromarray(to_8_bits(numbers, ({0!r}, {1!r})))
+    image = ImageOps.exif_transpose(file)
+    if image.mode == "I":  # 16 bits of a PPM file, which says their range
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image"""
 _ONNX_IMPORTS = """import json
 
 import numpy as np
@@ -309,9 +334,11 @@ network = timm.create_model("local-dir:.", pretrained=True).eval()
 classes = network.pretrained_cfg["label_names"]
 transform = timm.data.create_transform(**timm.data.resolve_data_config(model=network))
 
-image = ImageOps.exif_transpose(Image.open("image.jpg"))
-{deep}
-image = image.convert("{colour}")
+
+{opening}
+
+
+image = opened("image.jpg").convert("{colour}")
 with torch.inference_mode():
     probabilities = network(transform(image)[None]).softmax(1)[0]
 best = int(probabilities.argmax())

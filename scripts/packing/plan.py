@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from scripts.packing.encoding import Encoding
 from utils.checkpoint.fingerprint import listing_of
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage
-from utils.data.images.stored import Stored
+from utils.data.images.levels import range_of
+from utils.data.images.stored import version_of
 from utils.data.sample_plan import permutation
 from utils.data.sets.datasets import Data
 from utils.data.sets.readers import ImageFiles, Images
@@ -60,6 +60,9 @@ class Plan:
             **{split: dataclasses.asdict(encoding) for split, encoding in encodings.items()},
             "shard_samples": shard_samples, "skip_bad_images": skip_bad, "source": listing_of(data.fingerprint),
         }  # fmt: skip
+        ranges = {range_of(encoding.colour) for encoding in encodings.values() if encoding.format != "keep"} - {None}
+        if ranges:  # the packed images have 8 bits, so nothing but this says how they came about
+            about["pixel_range"] = list(*ranges)
         splits = {"train": data.train, "val": data.validation}
         return cls(folder, splits, data.classes, encodings, shard_samples, skip_bad, about)
 
@@ -84,20 +87,11 @@ class Plan:
         return np.array_split(order, self._count(split))[shard]
 
     def sources(self, split: str, shard: int) -> str:
-        """A digest of size and time of each file of a shard: a file that was repaired under its name has another."""
-        images, facts = self.splits[split], []
+        """A digest of each file of a shard: a file that was repaired under its name has another (``version_of``)."""
+        images = self.splits[split]
         if not isinstance(images, ImageFiles):
             return ""  # ``about`` has a fingerprint of the pixels
-        for number in self.numbers(split, shard).tolist():
-            path = images.paths[number]
-            if isinstance(path, Stored):
-                facts.append(path.version)
-                continue
-            try:
-                status = os.stat(path)
-                facts.append(f"{status.st_size} {status.st_mtime_ns}")
-            except OSError:  # reading it reports the error
-                facts.append("missing")
+        facts = [version_of(images.paths[number]) for number in self.numbers(split, shard).tolist()]
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
     # ------------------------------------------------------------------------------------ what is done

@@ -42,7 +42,7 @@ def rates(run):
 # For each setting that shapes the result: another value than the run's.
 OTHER = {
     "seed": "7", "dataname": "synthetic", "image_size": "16", "val_image_size": "16", "crop_pct": "0.9",
-    "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "global_batch_size": "128", "max_shift": "2",
+    "crop_mode": "squash", "interpolation": "bicubic", "mean": "0.5", "std": "0.5", "pixel_range": "0 1023", "global_batch_size": "128", "max_shift": "2",
     "auto_augment": "ra", "rotation": "15", "color_jitter": "0.4", "color_jitter_prob": "0.5", "grayscale_prob": "0.5",
     "gaussian_blur_prob": "0.5", "random_erase": "0.5", "random_erase_mode": "pixel", "random_erase_count": "2",
     "shift_padding": "reflect", "crop_min_area": "0.35", "cutout": "2", "mixup": "0.2", "cutmix": "1",

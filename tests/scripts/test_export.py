@@ -31,7 +31,9 @@ from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
 from tests.scripts.export_zoo import save_checkpoint, shown_at
+from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
+from utils.data.images.decoding import open_image
 from utils.data.preprocessing import Preprocessing
 from utils.data.sets.readers import read_digits
 
@@ -355,14 +357,38 @@ def test_the_cards_preparation_is_that_of_validation_within_pillows_rounding(sho
     assert difference.mean() < 0.6 and difference.max() < 12
 
 
-def test_the_cards_preparation_of_16_bits_is_that_of_validation(tmp_path):
-    path, shown = tmp_path / "deep.png", dataclasses.replace(shown_at(64), crop_pct=1.0)
-    Image.fromarray(np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)).save(path)
+RAMP = np.linspace(0, 65535, 64 * 64).reshape(64, 64)
+
+
+@pytest.mark.parametrize("pixel_range", [None, (0.0, 1023.0)])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.png", png(RAMP.astype(np.uint16))),
+        ("deep.tif", tiff(RAMP.astype(np.uint16))),
+        ("colour.png", png(np.stack([RAMP, RAMP // 90, RAMP // 9], -1).astype(np.uint16))),
+        ("colour.tif", tiff(np.stack([RAMP, RAMP // 90, RAMP // 9], -1).astype(np.uint16))),
+        ("eight_of_32.tif", tiff((RAMP // 257).astype(np.int32))),
+        ("all_of_32.tif", tiff(RAMP.astype(np.int32))),
+        ("float.tif", tiff(RAMP.astype(np.float32))),
+        ("grey.pgm", b"P5 64 64 1023\n" + (RAMP // 70).astype(">u2").tobytes()),
+        ("plain.png", None),
+    ],
+)
+def test_the_cards_preparation_of_any_numbers_is_that_of_validation(tmp_path, name, content, pixel_range):
+    path = tmp_path / name
+    shown = dataclasses.replace(shown_at(64), crop_pct=1.0, pixel_range=pixel_range)
+    if content is None:
+        photograph(64, 64).save(path)
+    else:
+        path.write_bytes(content)
     names = {"np": np, "Image": Image, "ImageOps": __import__("PIL.ImageOps").ImageOps}
     exec(preparation(shown, False), names)
-    with Image.open(path) as image:
-        assert image.mode.startswith("I")
-        exact = shown(image)[None].numpy()
+    if pixel_range is None and name in ("all_of_32.tif", "float.tif"):
+        with pytest.raises(ValueError, match="no known range"):
+            names["prepare"](path)
+        return
+    exact = shown(open_image(str(path), shown.colour))[None].numpy()
     np.testing.assert_allclose(names["prepare"](path), exact, atol=1e-5)
 
 

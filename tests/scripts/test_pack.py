@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ from scripts import pack
 from scripts.packing.checking import faults_of
 from scripts.packing.encoding import Encoding
 from scripts.packing.plan import Plan
+from tests.utils.data.deep_files import png
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, open_image
@@ -367,3 +369,26 @@ def test_an_output_that_cannot_be_written_is_one_clear_line(tree, tmp_path, monk
     monkeypatch.setattr(place, full)
     with pytest.raises(UserError, match=f"--output {tmp_path}: cannot be written .No space left on device"):
         packed(tree, tmp_path)
+
+
+def test_shards_of_8_bits_keep_the_pixel_range_that_made_them(tmp_path):
+    """Otherwise their network would be used on the files themselves with another one."""
+    for split, label in itertools.product(("train", "val"), "ab"):
+        folder = tmp_path / "files" / split / label
+        folder.mkdir(parents=True)
+        for number in range(2):
+            content = png(np.random.default_rng(number).integers(0, 1024, (8, 8)).astype(np.uint16))
+            (folder / f"{number}.png").write_bytes(content)
+    given = ["--datapath", tmp_path / "files", "--dataname", "folder", "--pixel-range", "0", "1023", "--workers", "0"]
+    for kind in ("raw", "keep"):
+        assert pack.main([str(word) for word in [*given, "--format", kind, "--output", tmp_path / kind]]) == 0
+    files = get_data(parse([*map(str, given)]).data, CPU)
+    for kind in ("raw", "keep"):
+        where = ["--dataname", "shards", "--datapath", str(tmp_path / kind)]
+        shards = get_data(parse([*where, "--pixel-range", "0", "1023"]).data, CPU)
+        for path, packed in zip(files.train.paths, shards.train.paths, strict=True):
+            assert np.array_equal(open_image(packed, shards.train.colour), open_image(path, files.train.colour))
+    get_data(parse(["--dataname", "shards", "--datapath", str(tmp_path / "keep")]).data, CPU)  # the numbers are there
+    for other in ([], ["--pixel-range", "0", "255"]):
+        with pytest.raises(UserError, match="were packed with 0 1023; give --pixel-range 0 1023"):
+            get_data(parse(["--dataname", "shards", "--datapath", str(tmp_path / "raw"), *other]).data, CPU)

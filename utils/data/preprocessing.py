@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from PIL import Image, ImageOps
 from utils.config.datasets import SPECS, Channels, DatasetSpec
 from utils.config.groups.data import CROP_MODES, INTERPOLATIONS, DataSettings
 from utils.config.settings import UserError
-from utils.data.images.decoding import do_not_map, in_colour, to_tensor
+from utils.data.images.decoding import do_not_map, open_image, to_tensor
+from utils.data.images.levels import Colour, in_colour, raw_mode
 from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
@@ -27,7 +29,7 @@ class Preprocessing(Channels):
     ``image_size`` is the side in pixels in training, for which the network is built, ``val_image_size`` that in
     evaluation. ``mean`` and ``std``, one number per channel, are for pixel values between 0 and 1. For ``crop_pct``,
     ``crop_mode`` and ``interpolation`` see ``View``. ``stored_size`` is the side of the data set's images if all have
-    the same, otherwise None.
+    the same, otherwise None. For ``pixel_range`` see ``Colour``.
     """
 
     image_size: int
@@ -38,6 +40,12 @@ class Preprocessing(Channels):
     crop_mode: str
     interpolation: str
     stored_size: int | None = None
+    pixel_range: tuple[float, float] | None = None
+
+    @property
+    def colour(self) -> Colour:
+        """The mode and the range in which files are read."""
+        return Colour(super().colour, self.pixel_range)
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> Preprocessing:
@@ -75,6 +83,9 @@ class Preprocessing(Channels):
         Raises ``ValueError`` for levels without a known range, see ``in_colour``.
         """
         do_not_map(image)
+        if self.pixel_range is not None and ";16" in raw_mode(image):  # of which Pillow would load 8 bits
+            image.fp.seek(0)
+            image = open_image(io.BytesIO(image.fp.read()), self.colour)
         pixels = to_tensor(in_colour(ImageOps.exif_transpose(image), self.colour, image.format))
         if self.stored_size:
             pixels = resized(pixels, self.stored_size, "bilinear")
@@ -88,6 +99,8 @@ class Preprocessing(Channels):
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if self.pixel_range is None:  # which older checkpoints do not know
+            del values["pixel_range"]
         return {"channels": self.channels, **values}
 
     @classmethod
@@ -115,6 +128,15 @@ def _are_numbers(values: Any, above: float) -> bool:
     )
 
 
+def _is_range(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
+        and value[0] < value[1]
+    )
+
+
 _GOOD = {
     "image_size": _is_size,
     "val_image_size": _is_size,
@@ -124,6 +146,7 @@ _GOOD = {
     "crop_mode": lambda value: value in CROP_MODES,
     "interpolation": lambda value: value in INTERPOLATIONS,
     "stored_size": lambda value: value is None or _is_size(value),
+    "pixel_range": lambda value: value is None or _is_range(value),
 }
 
 
@@ -154,7 +177,7 @@ def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing,
         taken = asdict(known.preprocessing)
         del taken["stored_size"]
         if own.stored_size and not known.of_this_run:
-            taken = {name: taken[name] for name in ("mean", "std", "interpolation")}
+            taken = {name: taken[name] for name in ("mean", "std", "interpolation", "pixel_range")}
         taken |= {name: _for_channels(taken[name], own.channels) for name in ("mean", "std")}
         origins |= dict.fromkeys(taken, known.source)
     given = {name: getattr(settings, name) for name in origins if getattr(settings, name, None) is not None}
@@ -199,6 +222,8 @@ def _described(made: Preprocessing, origins: dict[str, str]) -> str:
     if made.resizes:
         texts["interpolation"] = made.interpolation
     texts |= {name: f"{name} {' '.join(f'{value:.4g}' for value in getattr(made, name))}" for name in ("mean", "std")}
+    if made.pixel_range is not None:
+        texts["pixel_range"] = "pixel range {:g} to {:g}".format(*made.pixel_range)
     groups: dict[str, list[str]] = {}
     for name, text in texts.items():
         groups.setdefault(origins[name], []).append(text)

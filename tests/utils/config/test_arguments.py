@@ -278,7 +278,7 @@ def test_every_flag_is_listed_above_or_in_the_settings():
     extra |= {"--opt-eps", "--opt-betas", "--opt-kwargs"}
     extra |= {"--warmup-lr", "--warmup-prefix", "--lr-per-epoch"}
     extra |= {"--loss", "--skip-bad-images", "--ema-bn-batches"}
-    extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std"}
+    extra |= {"--val-image-size", "--crop-pct", "--crop-mode", "--interpolation", "--mean", "--std", "--pixel-range"}
     extra |= {"--compile-augment", "--tf32", "--timeout", "--resume-override", "--drop-last"}
     extra |= {"--bce-target-thresh", "--bce-sum", "--bce-pos-weight", "--focal-gamma"}
     extra |= {"--teacher", "--distillation", "--distillation-alpha", "--distillation-temperature"}

@@ -18,6 +18,7 @@ from PIL import Image
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data import progress_log
+from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
 from utils.data.sets import cache, claims, class_folders
@@ -162,15 +163,6 @@ def test_a_second_call_decodes_nothing_and_says_where_the_file_is(tree, folder, 
     assert len(lines) == 1
 
 
-def test_contents_are_known_by_size_and_time_alone(tree, folder):
-    expected = decoded(files_of(tree), folder).clone()
-    for path in map(Path, files_of(tree).paths):
-        status = path.stat()
-        path.write_bytes(bytes(status.st_size))
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert torch.equal(decoded(files_of(tree), folder), expected)
-
-
 def touch(tree):
     path = files_of(tree).paths[3]
     status = os.stat(path)
@@ -203,6 +195,26 @@ def test_any_change_of_the_files_is_decoded_anew(tree, folder, change):
     assert len(set(names(folder)) - set(before)) == 1
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_files_of_equal_size_and_time_that_change_places_are_decoded_anew(tree, folder, moved):
+    first, second = map(Path, files_of(tree).paths[3:5])
+    for path in (first, second):
+        path.write_bytes(path.read_bytes().ljust(1000, b"\0"))
+        os.utime(path, ns=(1, 1))
+    before = decoded(files_of(tree), folder).clone()
+    if moved:
+        first.rename(tree / "aside")
+        second.rename(first)
+        (tree / "aside").rename(second)
+    else:
+        one, other = first.read_bytes(), second.read_bytes()
+        for path, content in ((first, other), (second, one)):
+            path.write_bytes(content)
+            os.utime(path, ns=(1, 1))
+    order = [0, 1, 2, 4, 3, *range(5, len(before))]
+    assert torch.equal(decoded(files_of(tree), folder), before[order])
+
+
 def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tree, folder, monkeypatch):
     images = files_of(tree)
     views = [
@@ -215,6 +227,7 @@ def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tr
         cache.fingerprint(images, View(9, whole=True), folder),
         *(cache.fingerprint(images, view, folder) for view in views),
         cache.fingerprint(files_of(tree, "L"), View(8, whole=True), folder),
+        *(cache.fingerprint(files_of(tree, Colour("L", (0, high))), View(8, whole=True), folder) for high in (9, 99)),
         cache.fingerprint(backwards, View(8, whole=True), folder),
     ]
     monkeypatch.setattr(cache, "DECODING_VERSION", cache.DECODING_VERSION + 1)

@@ -3,10 +3,12 @@
 import io
 import multiprocessing
 import os
+import pickle
 import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
+from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
 from utils.data.images import decoding, jpeg
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole, decoder, open_image, random_box
+from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.preprocessing import Preprocessing
 from utils.data.sample_plan import sample_uniforms
@@ -194,6 +198,45 @@ def test_levels_of_32_bits_are_those_of_8_bits_or_refused(tmp_path):
             show(16)(Image.open(path))
 
 
+DEEP = np.random.default_rng(0).integers(0, 1100, (9, 7, 4)).astype(np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "numbers"),
+    [
+        ("grey.png", png(DEEP[..., 0]), DEEP[..., :1]),
+        ("rgb.png", png(DEEP[..., :3]), DEEP[..., :3]),
+        ("rgba.png", png(DEEP), DEEP[..., :3]),
+        ("grey.tif", tiff(DEEP[..., 0]), DEEP[..., :1]),
+        ("rgb.tif", tiff(DEEP[..., :3]), DEEP[..., :3]),
+        ("rgba.tif", tiff(DEEP, extra=(2,)), DEEP[..., :3]),
+        ("rgbx.tif", tiff(DEEP, extra=(0,)), DEEP[..., :3]),
+        ("deflated.tif", tiff(DEEP[..., :3], deflated=True), DEEP[..., :3]),
+        ("int32.tif", tiff(DEEP[..., 0].astype(np.int32)), DEEP[..., :1]),
+        ("float.tif", tiff(DEEP[..., 0].astype(np.float32)), DEEP[..., :1]),
+    ],
+)
+@pytest.mark.parametrize("colour", ["L", "RGB"])
+def test_a_pixel_range_maps_numbers_of_more_than_8_bits_linearly_rounded_and_cut_off(
+    tmp_path, name, content, numbers, colour
+):
+    (tmp_path / name).write_bytes(content)
+    low, high = 100, 1023
+    exact = [[[min(max(Fraction(255 * (int(n) - low), high - low), 0), 255) for n in p] for p in r] for r in numbers]
+    levels = np.array(exact, dtype=object).astype(float).round().astype(np.uint8)
+    expected = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels).convert(colour)
+    ranged = Colour(colour, (low, high))
+    shown = Preprocessing(9, 9, (0.0,) * (1 if colour == "L" else 3), (1.0,) * (1 if colour == "L" else 3), 1.0,
+                          "center", "bilinear", stored_size=9, pixel_range=(low, high))  # fmt: skip
+    assert np.array_equal(open_image(str(tmp_path / name), ranged), expected)
+    assert np.array_equal(open_image(io.BytesIO(content), pickle.loads(pickle.dumps(ranged))), expected)
+    with Image.open(tmp_path / name) as image:  # as a user of load_model gives it
+        pixels = shown(image)
+    assert torch.equal(pixels, shown(expected))
+    plain = written(tmp_path / "plain.png", PHOTOGRAPHS[0].convert(colour))  # 8 bits stay as they are
+    assert np.array_equal(open_image(plain, ranged), open_image(plain, colour))
+
+
 def show(size):
     """Images whole, with levels between 0 and 1."""
     return Preprocessing(size, size, (0.0,), (1.0,), 1.0, "center", "bilinear", stored_size=size)
@@ -362,8 +405,10 @@ def test_the_decoder_says_nothing_uses_no_gpu_and_leaves_the_environment_as_it_w
     (path, *_) = photographs(tmp_path, (320, 200), {})
     program = f"""
 import os
+import pickle
 before = dict(os.environ)
 from utils.data.images.decoding import decode_crop, decoder
+from utils.data.images.levels import Colour
 from utils.data.images.view import View
 decode_crop({path!r}, View(32), "RGB")
 assert dict(os.environ) == before

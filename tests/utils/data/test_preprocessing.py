@@ -46,7 +46,7 @@ def test_images_of_any_size_are_shown_as_to_the_weights():
 def test_without_weights_images_of_the_users_own_are_shown_as_imagenets():
     found, line = resolved("folder", known=None)
     assert dataclasses.astuple(found) == (
-        224, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 0.875, "center", "bilinear", None
+        224, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 0.875, "center", "bilinear", None, None
     )  # fmt: skip
     assert line.endswith("(ImageNet's, the default)") and line.count("(") == 1
 
@@ -87,10 +87,11 @@ def test_a_run_that_goes_on_keeps_its_sizes_also_where_images_have_one_size():
         ("--interpolation", "bilinear", "interpolation", "bilinear"),
         ("--mean", 0.1, "mean", (0.1,) * 3),
         ("--std", 0.1, "std", (0.1,) * 3),
+        ("--pixel-range", (0, 1023), "pixel_range", (0, 1023)),
     ],
 )
 def test_what_is_set_wins_over_the_weights(flag, value, name, expected):
-    found, line = resolved("folder", flag, value)
+    found, line = resolved("folder", flag, *(value if isinstance(value, tuple) else (value,)))
     assert getattr(found, name) == expected
     assert "(as set)" in line
 
@@ -113,6 +114,7 @@ def test_what_does_not_fit_the_data_set_is_one_line(dataname, flags, words):
     [
         ("--std", "0"), ("--std", "-1"), ("--mean", "nan"), ("--crop-pct", "0"), ("--crop-pct", "1.2"),
         ("--crop-mode", "middle"), ("--interpolation", "nearest"), ("--val-image-size", "0"),
+        ("--pixel-range", "0"), ("--pixel-range", "9", "0"), ("--pixel-range", "0", "nan"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_are_refused(flags):
@@ -129,7 +131,9 @@ def test_a_network_that_does_not_take_the_size_of_evaluation_is_one_line(capsys)
 
 
 def test_its_state_gives_it_back():
-    for made in (WEIGHTS, Preprocessing.of(SPECS["digits"]), Preprocessing.of(SPECS["folder"])):
+    assert "pixel_range" not in WEIGHTS.state()  # so that older ones, and what is derived from them, stay as they are
+    ranged = dataclasses.replace(WEIGHTS, pixel_range=(0.0, 1023.0))
+    for made in (WEIGHTS, ranged, Preprocessing.of(SPECS["digits"]), Preprocessing.of(SPECS["folder"])):
         assert Preprocessing.from_state(made.state(), "here") == made
 
 
@@ -172,18 +176,22 @@ def tree(tmp_path):
     """Photographs of all kinds, as files."""
     kinds = [
         ("a.jpg", "RGB", (300, 200)), ("b.png", "RGB", (61, 90)), ("c.jpg", "L", (120, 100)), ("d.png", "P", (50, 50)),
-        ("e.png", "RGBA", (70, 40)), ("f.jpg", "CMYK", (80, 200)), ("g.png", "I;16", (60, 60)),
+        ("e.png", "RGBA", (70, 40)), ("f.jpg", "CMYK", (80, 200)), ("g.png", "I;16", (60, 60)), ("h.tif", "F", (9, 9)),
     ]  # fmt: skip
     for number, (name, mode, size) in enumerate(kinds):
         image = PHOTOGRAPHS[number % 2].resize(size)
         if mode == "I;16":
             image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+        if mode == "F":
+            image = Image.fromarray(np.asarray(image.convert("L")) / np.float32(255))
         turned = Image.Exif()
         turned[0x0112] = 6 if name == "f.jpg" else 1
         for split in ("train", "val"):
             for label in ("x", "y"):
                 (tmp_path / split / label).mkdir(parents=True, exist_ok=True)
-                (image if mode == "I;16" else image.convert(mode)).save(tmp_path / split / label / name, exif=turned)
+                (image if mode in ("I;16", "F") else image.convert(mode)).save(
+                    tmp_path / split / label / name, exif=turned
+                )
     return tmp_path
 
 
@@ -192,9 +200,13 @@ def tree(tmp_path):
     [
         "", "--val-image-size 40", "--crop-pct 0.7 --interpolation bicubic", "--crop-mode squash",
         "--crop-mode border --mean 0.2", "--loader resident --augment flip --crop-pct 1",
+        "--loader resident --augment flip --pixel-range 0 0.5",
     ],
 )  # fmt: skip
 def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):
+    if "pixel-range" not in flags:  # floats have none that a file says
+        for path in tree.glob("*/*/h.tif"):
+            path.unlink()
     cache = ("--cache-dir", tree / "cache") if "resident" in flags else ()
     data, shown = validation_images(
         "--dataname", "folder", "--datapath", tree, "--image-size", 32, *flags.split(), *cache

@@ -51,6 +51,7 @@ NEEDS = [
         "--global-batch-size 8 does nothing: it needs training",
     ),
     ("image_column", "--image-column a", {}, "--image-column a does nothing: it needs --dataname hf"),
+    ("pixel_range", "--pixel-range 0 9", {"in_memory": True}, "--pixel-range 0 9 does nothing: it needs images in files"),
     ("label_column", "--label-column a", {}, "--label-column a does nothing: it needs --dataname hf"),
     ("shard_cache", "--shard-cache D", {"resident": True}, "--shard-cache D does nothing: it needs images in shards that"),
     ("shard_cache_gb", "--shard-cache-gb 9", {}, "--shard-cache-gb 9 does nothing: it needs --shard-cache"),

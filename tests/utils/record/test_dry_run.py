@@ -41,6 +41,7 @@ CHANGES = {
     "interpolation": ("--image-size 16", "--interpolation bicubic"),
     "mean": ("", "--mean 0.4"),
     "std": ("", "--std 0.4"),
+    "pixel_range": None,
     "global_batch_size": ("", "--global-batch-size 128"),
     "drop_last": ("", "--drop-last"),
     "balanced_sampler": ("", "--balanced-sampler"),

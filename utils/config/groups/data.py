@@ -27,6 +27,11 @@ def _first_and_last(epochs: tuple[int, ...]) -> str | None:
     )
 
 
+def _low_and_high(levels: tuple[float, ...]) -> str | None:
+    fits = len(levels) == 2 and -1e30 < levels[0] < levels[1] < 1e30
+    return None if fits else "must be two numbers, the lower first: what becomes black and what becomes white"
+
+
 def _has_folder(v: Any) -> bool:
     return SPECS[v.dataname].needs_datapath or v.local_processes > 1  # which share their images there
 
@@ -107,6 +112,11 @@ class DataSettings:
     std: tuple[float, ...] | None = setting(
         None, "standard deviation of each channel [that of the weights or the data set]", type=float, many=True,
         check=between(0, 100, open_low=True),
+    )  # fmt: skip
+    pixel_range: tuple[float, ...] | None = setting(
+        None, "numbers of images of more than 8 bits that become black and white: 0 1023 for 10 of 16 bits [16 bits: 0 "
+        "65535; 32 bits: refused; that of the weights]", type=float, many=True, check=_low_and_high, metavar="LEVEL",
+        effect=_IMAGE_FILES,
     )  # fmt: skip
     workers: int | str = setting(
         "auto", "data-loading processes per training process; 0: none, auto: as many as a measurement finds useful",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from utils.data.hugging_face.files import library
-from utils.data.images.stored import Stored
+from utils.data.images.stored import Stored, version_of
 
 
 class Row(Stored):
@@ -98,19 +98,14 @@ class Rows(Sequence[str]):
     @cached_property
     def version(self) -> str:
         """Text that changes when the table's files do, and another one for each column."""
-        status = [os.stat(file["filename"]) for file in self._dataset.cache_files]
-        return " ".join([self._column, *(f"{one.st_size} {one.st_mtime_ns}" for one in status)])
+        return " ".join([self._column, *(version_of(file["filename"]) for file in self._dataset.cache_files)])
 
     def version_elsewhere(self, number: int) -> str:
         """Text that changes when the file does in which the image of a row lies; empty for one in the table."""
         path = self._elsewhere.get(number)
         if path is None:
             return ""
-        try:
-            status = os.stat(self._beside(path))
-            return f"\0{path}\0{status.st_size}\0{status.st_mtime_ns}"
-        except OSError:  # reading it reports the error
-            return f"\0{path}\0missing"
+        return f"\0{path}\0{version_of(self._beside(path))}"
 
     @cached_property
     def _elsewhere(self) -> dict[int, str]:

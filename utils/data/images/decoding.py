@@ -20,12 +20,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from utils.config.settings import UserError
 from utils.data.images import jpeg
+from utils.data.images.levels import in_colour, numbers_of, range_of, to_8_bits
 from utils.data.images.stored import RAW, NamedBytes, opened
 from utils.data.images.view import LEAST_AREA, Box, Placement, View, resized
 
 CROP_RATIO = (3 / 4, 4 / 3)  # random-resized-crop of Szegedy et al., Going deeper with convolutions, 2014
 CROP_ATTEMPTS = 10
-SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its mode of 32 bits
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of file descriptors, of memory
 
 
@@ -46,6 +46,7 @@ class UnreadableImage(UserError):
 def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None = None) -> Image.Image:
     """The image of a path or an open binary file, upright (EXIF rotation applied), in mode ``colour`` ('L' or 'RGB').
 
+    A ``Colour`` says the range of numbers of more than 8 bits.
     ``formats``: by Pillow's names, the only ones that are read; None: all but programs. Raises ``UnreadableImage`` with
     the path if the file cannot be read, a plain ``UserError`` if the system is short of memory or file descriptors.
     """
@@ -75,6 +76,8 @@ def _open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None
         if image.format == "EPS":
             raise ValueError("is PostScript, a program, which is not run")  # Pillow would, in Ghostscript
         do_not_map(image)
+        if range_of(colour) is not None and (numbers := numbers_of(image, path)) is not None:
+            return in_colour(Image.fromarray(to_8_bits(numbers, range_of(colour))), colour)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         return in_colour(image, colour, image.format)
@@ -92,27 +95,6 @@ def _raw_image(file: BinaryIO) -> Image.Image:
     if pixels.dtype != np.uint8 or (pixels.ndim != 2 and pixels.shape[2:] != (3,)):
         raise ValueError(f"holds {pixels.dtype} {pixels.shape} instead of uint8 pixels (height, width[, 3])")
     return Image.fromarray(pixels)
-
-
-def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -> Image.Image:
-    """A Pillow image, converted to mode ``colour`` ('L' or 'RGB').
-
-    ``file_format``: that of the image's file, by Pillow's name. Raises ``ValueError`` for levels of 32 bits, whose
-    range no file says, unless they are those of 8 bits.
-    """
-    if image.mode.startswith("I;16") or (image.mode == "I" and file_format in SIXTEEN_BITS_AS_I):
-        # Pillow clips 16-bit grey instead of scaling it.
-        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-    elif image.mode in ("I", "F"):
-        lowest, highest = image.getextrema()
-        if image.mode == "F" or not 0 <= lowest <= highest <= 255:
-            kind = "floats" if image.mode == "F" else "integers"
-            raise ValueError(
-                f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; save it with 8 or 16 bits"
-            )
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image if image.mode == colour else image.convert(colour)
 
 
 def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None = None) -> torch.Tensor:

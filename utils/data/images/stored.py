@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import BinaryIO
 
 RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (height, width, 3), not compressed
@@ -40,6 +41,20 @@ def opened(path: str | BinaryIO) -> str | BinaryIO:
     Raises ``OSError``.
     """
     return NamedBytes(path, path.content()) if isinstance(path, Stored) else path
+
+
+def version_of(path: str) -> str:
+    """Text that changes when the image file at ``path`` does, for what is kept of it. Nothing of the file is read.
+
+    Size and time alone do not tell files apart that change places; inode and time of change do.
+    """
+    if isinstance(path, Stored):
+        return path.version
+    try:
+        status = os.stat(path)
+    except OSError:  # decoding it reports the error
+        return "missing"
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
 def content_of(path: str) -> bytes:

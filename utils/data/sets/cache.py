@@ -25,7 +25,8 @@ from torch.utils.data import Dataset
 
 from utils.config.groups.data import DataSettings
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
-from utils.data.images.stored import Stored
+from utils.data.images.levels import range_of
+from utils.data.images.stored import version_of
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
 from utils.data.progress_log import Log, ProgressLog
@@ -91,23 +92,16 @@ def shared(
 
 
 def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
-    """32 hexadecimal digits of the SHA-256 over all that determines the pixels; file contents by size and time.
+    """32 hexadecimal digits of the SHA-256 over all that determines the pixels; files by ``version_of``.
 
     Paths are relative to ``folder``: a tree moved together with its cache keeps its fingerprint, and two trees in one
     cache never share one.
     """
     start = os.path.commonpath([min(images.paths), max(images.paths)]).rfind(os.sep) + 1
     above = os.path.relpath(images.paths[0][:start] or ".", folder)
-    facts = [f"{DECODING_VERSION} {images.colour} {f'{view.size} whole' if view.whole else view}", above]
-    for path in images.paths:
-        if isinstance(path, Stored):
-            facts.append(f"{path[start:]}\0{path.version}")
-            continue
-        try:
-            status = os.stat(path)
-            facts.append(f"{path[start:]}\0{status.st_size}\0{status.st_mtime_ns}")
-        except OSError:  # decoding it reports the error
-            facts.append(f"{path[start:]}\0missing")
+    shown = f"{images.colour} {f'{view.size} whole' if view.whole else view}"
+    facts = [f"{DECODING_VERSION} {shown} {range_of(images.colour)}", above]
+    facts += [f"{path[start:]}\0{version_of(path)}" for path in images.paths]
     return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 

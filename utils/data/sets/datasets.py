@@ -21,6 +21,7 @@ from utils.config.settings import UserError, as_flag
 from utils.data.hugging_face.files import SAVED
 from utils.data.hugging_face.reading import read_tables
 from utils.data.hugging_face.rows import Rows
+from utils.data.images.levels import Colour
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import Log
 from utils.data.sets import archives, class_folders
@@ -72,7 +73,11 @@ class Data:
         """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
-        return dataclasses.replace(self, preprocessing=preprocessing, preprocessing_line=line, begun_max_shift=begun)
+        train, validation = (in_colour_of(preprocessing, images) for images in (self.train, self.validation))
+        return dataclasses.replace(
+            self, preprocessing=preprocessing, preprocessing_line=line, begun_max_shift=begun,
+            train=train, validation=validation,
+        )  # fmt: skip
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,6 +117,11 @@ class Data:
             else:
                 digest.update(images.pixels.cpu().numpy().tobytes())
         return joined(digest.hexdigest(), contents)
+
+
+def in_colour_of(preprocessing: Preprocessing, images: Images | None) -> Images | None:
+    """The same images, their files read in the mode and range of ``preprocessing``."""
+    return dataclasses.replace(images, colour=preprocessing.colour) if isinstance(images, ImageFiles) else images
 
 
 def _names(images: ImageFiles) -> bytes:
@@ -320,8 +330,8 @@ def _data(settings: DataSettings, splits: Splits) -> Data:
         preprocessing=preprocessing,
         preprocessing_line=line,
         classes=classes,
-        train=train,
-        validation=validation,
+        train=in_colour_of(preprocessing, train),
+        validation=in_colour_of(preprocessing, validation),
         warnings=warnings,
     )
 
@@ -403,7 +413,8 @@ def _refuse_two_sets(root: Path, name: str) -> None:
 
 def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
     """A function that reads the files at ``--datapath``; None if they are missing."""
-    root, name, colour = Path(settings.datapath or "."), settings.dataname, SPECS[settings.dataname].colour
+    root, name = Path(settings.datapath or "."), settings.dataname
+    colour = Colour(SPECS[name].colour, settings.pixel_range)
     if name == "shards" or holds_shards(root):
         ensure_index(root, _quietly)  # of a tool; main.py has called ``prepare``
     if holds_shards(root):

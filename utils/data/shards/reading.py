@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
+from utils.data.images.levels import range_of
 from utils.data.sets.class_folders import some
 from utils.data.sets.readers import ImageFiles, Splits
 from utils.data.shards.foreign import FOREIGN
@@ -31,6 +32,10 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
     for name in ("train", "val"):
         if name not in contents.splits or not len(contents.splits[name].records):
             raise UserError(f"--datapath {root}: has no {name} images; {ANEW}")
+    packed = contents.made.get("pixel_range")
+    if packed is not None and tuple(packed) != range_of(colour):
+        words = "{:g} {:g}".format(*packed)
+        raise UserError(f"--pixel-range: the shards in {root} were packed with {words}; give --pixel-range {words}")
     problems, warnings = contents.made.get("problems", ()), ()
     if problems:
         count = contents.made["left_out"]

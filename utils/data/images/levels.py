@@ -1,0 +1,111 @@
+"""The numbers of an image file as the 8 bits that networks see."""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps
+
+SIXTEEN_BITS_AS_I = ("PNG", "PPM")  # formats whose 16-bit images Pillow opens in its mode of 32 bits
+
+
+class Colour(str):
+    """Pillow's mode that images are read in, 'L' or 'RGB'; it stands wherever the mode does.
+
+    ``pixel_range``: of numbers of more than 8 bits, those that become 0 and 255. None: numbers of 16 bits are divided
+    by 256, others are refused unless they are those of 8 bits.
+    """
+
+    pixel_range: tuple[float, float] | None
+
+    def __new__(cls, mode: str, pixel_range: tuple[float, float] | None = None) -> Colour:
+        colour = super().__new__(cls, mode)
+        colour.pixel_range = pixel_range
+        return colour
+
+
+def range_of(colour: str) -> tuple[float, float] | None:
+    """The ``pixel_range`` of a ``Colour``; None of a bare mode."""
+    return getattr(colour, "pixel_range", None)
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether a file's grey numbers have more than 8 bits."""
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
+
+
+def in_colour(image: Image.Image, colour: str, file_format: str | None = None) -> Image.Image:
+    """A Pillow image, converted to mode ``colour`` ('L' or 'RGB').
+
+    ``file_format``: that of the image's file, by Pillow's name. Raises ``ValueError`` for numbers of 32 bits, whose
+    range no file says, unless they are those of 8 bits or the ``Colour`` has one.
+    """
+    pixel_range = range_of(colour)
+    if is_deep(image) and pixel_range is not None and file_format != "PPM":  # which says its own range
+        image = Image.fromarray(to_8_bits(np.asarray(image), pixel_range))
+    elif image.mode.startswith("I;16") or (image.mode == "I" and file_format in SIXTEEN_BITS_AS_I):
+        # Pillow clips 16-bit grey instead of scaling it.
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        lowest, highest = image.getextrema()
+        if image.mode == "F" or not 0 <= lowest <= highest <= 255:
+            kind = "floats" if image.mode == "F" else "integers"
+            raise ValueError(
+                f"its levels, {kind} from {lowest:g} to {highest:g}, have no known range; give --pixel-range LOW HIGH, "
+                "or save it with 8 or 16 bits"
+            )
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image if image.mode == colour else image.convert(colour)
+
+
+def to_8_bits(numbers: np.ndarray, pixel_range: tuple[float, float]) -> np.ndarray:
+    """``numbers`` as uint8: from 0 at LOW to 255 at HIGH of ``pixel_range``, linear and rounded; cut off beyond it."""
+    low, high = pixel_range
+    levels = (numbers.astype(np.float64) - low) * (255 / (high - low))
+    if np.isnan(levels).any():
+        raise ValueError("its levels hold NaN; save it with numbers alone")
+    return np.rint(levels.clip(0, 255)).astype(np.uint8)
+
+
+def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
+    """The numbers of more than 8 bits in the file at ``path``, upright: grey (h, w), or colour, uint16 (h, w, 3).
+
+    ``image``: that file, not loaded yet. None for numbers of 8 bits, and for PPM files, which say their own range. Of
+    16-bit colour, which Pillow has no mode for, it reads the upper bytes. Told that the order of the bytes is the other
+    one, it reads the lower.
+    """
+    if image.format == "PPM" or not (is_deep(image) or ";16" in raw_mode(image)):
+        return None
+    if not is_deep(image) and raw_mode(image).partition(";")[0] not in ("RGB", "RGBA", "RGBX"):
+        raise ValueError(f"of its 16 bits ({raw_mode(image)}) only 8 can be read; save it as grey or RGB")
+    halves = []
+    for swapped in (False,) if is_deep(image) else (False, True):
+        with Image.open(path) as half:
+            if half.format == "TIFF":
+                half.filename = ""  # Pillow maps such a file into memory, and exchanges its sides if EXIF says to turn
+            if swapped:
+                make = getattr(type(half.tile[0]), "_make", tuple)  # a named tuple from Pillow 11 on
+                half.tile = [make([*tile[:3], other_order(tile[3])]) for tile in half.tile]
+            half.load()
+            halves.append(np.asarray(ImageOps.exif_transpose(half)))
+    if len(halves) == 1:
+        return halves[0]
+    upper, lower = (half[..., :3].astype(np.uint16) for half in halves)
+    return 256 * upper + lower
+
+
+def raw_mode(image: Image.Image) -> str:
+    """How a file stores a pixel, in Pillow's words; empty once it is loaded."""
+    args = image.tile[0][3] if getattr(image, "tile", None) else ""
+    return args if isinstance(args, str) else str(args[0]) if args else ""
+
+
+def other_order(args: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Pillow's raw mode, or its arguments of which that is the first, with the bytes of a number exchanged."""
+    if not isinstance(args, str):
+        return (other_order(args[0]), *args[1:])
+    order = {"N": sys.byteorder[0].upper()}.get(args[-1], args[-1])
+    return args[:-1] + ("B" if order == "L" else "L")
