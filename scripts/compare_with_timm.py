@@ -9,6 +9,7 @@ and the images that only one of them gets right. Writes nothing that stays. Heav
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -30,17 +31,20 @@ if TYPE_CHECKING:
 
 NAME = "compare_with_timm.py"
 SHOWN = 10  # images
+ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 BATCH = 64
 
 
 class Pixels(NamedTuple):
     """Of an image as validation sees it and as timm's transforms do: levels from 0 to 255.
 
-    ``decoded``: whether Pillow decodes the file to the same bits. ``ours`` and ``theirs``: how far the level that
-    differs most from the exactly resized image lies from it. ``changed``: the share of levels that differ.
+    ``decoded``: by how much the decoded pixels here and in Pillow differ at most, before anything is resized; NaN if
+    the file is turned here, as its EXIF says, and not in timm. ``ours`` and ``theirs``: how far the level that differs most
+    from the exactly resized image, each of its own decoded pixels, lies from it. ``changed``: the share of levels that
+    differ.
     """
 
-    decoded: bool
+    decoded: float
     ours: float
     theirs: float
     changed: float
@@ -120,21 +124,24 @@ def compared(path: str, theirs: torch.Tensor, subject: Subject) -> Pixels:
     import torch
     from PIL import Image
 
-    from utils.data.images.decoding import decode_crop, to_tensor
+    from utils.data.images.decoding import decode_box, to_tensor
 
     shown = subject.loaded.preprocessing
     view = shown.view(shown.val_image_size)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (shown.mean, shown.std))
     with Image.open(path) as image:
+        turned = image.getexif().get(ORIENTATION, 1) != 1
         decoded = to_tensor(image.convert("RGB"))
     place = view.place(*reversed(decoded.shape[1:]))
     left, top, right, bottom = place.box
     box = decoded[:, top:bottom, left:right]
-    ours, exact = decode_crop(path, view, shown.colour), view.show(box.double(), place)
-    levels = (255 * (theirs * std + mean)).round()
+    own, own_place = decode_box(path, view, shown.colour)
+    ours, levels = view.show(own, own_place), (255 * (theirs * std + mean)).round()
+    same_way = own.shape == box.shape and not turned
     return Pixels(
-        torch.equal(ours, view.show(box, place)), float((ours - exact).abs().max()),
-        float((levels - exact).abs().max()), float((ours != levels).float().mean()),
+        float((own.double() - box.double()).abs().max()) if same_way else math.nan,
+        float((ours - view.show(own.double(), own_place)).abs().max()),
+        float((levels - view.show(box.double(), place)).abs().max()), float((ours != levels).float().mean()),
     )  # fmt: skip
 
 
@@ -158,13 +165,18 @@ def report(ours: Predictions, rows: dict[str, torch.Tensor]) -> str:
 
 def pixel_report(pixels: list[Pixels]) -> str:
     """Where the pixels differ, and by how much."""
-    count, same = len(pixels), sum(one.decoded for one in pixels)
+    count, same = len(pixels), sum(one.decoded == 0 for one in pixels)
+    turned = sum(math.isnan(one.decoded) for one in pixels)
     ours, theirs = max(one.ours for one in pixels), max(one.theirs for one in pixels)
+    most = max((one.decoded for one in pixels if one.decoded > 0), default=0)
+    decoded = [f"{same:,} of {count:,} files give the same pixels here and in Pillow"]
+    decoded += [f"those of {count - same - turned:,} differ by up to {most:.0f} levels"] * (most > 0)
+    decoded += [f"{turned:,} are turned as EXIF says here, and not in timm"] * (turned > 0)
     return (
-        f"Decoded: {same:,} of {count:,} files give the same pixels here and in Pillow\n"
+        f"Decoded: {'; '.join(decoded)}\n"
         f"Resized: {100 * sum(one.changed for one in pixels) / count:.1f} % of the levels (0 to 255) differ; from the "
-        f"exactly resized image, which has fractions,\nthose of this repository lie at most {ours:.2f} levels, timm's "
-        f"(Pillow's) at most {theirs:.2f}"
+        f"exactly resized image of what each\ndecoded, which has fractions, those of this repository lie at most "
+        f"{ours:.2f} levels, timm's (Pillow's) at most {theirs:.2f}"
     )
 
 

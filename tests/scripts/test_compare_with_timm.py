@@ -1,6 +1,7 @@
 """Exports scored by others: timm's figures are those of its own loader, and what differs is named."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from PIL import Image
 
 import main as program
 from scripts import compare_with_timm
+from scripts.exporting.zoo import shown_at
 from utils.config.settings import UserError
+from utils.data.images import jpeg
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,25 @@ def test_timms_figures_are_those_of_its_own_loader(run, monkeypatch, capsys):
     assert "24 of 24 files give the same pixels" in said
     ours, theirs = map(float, re.search(r"lie at most (\S+) levels, timm's \S+ at most (\S+)", said).groups())
     assert 0.4 < ours < 3 and 0.4 < theirs < 3, "each is rounded"
+
+
+def test_another_decoding_is_told_apart_from_the_resizing(run, monkeypatch, tmp_path):
+    """Pixels that are 40 levels brighter in one decoder make neither's arithmetic wrong."""
+    subject = SimpleNamespace(loaded=SimpleNamespace(preprocessing=shown_at(64)))
+    path = tmp_path / "a.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(60, 140, (9, 12, 3)).astype(np.uint8)).resize((120, 90)).save(
+        path
+    )
+    transform = timm.data.create_transform((3, 64, 64), mean=shown_at(64).mean, std=shown_at(64).std, crop_pct=0.875)
+    theirs = transform(Image.open(path).convert("RGB"))
+    before = compare_with_timm.compared(str(path), theirs, subject)
+    plain = jpeg.decode_region
+    monkeypatch.setattr(jpeg, "decode_region", lambda data, box: plain(data, box) + 40)
+    after = compare_with_timm.compared(str(path), theirs, subject)
+    assert before.decoded == 0 and after.decoded == 40
+    assert max(before.ours, before.theirs, after.ours, after.theirs) < 3
+    said = compare_with_timm.pixel_report([before, after])
+    assert "1 of 2 files give the same pixels here and in Pillow; those of 1 differ by up to 40 levels" in said
 
 
 def test_a_run_that_timm_cannot_repeat_is_one_line(digits_run):

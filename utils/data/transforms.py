@@ -119,7 +119,7 @@ class BatchTransform:
         images = images.float()
         lines, by_pixel = images, images.permute(0, 2, 3, 1)
         if self.channels_last and by_pixel.is_contiguous():  # a row at a time, not the three numbers of a pixel
-            lines = by_pixel.view(len(images), self.size, -1)
+            lines = by_pixel.view(len(images), self.size, self.size * images.shape[1])  # -1 is ambiguous of no image
             mean, std = mean.flatten().repeat(self.size), std.flatten().repeat(self.size)
         lines.sub_(mean).div_(std)
         return images

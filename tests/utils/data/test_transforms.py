@@ -230,6 +230,14 @@ def test_a_flip_as_part_of_a_shift_is_the_shift_and_then_the_flip(padding):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"crop_pct": 0.8}, {"interpolation": "bicubic"}])
+@pytest.mark.parametrize("stored", [8, 9])
+def test_a_batch_whose_images_are_all_unreadable_is_an_empty_one(channels_last, changes, stored):
+    made = transform(mean=(0.5,) * 3, std=(0.5,) * 3, channels_last=channels_last, **changes)
+    assert made.evaluation(torch.empty(0, 3, stored, stored, dtype=torch.uint8)).shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
 def test_normalisation_equals_torchvisions(channels_last):
     images, mean, std = images_of(10, 3), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
     ours = BatchTransform(8, mean, std, channels_last=channels_last)

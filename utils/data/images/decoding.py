@@ -103,6 +103,14 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
     evaluation. Raises what ``open_image`` raises.
     """
+    pixels, place = decode_box(path, view, colour, uniforms)
+    return cropped(pixels, view, place)
+
+
+def decode_box(
+    path: str, view: View, colour: str, uniforms: np.ndarray | None = None
+) -> tuple[torch.Tensor, Placement | None]:
+    """The pixels of a file that ``decode_crop`` resizes, uint8 (channels, h, w), and their place in the view."""
     path = loaded(path)
     plain = read_plain_jpeg(path, colour)
     if plain is not None:
@@ -110,11 +118,11 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
         box, place = boxes(view, width, height, uniforms)
         pixels = jpeg.decode_region(data, box)
         if pixels is not None:
-            return cropped(pixels.permute(2, 0, 1), view, place)
+            return pixels.permute(2, 0, 1), place
     image = open_image(path, colour)
     box, place = boxes(view, *image.size, uniforms)
     left, top, right, bottom = box
-    return cropped(to_tensor(image)[:, top:bottom, left:right], view, place)
+    return to_tensor(image)[:, top:bottom, left:right], place
 
 
 def decode_whole(path: str, size: int, colour: str) -> torch.Tensor:
