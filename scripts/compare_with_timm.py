@@ -39,9 +39,9 @@ class Pixels(NamedTuple):
     """Of an image as validation sees it and as timm's transforms do: levels from 0 to 255.
 
     ``decoded``: by how much the decoded pixels here and in Pillow differ at most, before anything is resized; NaN if
-    the file is turned here, as its EXIF says, and not in timm. ``ours`` and ``theirs``: how far the level that differs most
-    from the exactly resized image, each of its own decoded pixels, lies from it. ``changed``: the share of levels that
-    differ.
+    the file is turned here, as its EXIF says, and not in timm. ``ours`` and ``theirs``: how far the level that differs
+    most from the exactly resized image, each of its own decoded pixels, lies from it. ``changed``: the share of levels
+    that differ.
     """
 
     decoded: float

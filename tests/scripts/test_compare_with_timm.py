@@ -11,7 +11,7 @@ from PIL import Image
 
 import main as program
 from scripts import compare_with_timm
-from scripts.exporting.zoo import shown_at
+from tests.scripts.export_zoo import shown_at
 from utils.config.settings import UserError
 from utils.data.images import jpeg
 
