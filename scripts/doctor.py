@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -244,6 +245,7 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
 
 def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str]) -> Memory:
     """Both, in a separate process whose memory nothing else makes grow."""
+    from scripts.common.step_timing import PEAK_RESET
     from scripts.tuning.advice import Largest
     from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
     from scripts.tuning.report import Memory
@@ -259,6 +261,8 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
     for line in done.stdout.splitlines():
         figures |= json.loads(line) if line.startswith('{"') else {}
     meaning = "growth of a process's largest resident size over building and training"
+    if not os.access(PEAK_RESET, os.W_OK):
+        meaning += ", at least: this system does not let that size start anew"
     place = f"{room / 1e9:,.1f} GB, {100 * CPU_MEMORY_SHARE:.0f} % of what is available"
     largest = Largest(**figures["largest"]) if "largest" in figures else None
     return Memory(figures.get("step_bytes"), meaning, largest, place, failure_of(done))

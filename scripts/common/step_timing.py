@@ -7,13 +7,15 @@ all rows alike; ``figures.py`` draws the conclusions.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import platform
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ WARM_UP_STEPS = 3  # of each round: they compile, choose convolution algorithms 
 GPU_WARM_UP_SECONDS = 0.5  # then, on a GPU: one that was idle takes a while to raise its clock
 CPU_MEMORY_STEPS = 2  # after the warm-up, where memory is measured apart from time
 OUT_OF_MEMORY = "out of memory"
+PEAK_RESET = Path("/proc/self/clear_refs")  # to write: the peak of this process's size starts anew
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -269,14 +272,31 @@ def cpu_memory(workload: Workload, row: StepVariant, device: torch.device) -> in
     """Bytes by which this process's largest resident size grows when it builds and trains. For a fresh process."""
     # The first step of all loads over 100 MB of libraries, which are no part of the workload.
     mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant(row.format, compiled=row.compiled), device).run(1)
-    before = largest_resident_bytes()
+    before = settled_bytes()
     training = workload.start(row, device)
     training.run(WARM_UP_STEPS + CPU_MEMORY_STEPS)
-    return largest_resident_bytes() - before
+    return peak_resident_bytes() - before
 
 
-def largest_resident_bytes() -> int:
-    """The most physical memory that this process has had so far."""
+def settled_bytes() -> int:
+    """Physical memory in use, without what is free in this process; on Linux, ``peak_resident_bytes`` starts from it.
+
+    The C library keeps memory that was freed. A step that is given it does not make the process grow.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        PEAK_RESET.write_text("5", encoding="ascii")
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most physical memory that this process has had: on Linux since ``settled_bytes``, else since its start."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if platform.system() == "Darwin" else size * 1024  # macOS counts bytes, Linux kibibytes
 

@@ -13,7 +13,15 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from scripts.common.step_timing import OUT_OF_MEMORY, StepVariant, failure_of, largest_resident_bytes, mlp, synchronise
+from scripts.common.step_timing import (
+    OUT_OF_MEMORY,
+    StepVariant,
+    failure_of,
+    mlp,
+    peak_resident_bytes,
+    settled_bytes,
+    synchronise,
+)
 from scripts.tuning.advice import Largest, StopSearch, largest_batch
 from utils.data.loaders import Batch
 from utils.train_validation import TraVal
@@ -80,12 +88,9 @@ class CpuRoom:
         self.train, self.room, self.longest = train, room, longest_step_seconds
         self.last = (0, 0.0)
         self.grown: dict[int, int] = {}  # bytes by batch size
-        gc.collect()
-        _forget_peak()  # of reading the data
-        mlp(width=8, layers=1, batch_size=8, steps=1).start(StepVariant("fp32"), torch.device("cpu")).run(
-            1
-        )  # loads libraries
-        self.before = peak_resident_bytes()
+        loading = mlp(width=8, layers=1, batch_size=8, steps=1)  # of libraries
+        loading.start(StepVariant("fp32"), torch.device("cpu")).run(1)
+        self.before = settled_bytes()
 
     def __call__(self, size: int) -> bool:
         if size in self.grown:
@@ -93,8 +98,7 @@ class CpuRoom:
         refuse_long_step(size, self.last, self.longest)
         if self.grown and self._expected(size) > self.room:
             return False
-        gc.collect()
-        _forget_peak()
+        settled_bytes()
         self.last = size, self.train(size)
         self.grown[size] = peak_resident_bytes() - self.before
         return self.grown[size] <= self.room
@@ -119,21 +123,6 @@ def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
     """The largest batch that fits, up to the whole training set."""
     cap, reason = min(samples, LARGEST_SIZE), f"{LARGEST_SIZE:,} images are enough for any training"
     return largest_batch(room, start, cap, "the whole training set" if cap == samples else reason, TOLERANCE)
-
-
-def peak_resident_bytes() -> int:
-    """The most physical memory that this process has had since its start or, on Linux, since ``_forget_peak``."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    return largest_resident_bytes()
-
-
-def _forget_peak() -> None:
-    """Reset the peak, if the system can."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def available_bytes() -> int:

@@ -18,6 +18,7 @@ PART_NAMES = {
 }
 
 
+LEAST_BYTES, LESS = 10**6, "less than 1 MB"  # what a step takes of free parts of pages is not seen, nor is any less
 BUSY_MACHINE = 1.3  # windows of the loop that differ by this factor cast doubt on all figures
 LEGEND = (
     "'to now': the part alone, in turns with that part now. What gives more than 5 % is measured again in the real\n"
@@ -151,9 +152,8 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
     """Memory of a step, and the largest batch."""
     if memory.step_bytes is None:
         return [f"Memory: unknown: {memory.failure}"]
-    lines = [
-        f"Memory: a training step of {batch_size} images takes {memory.step_bytes / 1e6:,.0f} MB ({memory.meaning})"
-    ]
+    takes = f"{memory.step_bytes / 1e6:,.0f} MB" if memory.step_bytes >= LEAST_BYTES else LESS
+    lines = [f"Memory: a training step of {batch_size} images takes {takes} ({memory.meaning})"]
     largest = memory.largest
     if largest is None and memory.failure:
         lines.append(f"Largest batch: unknown: {memory.failure}")
@@ -196,6 +196,7 @@ def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[d
     if advice.gain is not None:
         labels = " ".join(change.label for change in advice.taken)
         yield row("advice", labels, advice.gain.after, loop_ratio=advice.gain.ratio)
-    yield row("memory", "step bytes", value=memory.failure if memory.step_bytes is None else memory.step_bytes)
+    size = memory.step_bytes
+    yield row("memory", "step bytes", value=memory.failure if size is None else size if size >= LEAST_BYTES else LESS)
     if memory.largest is not None or memory.failure:
         yield row("memory", "largest batch", value=memory.largest.size if memory.largest else memory.failure)

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from PIL import Image
 
 from models.layers import weight_gradients
 from scripts.common.figures import Spread
+from scripts.common.step_timing import PEAK_RESET
 from scripts.tuning.advice import (
     Advice,
     Change,
@@ -39,7 +41,7 @@ from scripts.tuning.advice import (
 )
 from scripts.tuning.measure import TrainingSetup, Window, covered, in_turns, step_shares
 from scripts.tuning.memory import CpuRoom, GpuRoom, search
-from scripts.tuning.report import Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
+from scripts.tuning.report import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from utils.config.settings import UserError
 from utils.data import sources
@@ -306,10 +308,25 @@ def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypat
         memory.peak = 5_000 + 100 * size
         return 0.0
 
+    monkeypatch.setattr("scripts.tuning.memory.settled_bytes", lambda: 0)
     monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: memory.peak)
     room = CpuRoom(train, 95_000, 1.0)
     assert 900 / (1 + 1 / 32) <= search(room, 64, 10**6).size <= 900
     assert max(trained) <= 900 and room.grown[64] == 11_400
+
+
+@pytest.mark.skipif(not os.access(PEAK_RESET, os.W_OK), reason="this system does not let the peak start anew")
+def test_a_step_takes_what_it_is_given_of_memory_that_the_process_had_freed_too():
+    """glibc keeps freed blocks of 64 kB as long as a later one is in use."""
+
+    def blocks(count):
+        return [torch.ones(16_000) for _ in range(count)]
+
+    read, last = blocks(2_000), blocks(1)
+    del read
+    room = CpuRoom(lambda size: 0.0 * len(blocks(size)), 10**12, longest_step_seconds=3.0)
+    room(1_000)
+    assert 63e6 < room.grown[1_000] < 70e6 and len(last) == 1
 
 
 def test_a_batch_that_has_just_trained_is_not_refused_for_its_long_step(quick):
@@ -322,7 +339,8 @@ def test_a_batch_that_has_just_trained_is_not_refused_for_its_long_step(quick):
 
 def test_smaller_batches_are_tried_however_long_the_step_was_that_did_not_fit(quick, monkeypatch):
     trained = []
-    monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: 100 * max([0, *trained[-1:]]))
+    monkeypatch.setattr("scripts.tuning.memory.settled_bytes", lambda: 0)
+    monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: 100 * trained[-1])
     room = CpuRoom(lambda size: trained.append(size) or float(size), 2_000, longest_step_seconds=3.0)
     assert not room(64)
     assert search(room, 64, 1437).size == 16
@@ -528,10 +546,13 @@ def test_variants_and_the_search_recompute_what_main_recomputes(tool):
 def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(tool, monkeypatch, capsys):
     built, build = [], tool.build_traval
     monkeypatch.setattr(tool, "build_traval", lambda *given: built.append(build(*given)) or built[-1])
-    args = tool.settings(["--device", "cpu", "--arch", "fc", "--amp", "auto", "--class-weights", "balanced"])
+    args = tool.settings(["--device", "cpu", "--image-size", "32", "--amp", "auto", "--class-weights", "balanced"])
     task = {"measured": {"amp": "bf16"}, "room": 10**12, "seconds": 60.0, "largest": False}
     assert tool.print_memory(task, args, Distributed(RankInfo(), args.run)) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step_bytes"] > 0
+    step_bytes = json.loads(capsys.readouterr().out.splitlines()[-1])["step_bytes"]
+    weights = sum(parameter.nbytes for parameter in built[0].model.parameters())
+    if os.access(PEAK_RESET, os.W_OK):
+        assert step_bytes > 3 * weights > LEAST_BYTES, "with gradients and momentum"
     assert built[0].autocast.fast_dtype == torch.bfloat16 and built[0].criterion.weights is not None
 
 
@@ -677,6 +698,13 @@ def test_the_largest_batch_is_told_with_what_ended_the_search():
     stopped = Memory(10**8, "growth", Largest(512, "why"), "8 GB")
     assert memory_lines(stopped, 64)[1] == "Largest batch: 512 images fit into 8 GB; larger ones were not tried: why"
     assert len(memory_lines(Memory(10**8, "growth", None, ""), 64)) == 1
+
+
+def test_a_step_that_makes_the_process_no_larger_does_not_take_0_bytes():
+    small = Memory(0, "growth", None, "")
+    assert memory_lines(small, 64) == ["Memory: a training step of 64 images takes less than 1 MB (growth)"]
+    (row,) = [row for row in csv_rows(measured(300, 100), Advice([]), small) if row["kind"] == "memory"]
+    assert row["value"] == "less than 1 MB"
 
 
 @pytest.mark.parametrize(
