@@ -432,10 +432,7 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
 
 def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
     """Validate once and leave nothing behind."""
-    from utils.checkpoint.checkpoint import average_moved_since_validation
-    from utils.optim.batch_norm_statistics import layers_with_statistics
-    from utils.record.dry_run import describe_tta
-    from utils.record.summary import log_evaluation, reached
+    from utils.record.summary import announce_evaluation, log_evaluation
     from utils.record.writer import build_writer
     from utils.train_validation import TraVal
 
@@ -444,17 +441,7 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
         components.model, None, None, components.criterion, components.scaler, run.args, components.validation_loader,
         distributed=run.distributed, writer=writer, hooks=hooks,
     )  # fmt: skip
-    writer.log(f"Preprocessing: {components.data.preprocessing_line}")
-    if run.args.data.tta != "none":
-        writer.log(describe_tta(run.args.data.tta))
-    if run.resume_point is not None:
-        state = run.resume_point.state
-        writer.log(f"Evaluating {run.resume_point.path}{reached(state)}")
-        if average_moved_since_validation(state) and layers_with_statistics(components.model):
-            writer.log(
-                "warning: it was saved between two validations: the batch-norm statistics of its average are not "
-                "computed for these weights, and it may do much worse than with those computed before a validation"
-            )
+    announce_evaluation(run, components, writer)
     report = traval.validation(0, report=False)
     log_evaluation(run, writer, report)
     return 0

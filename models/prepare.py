@@ -69,7 +69,9 @@ def prepare_network(
     """
     # A checkpoint's weights replace whatever the network would begin with.
     begun = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
-    settings = dataclasses.replace(args.model, **(begun if resume_point is not None else {}))
+    trains = {"sync_bn": False, "grad_checkpointing": False, "freeze": None, "freeze_bn": False}
+    ignored = (begun if resume_point is not None else {}) | (trains if args.run.evaluate else {})
+    settings = dataclasses.replace(args.model, **ignored)
     shape = {"classes": len(data.classes), "channels": data.spec.channels}
     trained_size = _image_size_of(weights.state if weights is not None else resume_point and resume_point.state)
     stem_size = trained_size if args.run.evaluate and trained_size else data.image_size
@@ -90,13 +92,12 @@ def prepare_network(
         checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
     elif weights is not None:
         untrained = load_start(model, *weights, settings.new_head)
-    if settings.sync_bn and not args.run.evaluate:
+    if settings.sync_bn:
         model = synchronised(model, device)
-    if settings.grad_checkpointing and not args.run.evaluate:
+    if settings.grad_checkpointing:
         checkpoint_gradients(settings.arch, model)
-    frozen = () if args.run.evaluate else args.model.freeze or ()
-    all_statistics = settings.freeze_bn and not args.run.evaluate
-    freezing = Freezing(model, frozen, settings.freeze_epoch, settings.unfreeze_epoch, all_statistics)
+    frozen = settings.freeze or ()
+    freezing = Freezing(model, frozen, settings.freeze_epoch, settings.unfreeze_epoch, settings.freeze_bn)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, stem, channels_last, freezing)

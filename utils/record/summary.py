@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from utils.checkpoint.checkpoint import FORMAT
+from utils.checkpoint.checkpoint import FORMAT, average_moved_since_validation
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.settings import Settings, as_flag, as_text
 from utils.data.images.decoding import decoder
 from utils.data.sets.datasets import Data
+from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp
 from utils.record.doubts import doubts, doubts_of
@@ -115,6 +116,27 @@ def log_end(run: Run, progress: Progress, report: Report) -> None:
     log(final_line(progress, folder, metric, args.data.max_val_batches))
 
 
+def announce_evaluation(run: Run, components: Any, writer: NullWriter) -> None:
+    """The first lines of ``--evaluate``: what is evaluated, and on what."""
+    args, point = run.args.data, run.resume_point
+    writer.log(f"Preprocessing: {components.data.preprocessing_line}")
+    if args.tta != "none":
+        writer.log(describe_tta(args.tta))
+    if components.stem:
+        writer.log(f"Stem: {components.stem}")
+    if point is None:
+        return
+    progress = point.state.get("progress")  # bare weights have none
+    made = isinstance(progress, dict) and "step" in progress
+    reached = f", after epoch {progress.get('epoch')}, step {progress['step']}" if made else ""
+    writer.log(f"Evaluating {point.path}{reached}")
+    if average_moved_since_validation(point.state) and layers_with_statistics(components.model):
+        writer.log(
+            "warning: it was saved between two validations: the batch-norm statistics of its average are not "
+            "computed for these weights, and it may do much worse than with those computed before a validation"
+        )
+
+
 def log_evaluation(run: Run, writer: NullWriter, report: Report) -> None:
     """The last lines of ``--evaluate``."""
     args, cut = run.args.data, cut_words(run.args.data.max_val_batches)
@@ -177,14 +199,6 @@ def figures(report: Report, max_val_batches: int | None = None) -> str:
         f"val_top1={report.top1:.4f} val_top5={report.top5:.4f} val_loss={report.loss:.4f} val_count={report.count}"
         + cut
     )
-
-
-def reached(state: dict[str, Any]) -> str:
-    """Where a checkpoint was made, in words; nothing for bare weights."""
-    progress = state.get("progress")
-    if not isinstance(progress, dict) or "step" not in progress:
-        return ""
-    return f", after epoch {progress.get('epoch')}, step {progress['step']}"
 
 
 def report_finished(run: Run) -> int:
