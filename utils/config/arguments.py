@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.field import not_empty
-from utils.config.other_programs import OTHER_MEANING
+from utils.config.other_programs import BARE, OTHER_MEANING
 from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive, of_policy, unused
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, all_settings, as_text, flag_of, groups
 from utils.config.spelling import meant_value
@@ -78,7 +78,7 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
             takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
             value, mistake = (None, None) if takes_back else _convert(OPTIONS[name], raw)
             if mistake:
-                meaning = OTHER_MEANING.get(name) if "needs a value" not in mistake else None
+                meaning = (BARE if "needs a value" in mistake else OTHER_MEANING).get(name)
                 mistakes.append(f"{label} {mistake}{f'; {meaning}' if meaning else ''}")
                 unread.add(name)
             else:
@@ -230,7 +230,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         else:
             advice = meant(_text(key), allowed, names)
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
-    unasked = silent_defaults(names, [*names, *map(_text, content.values())])
+    unasked = silent_defaults([f"--{name}" for name in names], [*names, *map(_text, content.values())])
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
 
 

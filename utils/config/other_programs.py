@@ -98,7 +98,7 @@ TIMM = Program(
         ("train-batches-per-epoch train-steps-per-epoch", "no equivalent: an epoch shows each image once"),
         ("start-epoch", "leave it out: --resume goes on where the run was"),
         ("no-resume-opt", "write --weights PATH instead of --resume: a new run begins with these weights"),
-        ("model-ema", f"{_AVERAGE} (timm's is 0.9998)"),
+        ("model-ema", f"{_AVERAGE} (0.9998 in timm without it)"),
         ("model-ema-force-cpu", "leave it out: the average is where the network is"),
         ("checkpoint-hist", "leave it out: best.pt and last.pt stay, and use no more space as a run goes on"),
         ("save-images", "no equivalent: --picture-epochs shows pictures of the validation in TensorBoard"),
@@ -215,8 +215,9 @@ TORCHVISION = Program(
 
 ULTRALYTICS = Program(
     "ultralytics' yolo",
-    "model data patience batch imgsz project lr0 dropout erasing save-period",
+    "data patience batch imgsz project lr0 dropout erasing save-period",
     _each(
+        ("model", "write --arch with a network of timm or torchvision, such as resnet18; yolo's own are not here"),
         ("lrf", "write --lr-min with this times the learning rate: 0.01 x 0.01 is 0.0001"),
         ("cos-lr", "write --lr-policy cosine, the default; without it yolo's is --lr-policy linear"),
         ("fliplr", "write --augment resized-crop flip, which flips half of the images; without flip, none"),
@@ -295,11 +296,17 @@ OTHERS = Program(
             "rank gpu-rank multiprocessing-distributed dist-backend nproc-per-node num-nodes nodes",
             f"{_TORCHRUN} its part",
         ),
+        ("do-train do-eval dist-eval model-ema-eval", "leave it out: that is always so"),
         ("no-validate no-val", "write --val-every-epochs with the number of epochs"),
     ),
 )
 
 PROGRAMS = (TIMM, TORCHVISION, ULTRALYTICS, OTHERS)
+# Of one of these programs, and of many scripts beside: they do not tell which program a command is for.
+COMMON = {
+    "batch", "c", "data", "data-dir", "data-path", "dataset", "dropout", "experiment", "j", "model", "model-ema",
+    "model-ema-decay", "opt", "output-dir", "patience", "project", "start-epoch", "world-size", "dist-url",
+}  # fmt: skip
 
 # Values of flags: by what they are here, and the rest with one choice of the setting that they belong to.
 VALUES = {
@@ -310,6 +317,7 @@ VALUES = {
     "constantlr": "constant",
     "onecycle": "one-cycle", "onecyclelr": "one-cycle",
     "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "vflip": "vertical-flip", "rrc": "resized-crop",
+    "torch/mnist": "mnist", "torch/cifar10": "cifar10", "torch/cifar100": "cifar100", "torch/imagenet": "imagenet",
     "randaugment": "ra", "trivialaugment": "ta_wide", "trivialaugmentwide": "ta_wide", "ta": "ta_wide",
 }  # fmt: skip
 _PLATEAU = f"{_RATE}; --early-stopping ends a run that no longer improves"
@@ -332,7 +340,8 @@ VALUES_INSTEAD = {
     )
     for name in names.split()
 }  # fmt: skip
-# Flags of ours that other programs give another meaning, said where their value is none of ours.
+# Flags of ours that other programs give another meaning, said where they have no value, or none of ours.
+BARE = {"amp": "timm's and torchvision's --amp is --amp fp16"}
 OTHER_MEANING = {
     "val_split": "timm's --val-split names a split: leave it out, val/ or validation/ is found",
     "tta": "timm's is a number of views: flip has 2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from utils.config.other_programs import PROGRAMS, ULTRALYTICS, Program
+from utils.config.other_programs import COMMON, PROGRAMS, ULTRALYTICS, Program
 from utils.config.settings import all_settings, flag_of
 from utils.config.spelling import did_you_mean, key_of, nearest
 
@@ -38,25 +38,23 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = ()) -> str:
 
 
 def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]:
-    """What the program does unasked that most of ``names`` are flags of, if several are: a line, one more for a tie.
+    """What the program does unasked that most of ``names`` are flags of, if several are its own: a line or none.
 
-    ``words``: all of the command line, so that what it says itself is left out.
+    Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
     """
     keys, words = set(map(key_of, names)), {key_of(word.partition("=")[0]) for word in words}
-    most = max(_count(program, keys) for program in PROGRAMS)
-    lines = []
-    for program in PROGRAMS:
-        done = [
-            silent.words
-            for silent in program.silent
-            if words.isdisjoint(silent.unless.split()) and not (silent.needs and words.isdisjoint(silent.needs.split()))
-        ]
-        if done and _count(program, keys) == most > 1:
-            unasked = "; ".join(done)
-            lines.append(
-                f"these are flags of {program.title}, which also does, unasked (here each needs its flag): {unasked}"
-            )
-    return lines
+    own = {program.title: _count(program, keys - COMMON) for program in PROGRAMS}
+    own[ULTRALYTICS.title] += _count(ULTRALYTICS, {key_of(name) for name in names if not name.startswith("-")} & COMMON)
+    program = max(PROGRAMS, key=lambda program: own[program.title])
+    done = [
+        silent.words
+        for silent in program.silent
+        if words.isdisjoint(silent.unless.split()) and not (silent.needs and words.isdisjoint(silent.needs.split()))
+    ]
+    if own[program.title] < 2 or not done:
+        return []
+    unasked = "; ".join(done)
+    return [f"these are flags of {program.title}, which also does, unasked (here each needs its flag): {unasked}"]
 
 
 def assignment(token: str) -> str:
@@ -69,9 +67,9 @@ def assignment(token: str) -> str:
     return f": write {flag_of(setting)} {value}" if equals and setting.replace("_", "-") in OURS else ""
 
 
-def _likeliest(keys: Collection[str]) -> list[Program]:
-    """The programs, those first that most of ``keys`` are flags of."""
-    return sorted(PROGRAMS, key=lambda program: -_count(program, keys))
+def _likeliest(keys: set[str]) -> list[Program]:
+    """The programs, those first that most of ``keys`` are flags of, and not of many scripts too."""
+    return sorted(PROGRAMS, key=lambda program: -_count(program, keys - COMMON))
 
 
 def _count(program: Program, keys: Collection[str]) -> int:

@@ -82,9 +82,10 @@ OF_TORCHVISION = {
 }  # fmt: skip
 OF_ULTRALYTICS = {
     OURS: "epochs name workers seed momentum weight-decay warmup-epochs",
-    "--arch": "model", "--datapath": "data", "--early-stopping": "patience", "--batch-size": "batch",
+    "--datapath": "data", "--early-stopping": "patience", "--batch-size": "batch",
     "--image-size": "imgsz", "--output": "project", "--lr": "lr0", "--drop": "dropout", "--random-erase": "erasing",
     "--save-every-epochs": "save-period",
+    ": write --arch with a network of timm or torchvision": "model",
     ": write --lr-min": "lrf",
     ": write --lr-policy cosine": "cos-lr",
     ": write --augment resized-crop flip, ": "fliplr",
@@ -118,6 +119,8 @@ OF_OTHERS = {
     "--opt-betas": "betas",
     "--grad-checkpointing": "gradient-checkpointing",
     "--lr": "learning-rate",
+    "--accumulate": "accum-iter update-freq",
+    "--weights": "finetune",
     "--max-val-batches": "limit-val-batches",
     ": write --opt-betas with both": "adam-beta1 adam-beta2",
     ": write --device cpu": "no-cuda",
@@ -130,7 +133,7 @@ OF_OTHERS = {
     ": write --datapath": "train train-dir val-dir",
     ": write --warmup-epochs": "warmup-steps warmup-ratio",
     ": write --lr, or --lr-base": "base-lr blr",
-    LEAVE: "local-rank rank multiprocessing-distributed dist-backend",
+    LEAVE: "do-train do-eval dist-eval local-rank rank multiprocessing-distributed dist-backend",
     NONE: "jsd csv labels fold n-folds",
 }
 
@@ -150,7 +153,7 @@ def answers(names, prefix="--", value=" 1"):
 
 @pytest.mark.parametrize(
     ("program", "table", "count"),
-    [(TIMM, OF_TIMM, 174 + 3), (TORCHVISION, OF_TORCHVISION, 60), (OTHERS, OF_OTHERS, 32)],
+    [(TIMM, OF_TIMM, 174 + 3), (TORCHVISION, OF_TORCHVISION, 60), (OTHERS, OF_OTHERS, 38)],
     ids=["timm", "torchvision", "others"],
 )
 def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(program, table, count):
@@ -233,12 +236,16 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     (said,) = unasked(*line, "--smoothing", "0", "--aa", "rand-m9", "--remode", "const", "--epochs", "9")
     for words in ("smoothing", "jitter", "erasing", "epochs 300"):
         assert words not in said
+    assert (
+        unasked(*["--model", "m", "--data-path", "d", "--output_dir", "o", "--opt", "adamw", "--reprob", "0.25"]) == []
+    ), "many scripts'"
     assert unasked("--sched", "cosine") == [] and unasked("--model", "fc", "--csv", "a") == []
-    (said,) = unasked("--lr-scheduler", "steplr", "--data-path", "d", "--wd", "1e-4")
+    (said,) = unasked("--lr-scheduler", "steplr", "--lr-warmup-epochs", "5", "--wd", "1e-4")
     assert "--lr-step-epochs 30" in said and "--lr-policy" not in said
-    (said,) = unasked("--data-path", "d", "--wd", "1e-4", "--model", "resnet50")
+    (said,) = unasked("--test-only", "--train-crop-size", "176", "--wd", "1e-4")
     assert "--lr-policy step" in said and "--lr-step-epochs 30" in said and "weight decay" not in said
-    (said,) = unasked("model=yolov8n-cls.pt", "imgsz=224", "fliplr=0.5", "erasing=0")
+    assert "validation at 224 pixels" in said
+    (said,) = unasked("model=yolov8n-cls.pt", "data=d", "erasing=0")
     assert "RandAugment (--auto-augment ra)" in said and "--random-erase" not in said
 
 
@@ -274,6 +281,7 @@ def test_a_documented_command_is_accepted_as_its_answers_say(command):
 def test_a_name_of_two_programs_means_what_the_command_is_of():
     assert "(did you mean --ema-decay?)" in meant("--model-ema-decay", FLAGS, ["--sched", "--opt", "--aa"])
     assert "images per step" in meant("--model-ema-decay", FLAGS, ["--lr-warmup-decay", "--val-resize-size"])
+    assert "value of --model-ema-decay" in meant("--model-ema", FLAGS, ["--model", "--data-path", "--output-dir"])
     assert "first of its two" in meant("--scale", FLAGS)
 
 
@@ -305,6 +313,9 @@ VALUES = [
     }),
     ("--amp", {"float16 half 16-mixed": "(did you mean fp16?)", "bfloat16": "(did you mean bf16?)"}),
     ("--interpolation", {"random lanczos nearest": "; no equivalent", "bicubic": None}),
+    ("--dataname", {"torch/cifar10": "(did you mean cifar10?)", "digits": None}),
+    ("--weights", {"ResNet50_Weights.IMAGENET1K_V2 IMAGENET1K_V1 DEFAULT": ": is a name of torchvision's weights", "a.pt": None}),
+    ("--amp", {"": "; timm's and torchvision's --amp is --amp fp16"}),
     ("--mixup-mode", {"elem": "; pair is the nearest", "batch": None}),
     ("--val-split", {"validation test": "; timm's --val-split names a split", "0.1": None}),
     ("--tta", {"3": "; timm's is a number of views", "flip": None}),
@@ -314,12 +325,12 @@ VALUES = [
 
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
-    [(flag, value, end) for flag, table in VALUES for values, end in table.items() for value in values.split()],
+    [(flag, value, end) for flag, table in VALUES for values, end in table.items() for value in values.split() or [""]],
 )
 def test_a_value_of_another_program_is_ours_or_answered_with_what_to_write(flag, value, expected):
     more = ("--dataname", "folder", "--datapath", "d") if flag == "--val-split" else ()
     try:
-        arguments.parse([flag, value, *more])
+        arguments.parse([flag, *value.split(), *more])
         assert expected is None
     except UserError as error:
         (line,) = error.mistakes

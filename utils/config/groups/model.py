@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,12 @@ def _freezes(v: Any) -> str | None:
     if not v.freeze:
         return "does nothing: it needs --freeze"
     return f"never freezes: --epochs {v.epochs} end before" if v.freeze_epoch >= v.epochs else None
+
+
+def _is_file_name(path: str) -> str | None:
+    if re.search(r"_Weights\.[A-Z]|^IMAGENET1K_|^DEFAULT$", path):
+        return "is a name of torchvision's weights, and this a file's: write --pretrained"
+    return not_empty(path)
 
 
 def _unfreezes(v: Any) -> str | None:
@@ -42,7 +49,7 @@ class ModelSettings:
     )  # fmt: skip
     weights: str | None = setting(
         None, "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
-        type=str, check=not_empty, metavar="PATH", synonyms="initial-checkpoint pretrained-path",
+        type=str, check=_is_file_name, metavar="PATH", synonyms="initial-checkpoint pretrained-path finetune",
     )  # fmt: skip
     new_head: bool = setting(
         False, "begin the last layer anew, for other classes than those of --weights or --pretrained",

@@ -226,7 +226,7 @@ class OptimisationSettings:
         1,
         "forward passes per optimizer step",
         check=between(1, 2**16),
-        synonyms="grad-accum-steps accumulate-grad-batches gradient-accumulation-steps",
+        synonyms="grad-accum-steps accumulate-grad-batches gradient-accumulation-steps accum-iter update-freq",
     )
     clip_grad_norm: float | None = setting(
         None,
