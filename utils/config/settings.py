@@ -8,6 +8,7 @@ imports anything heavy, so that ``--help`` and mistakes on the command line answ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,11 +61,8 @@ class Settings:
 
     def values(self) -> dict[str, Any]:
         """Every setting by its name, in the order of the groups; tuples become lists."""
-        flat = {}
-        for group in groups():
-            for name, value in dataclasses.asdict(getattr(self, group)).items():
-                flat[name] = list(value) if isinstance(value, tuple) else value
-        return flat
+        values = {option.name: getattr(getattr(self, group), option.name) for group, option in all_settings()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def unmeasured(self) -> list[str]:
         """The settings whose value is to be measured when the run begins, by name."""
@@ -114,14 +112,15 @@ def groups() -> list[str]:
     return [option.name for option in dataclasses.fields(Settings) if dataclasses.is_dataclass(option.default)]
 
 
-def all_settings() -> list[tuple[str, dataclasses.Field]]:
+@functools.cache
+def all_settings() -> tuple[tuple[str, dataclasses.Field], ...]:
     """Every setting as (group, field), in order. No two settings share a name."""
-    return [
+    return tuple(
         (group.name, option)
         for group in dataclasses.fields(Settings)
         if dataclasses.is_dataclass(group.default)
         for option in dataclasses.fields(group.default)
-    ]
+    )
 
 
 IS_GONE = "is gone; CHANGELOG.md says what to use instead"
