@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 import signal
 
@@ -11,6 +12,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # A shell's & has its commands ignore Ctrl-C, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.disable()  # imports and collected tests are millions of objects, to be gone through again and again for no garbage
+
+
+def pytest_collection_finish():
+    """Look for garbage among what tests make; what is there before them is left out."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):

@@ -62,12 +62,11 @@ SHORT = ("--epochs", 1, "--max-steps", 3, "--batch-size", 8)
         (
             "--arch",
             "vgg11",
-            "--epochs",
-            1,
+            *SHORT,
             "--ema-decay",
             0.9,
             "--ema-bn-batches",
-            4,
+            2,
             "--image-size",
             10,
             "--crop-pct",
@@ -205,7 +204,7 @@ def test_the_random_numbers_stay_as_they_were(run):
 
 
 def test_an_average_whose_statistics_are_not_computed_is_warned_of(tmp_path, capsys):
-    flags = ("--arch", "vgg11", "--epochs", 1, "--ema-decay", 0.9, "--save-every-steps", 20, "--max-steps", 23)
+    flags = ("--arch", "timm/test_resnet", "--ema-decay", 0.9, "--save-every-steps", 2, *SHORT)
     folder, *_ = trained(capsys, tmp_path, *flags)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

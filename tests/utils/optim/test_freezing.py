@@ -30,7 +30,8 @@ ORIGINS = {
     "timm/test_vit": ("blocks.0", "head"),
     "torchvision/squeezenet1_1": ("features.3", "classifier.1"),
 }
-DIGITS = ("--device", "cpu", "--no-progress", "--arch", "timm/test_resnet", "--batch-size", "512", "--epochs", "4")
+THREE_STEPS = ("--batch-size", "64", "--train-samples", "192")  # an epoch
+DIGITS = ("--device", "cpu", "--no-progress", "--arch", "timm/test_resnet", *THREE_STEPS, "--epochs", "4")
 
 
 def build(arch, classes=10, size=32):
@@ -182,11 +183,12 @@ def test_a_frozen_part_trains_as_one_that_timm_has_frozen():
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_frozen_parameters_get_no_gradient_no_state_and_no_decay(arch, optimizer):
     part, _ = ORIGINS[arch]
-    model = build(arch)
+    size = 8 if arch == "conv2" else 32  # Muon's products of a matrix of conv2 grow with the fourth power of it
+    model = build(arch, size=size)
     freezing = Freezing(model, [part])
     before = copy.deepcopy(model.state_dict())
     traval = make(
-        "--optimizer", optimizer, "--weight-decay", "0.5", "--lr", "0.01", "--image-size", "32", "--ema-decay", "0.9", "--batch-size", "16", model=model, freezing=freezing,
+        "--optimizer", optimizer, "--weight-decay", "0.5", "--lr", "0.01", "--image-size", str(size), "--ema-decay", "0.9", "--batch-size", "16", model=model, freezing=freezing,
     )  # fmt: skip
     held = [p for one in traval.optimizers for group in one.param_groups for p in group["params"]]
     names = {id(p): name for name, p in model.named_parameters()}
@@ -206,7 +208,7 @@ def test_freeze_bn_keeps_all_statistics_and_trains_the_rest_also_after_unfreezin
     model = build("timm/test_resnet", size=8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     freezing = Freezing(model, ["layer1"], end=1, all_statistics=True)
-    traval = make("--arch", "timm/test_resnet", "--batch-size", "512", model=model, freezing=freezing)
+    traval = make("--arch", "timm/test_resnet", *THREE_STEPS, model=model, freezing=freezing)
     freezing.separate(traval.optimizers)
     traval.train(0)
     assert torch.equal(model.layer1[0].conv1.weight, before["layer1.0.conv1.weight"])
@@ -227,7 +229,7 @@ def test_freezing_and_unfreezing_is_a_plain_loop_that_does_not_train_these_param
     plain = copy.deepcopy(model)
     freezing = Freezing(model, ["*.weight"], begin, end)  # of convolutions and norms, whose biases train
     assert not freezing.norms
-    flags = ("--optimizer", optimizer, "--lr", "0.01", "--batch-size", "512")
+    flags = ("--optimizer", optimizer, "--lr", "0.01", *THREE_STEPS)
     traval = make(*flags, model=model, freezing=freezing)
     freezing.separate(traval.optimizers)
     theirs = build_optimizer(parse([*flags]).optimisation, plain)
@@ -263,7 +265,7 @@ def test_what_is_frozen_after_an_epoch_stays_as_it_was_then(mixture):
     model = build("timm/test_resnet", size=8)
     parts = ["conv1", "bn1", "layer1", "layer2.0.conv1"]
     freezing = Freezing(model, parts, begin=1)
-    traval = make(*LATER[mixture], "--weight-decay", "0.1", "--batch-size", "512", model=model, freezing=freezing)
+    traval = make(*LATER[mixture], "--weight-decay", "0.1", *THREE_STEPS, model=model, freezing=freezing)
     freezing.separate(traval.optimizers)
     before = copy.deepcopy(model.state_dict())
     for epoch in (0, 1):
@@ -320,7 +322,7 @@ def test_a_whole_optimizer_without_parameters_to_train_waits():
     """Muon's matrices are all frozen at first; under the scaler it would have nothing to look for an overflow in."""
     model = build("fc", size=8)
     traval = make(
-        "--arch", "fc", "--optimizer", "muon", "--lr", "0.001", "--batch-size", "512", "--amp", "fp16",
+        "--arch", "fc", "--optimizer", "muon", "--lr", "0.001", *THREE_STEPS, "--amp", "fp16",
         "--init-scale", "8", model=model, freezing=Freezing(model, ["all-but-head"], end=1),
     )  # fmt: skip
     muon, adamw = traval.optimizers
@@ -336,9 +338,9 @@ def test_a_whole_optimizer_without_parameters_to_train_waits():
 RELEASED, FROZEN = "--freeze all-but-head --unfreeze-epoch 2", "--freeze all-but-head --freeze-epoch 2"
 MIXTURES = {
     "scaler, average, two optimizers": f"{RELEASED} --arch fc --optimizer muon --lr 0.001 --amp fp16 --ema-decay 0.9",
-    "accumulation": f"{RELEASED} --batch-size 100 --accumulate 5 --freeze-bn",
+    "accumulation": f"{RELEASED} --batch-size 16 --accumulate 4 --freeze-bn",
     "frozen, scaler, average, muon": f"{FROZEN} --arch fc --optimizer muon-sgd --lr 0.01 --amp fp16 --ema-decay 0.9",
-    "frozen, lookahead": f"{FROZEN} --batch-size 100 --accumulate 5 --lookahead 2 0.5 --swa-start-epoch 2",
+    "frozen, lookahead": f"{FROZEN} --batch-size 16 --accumulate 4 --lookahead 2 0.5 --swa-start-epoch 2",
     "frozen in between, schedule-free": f"{RELEASED} --freeze-epoch 1 --arch fc --optimizer schedulefree-adamw",
 }
 
@@ -381,7 +383,8 @@ def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     flags = [
         "--no-progress", "--arch", "timm/test_resnet", "--epochs", "4", "--deterministic", "--freeze", "all-but-head",
-        "--freeze-epoch", "1", "--unfreeze-epoch", "3", "--global-batch-size", "512", "--freeze-bn", "--lr", "0.01",
+        "--freeze-epoch", "1", "--unfreeze-epoch", "3", "--global-batch-size", "64", "--train-samples", "192", "--freeze-bn",
+        "--lr", "0.01",
     ]  # fmt: skip
     runs = [
         Forked(*flags, "--output", "two", processes=2),
