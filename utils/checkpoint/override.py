@@ -22,6 +22,7 @@ SHAPES_VALIDATION = ("max_val_batches", "val_batch_size")  # which images are va
 SHOWS_VALIDATION = (  # and how the network sees them
     "tta", "image_size", "val_image_size", "crop_pct", "crop_mode", "interpolation", "mean", "std",
 )  # fmt: skip
+COMPUTES_VALIDATION = ("amp", "fp32_layers", "tf32", "blur_pool", "model_kwargs")  # and what it computes of them
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 SHAPES_LOSS = (*(option.name for option in dataclasses.fields(LossSettings)), "grad_penalty")
 SHAPES_GROUPS = (
@@ -99,6 +100,8 @@ def carry_over(
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
     of_others = "data" if data else _other_validation(differences, args)
+    if of_others or any(name in differences for name in COMPUTES_VALIDATION):
+        progress.validated_step = 0  # its figures are not of these settings, beside which a checkpoint would show them
     if of_others or "best_metric" in differences:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"
