@@ -91,7 +91,7 @@ def prepare_network(
     if weights is not None and args.run.evaluate:
         checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
     elif weights is not None:
-        untrained = load_start(model, *weights, settings.new_head)
+        untrained = load_start(model, *weights, settings.new_head, data.classes)
     if settings.sync_bn:
         model = synchronised(model, device)
     if settings.grad_checkpointing:

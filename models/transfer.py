@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ from torch import nn
 
 from models.build import SMALL_IMAGE, is_timm_resnet
 from utils.checkpoint import checkpoint
+from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import UserError
+from utils.data.sets.class_folders import some
 from utils.optim.clipping import output_layers
 from utils.optim.head import head_parameters
 
 AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # torchvision's, used in training only
 
 
-def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bool) -> str:
+def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bool, names: Sequence[str] = ()) -> str:
     """Load the weights of the checkpoint ``state`` into ``model``; gives the parts that begin anew, in words.
 
-    With ``new_head``, all but the last layer, which stays as it was initialised. Raises ``UserError`` with the first
-    names that do not fit, or with both numbers of classes if nothing else is wrong.
+    ``names``: the classes of ``model``, if they are known. The last layer's rows then go to the classes of their names;
+    those of a checkpoint that does not say its classes stay in their order. With ``new_head``, the whole layer stays as
+    it was initialised. Raises ``UserError`` with the first names that do not fit, or with both numbers of classes if
+    nothing else is wrong.
     """
     weights = adapted(model, checkpoint.weights_of(state, path))
     _refuse_other_stem(model, weights, path)
@@ -32,6 +37,9 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
         kept = {name: value for name, value in weights.items() if name not in head}
         checkpoint.load_weights(model, kept | {name: head[name].detach() for name in head}, path)
         return last_layer(classes, trained)
+    anew, theirs = "", ResumePoint(path, state, digest="").classes if names else None
+    if theirs is not None and len(theirs) == trained and theirs != tuple(names) and set(theirs) & set(names):
+        weights, anew = _by_name(head, weights, theirs, names)
     found = checkpoint.misfits(model, weights)
     wrong = {*found.missing, *found.unexpected, *found.misshapen}
     if wrong and wrong <= set(head):
@@ -40,8 +48,36 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
             f"--weights {path}: {has}, and the data has {classes}; --new-head begins the last layer "
             f"({', '.join(head)}) anew and keeps the other weights"
         )
+    if theirs is not None and not set(theirs) & set(names):
+        raise UserError(
+            f"--weights {path}: is for other classes ({some(theirs)}) than the data's ({some(names)}); --new-head "
+            f"begins the last layer ({', '.join(head)}) anew and keeps the other weights"
+        )
     checkpoint.load_weights(model, weights, path)
-    return ""
+    return anew
+
+
+def _by_name(
+    head: dict[str, nn.Parameter], weights: dict[str, torch.Tensor], theirs: Sequence[str], names: Sequence[str]
+) -> tuple[dict[str, torch.Tensor], str]:
+    """``weights`` with the ``head``'s rows for the classes ``names``, of ``theirs`` where these have one of its name.
+
+    Also the classes whose rows stay as they were initialised, in words.
+    """
+    found = {name: place for place, name in enumerate(theirs)}
+    kept = [place for place, name in enumerate(names) if name in found]
+    sources = [found[names[place]] for place in kept]
+    matched = {}
+    for name, fresh in head.items():
+        rows = weights.get(name)
+        if rows is not None and rows.shape == (len(theirs), *fresh.shape[1:]) and len(fresh) == len(names):
+            matched[name] = fresh.detach().clone()
+            matched[name][kept] = rows[sources].to(fresh)
+    lacking = [name for name in names if name not in found]
+    if not lacking:
+        return weights | matched, "no class of the last layer, whose rows go to the classes of their names"
+    new = f"{len(lacking)} of the last layer's {len(names)} classes ({some(lacking)})"
+    return weights | matched, f"{new}, whose other rows go to the classes of their names"
 
 
 def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:

@@ -69,6 +69,40 @@ def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_l
     assert equal(own, model.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ("abc", ""),
+        ("cab", "no class of the last layer, whose rows go to the classes of their names"),
+        ("abx", "1 of the last layer's 3 classes (x), whose other rows go to the classes of their names"),
+        ("xaycb", "2 of the last layer's 5 classes (x, y), whose other rows go to the classes of their names"),
+        ("ca", "no class of the last layer, whose rows go to the classes of their names"),
+    ],
+)
+@pytest.mark.parametrize("arch", ORIGINS)
+def test_rows_of_the_last_layer_go_to_the_classes_of_their_names(arch, names, words):
+    trained, model = build(arch, 3), build(arch, len(names))
+    own = {name: value.clone() for name, value in model.state_dict().items()}
+    assert load_start(model, {"model": trained.state_dict(), "classes": [*"abc"]}, Path("x.pt"), False, names) == words
+    for name, value in model.state_dict().items():
+        theirs = trained.state_dict()[name]
+        if name not in head_parameters(model):
+            assert torch.equal(value, theirs)
+            continue
+        for row, label in enumerate(names):
+            assert torch.equal(value[row], own[name][row] if label in "xy" else theirs["abc".index(label)])
+
+
+def test_weights_of_other_classes_alone_are_refused_and_unnamed_ones_stay_in_their_order():
+    trained, model = build("fc", 3), build("fc", 3)
+    with pytest.raises(
+        UserError, match=r"x\.pt: is for other classes \(a, b, c\) than the data's \(x, y, z\); --new-head"
+    ):
+        load_start(model, {"model": trained.state_dict(), "classes": [*"abc"]}, Path("x.pt"), False, "xyz")
+    assert load_start(model, {"model": trained.state_dict()}, Path("x.pt"), False, "xyz") == ""
+    assert equal(model.state_dict(), trained.state_dict())
+
+
 def test_weights_without_a_last_layer_need_a_new_head():
     trained = timm.create_model("test_resnet", num_classes=0).state_dict()
     model = build("timm/test_resnet", 3, size=96)
