@@ -11,6 +11,7 @@ import torch
 from models.build import build_model, check_forward, locate, stem_line
 from models.layers.recomputing import checkpoint_gradients
 from models.memory_format import channels_last_is_faster
+from models.optimizer_memory import refuse_beyond_memory
 from models.pretrained import begins_anew, preprocessing_of
 from models.transfer import load_start
 from utils.checkpoint import checkpoint
@@ -110,6 +111,8 @@ def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> 
     """
     model, epochs = network.model, args.optimisation.epochs
     twin = spread(args, model, distributed)
+    if not args.run.evaluate:
+        refuse_beyond_memory(args.optimisation, model, distributed.device)
     optimizer = network.freezing.separate(build_optimizer(args.optimisation, model))
     average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
     scaler = build_scaler(args.precision, distributed.device)

@@ -42,7 +42,7 @@ from utils.record.pictures.collector import Collector, Gathered
 from utils.record.reporter import Reporter
 from utils.record.selection import judge
 from utils.record.writer import NullWriter
-from utils.runtime.distributed import Distributed
+from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.sharding import is_sharded
 from utils.runtime.state_dicts import load_state_dict
 
@@ -60,8 +60,9 @@ class TraVal:
     named losses, whose sum is minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``,
     disabled if the precision needs none. ``description`` holds the parts of a checkpoint that do not
     change. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer`` or ``checkpointer`` nothing
-    is written. After one of ``stop_signals``, all ranks save the state and raise ``Stopped``, between two steps or
-    within validation.
+    is written. Without ``lr_policy`` each of the optimizer's groups keeps its learning rate. Without ``distributed``
+    this is the only process, on the device of ``args``. After one of ``stop_signals``, all ranks save the state and
+    raise ``Stopped``, between two steps or within validation.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class TraVal:
         args: Settings,
         validation_loader: ValidationLoader | None,
         *,
-        distributed: Distributed,
+        distributed: Distributed | None = None,
         lr_policy: LRPolicy | None = None,
         ema: WeightAverage | None = None,
         writer: NullWriter | None = None,
@@ -89,6 +90,7 @@ class TraVal:
         self.train_loader, self.validation_loader = train_loader, validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion, self.scaler = criterion, scaler
+        distributed = distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
         self.args, self.distributed, self.device = args, distributed, distributed.device
         self.lr_policy, self.run_name, self.hooks = lr_policy, curr_scen_name, hooks or Hooks()
         self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
@@ -283,6 +285,8 @@ class TraVal:
     def _begin_step(self) -> float:
         """Set learning rate and random seed, both functions of the position alone; returns the rate."""
         self.watch.begin_step(self.progress)
+        if self.lr_policy is None:
+            return self.optimizers[0].param_groups[0]["lr"]
         lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -59,6 +59,32 @@ def steps(traval, count):
     return done
 
 
+def test_what_the_signature_leaves_out_is_one_process_and_each_groups_own_rate():
+    """As an outside program makes it: with nothing but what stands before the star."""
+    args = parse(["--device", "cpu", "--augment", "none", "--lr-policy", "constant", "--epochs", "1", "--lr", "0.05"])
+    data = get_data(args.data, CPU)
+    weights = []
+    for ours in (False, True):
+        distributed = Distributed(RankInfo(), args.run)
+        train_loader, validation_loader, _ = loaders(data, args, distributed, channels_last=False)
+        torch.manual_seed(0)
+        model = build_model(args.model, classes=10, channels=1, image_size=8)
+        criterion, scaler = nn.CrossEntropyLoss(), torch.amp.GradScaler("cpu", enabled=False)
+        bias, rest = ([p for p in model.parameters() if (p.ndim == 1) is small] for small in (True, False))
+        groups = [{"params": rest}, {"params": bias, "lr": 0.1, "lr_scale": 2.0}]
+        optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+        more = {}
+        if ours:
+            policy = build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average)
+            more = {"distributed": distributed, "lr_policy": policy}
+        traval = TraVal(model, train_loader, optimizer, criterion, scaler, args, validation_loader, **more)
+        report = traval.fit()
+        assert report.count == 360 and report.top1 > 50
+        weights.append(parameters(model))
+    assert all(map(torch.equal, *weights)), "a policy that is constant does the same"
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
+
+
 def parameters(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 

@@ -1,0 +1,69 @@
+"""What an optimizer's first step needs beside the weights, found without needing it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import UserError
+from utils.data.loaders import memory_bytes
+from utils.optim.optimizers import OWN, build_optimizer
+
+
+class _Largest(TorchDispatchMode):
+    """Remembers the bytes of the largest array that anything made; a number that is read is 1, a place or truth 0."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 0
+        result = function(*args, **(kwargs or {}))
+        self.bytes = max([self.bytes, *map(_size, tree_leaves(result))])
+        return result
+
+
+def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, device: torch.device) -> None:
+    """Raise ``UserError`` if the first step cannot fit ``device``: a CPU may end the process there without a word."""
+    needed, there = step_bytes(settings, model), memory_bytes(device)
+    if needed > there:
+        raise UserError(
+            f"--optimizer {settings.optimizer}: its first step on this network needs {needed / 1e9:,.0f} GB, and the "
+            f"{device.type} has {there / 1e9:,.0f} GB; choose another, or by --opt-kwargs what saves memory (timm's "
+            "kron: memory_save_mode=all_diag)"
+        )
+
+
+def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
+    """Bytes that the first step needs at least: its state, and the largest array that it makes besides.
+
+    A twin of ``model`` on the meta device, where arrays have shapes and no content, takes that step. 0 for torch's own
+    optimizers and ours, whose state is no more than a few times the weights.
+    """
+    if settings.optimizer in OWN:
+        return 0
+    tensors = [*model.parameters(), *model.buffers()]
+    memo = {id(tensor): tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in tensors}
+    memo |= {id(one): nn.Parameter(memo[id(one)], one.requires_grad) for one in model.parameters()}
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.simplefilter("ignore")
+        twin = copy.deepcopy(model, memo)
+        optimizer = build_optimizer(settings, twin)
+        for parameter in twin.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        # What fails there, such as a kernel that knows no shapes, may work: what was made until then is needed.
+        with suppress(Exception), _Largest() as largest:
+            optimizer.step()
+    return largest.bytes + sum(map(_size, tree_leaves(optimizer.state_dict()["state"])))
+
+
+def _size(value: Any) -> int:
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
