@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.hub import without_lines_of_retries
+from models.hub import reaching
 from models.initialisation import initialise
 from models.layers.blur_pool import blur_before_strides
 from models.options import class_of, options_of
@@ -49,12 +49,12 @@ def build_model(
             if settings.pretrained:
                 raise UserError(f"--pretrained: there are no pretrained weights of {name}")
             model = OWN[name](classes, channels, image_size, **options_of(settings, lambda: OWN[name]))
-        elif library == "timm":
-            model = _timm(name, settings, classes, channels, image_size)
-            if _takes_small_stem(model, stem_size or image_size):
-                _small_stem(model)
         else:
-            model = _torchvision(name, settings, classes, channels, image_size)
+            build = _timm if library == "timm" else _torchvision
+            with reaching(published_as(settings.arch)[1]) if settings.pretrained else nullcontext():
+                model = build(name, settings, classes, channels, image_size)
+            if library == "timm" and _takes_small_stem(model, stem_size or image_size):
+                _small_stem(model)
     except UserError:
         raise
     except Exception as error:  # the libraries raise many kinds of errors; a network we cannot build is bad input
@@ -62,7 +62,7 @@ def build_model(
         if settings.pretrained and isinstance(error, OSError):  # also what the hub's and urllib's errors are
             raise UserError(
                 f"--pretrained: the weights of {settings.arch} could not be fetched ({reason}); fetch "
-                f"{published_as(settings.arch)} elsewhere and give it with --weights FILE --new-head"
+                f"{published_as(settings.arch)[0]} elsewhere and give it with --weights FILE --new-head"
             ) from error
         raise UserError(f"--arch {settings.arch}: cannot be built for {image_size}-pixel images ({reason})") from error
     if settings.pretrained and settings.new_head:
@@ -75,17 +75,23 @@ def build_model(
     return model
 
 
-def published_as(arch: str) -> str:
-    """Where ``arch``'s library publishes its pretrained weights, in words."""
+def published_as(arch: str) -> tuple[str, str]:
+    """Where ``arch``'s library publishes its pretrained weights: in words, and the address that is connected to.
+
+    Both are empty for weights in a file.
+    """
     library, name = locate(arch)
     if library == "torchvision":
         import torchvision
 
-        return torchvision.models.get_model_weights(name).DEFAULT.url
+        return (torchvision.models.get_model_weights(name).DEFAULT.url,) * 2
     import timm
+    from huggingface_hub import constants
 
     config = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    return f"model.safetensors of {config.hf_hub_id} from the Hugging Face Hub" if config.hf_hub_id else config.url
+    if config is not None and config.hf_hub_id:
+        return f"model.safetensors of {config.hf_hub_id} from the Hugging Face Hub", constants.ENDPOINT
+    return ((config and config.url) or "",) * 2
 
 
 def unknown_arch(arch: str) -> str | None:
@@ -128,16 +134,14 @@ def _torchvision_names() -> list[str]:
 def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image_size: int) -> nn.Module:
     import timm
 
-    pretrained = settings.pretrained
     options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
     size = {"img_size": image_size} if _has_fixed_size(name, image_size) else {}
-    create = partial(timm.create_model, name, pretrained=pretrained, num_classes=classes, in_chans=channels, **options)
-    with without_lines_of_retries() if pretrained else nullcontext():
-        try:
-            model = create(**size)
-        except TypeError:  # the configuration has a fixed size but the class takes none
-            model = create()
-    return model
+    own = {"pretrained": settings.pretrained, "num_classes": classes, "in_chans": channels}
+    create = partial(timm.create_model, name, **own, **options)
+    try:
+        return create(**size)
+    except TypeError:  # the configuration has a fixed size but the class takes none
+        return create()
 
 
 def _takes_small_stem(model: nn.Module, image_size: int) -> bool:

@@ -2,19 +2,23 @@
 
 import dataclasses
 import math
+import socket
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import timm
 import torch
 import torchvision
+from huggingface_hub import constants
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from timm.models import _registry
 
 import main
-from models import build_model
+from models import build_model, hub
 from models.prepare import Weights, known_preprocessing
 from models.pretrained import begins_anew, preprocessing_of
 from tests.faults.small_run import told
@@ -97,6 +101,73 @@ def check_pixels(images, theirs, std):
 
 def check_logits(logits, expected, most=0.005):
     assert (logits - expected).norm() < most * expected.norm()
+
+
+# ------------------------------------------------------------------------------------ without network
+
+
+@pytest.fixture
+def listener(monkeypatch):
+    """A port that accepts connections."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_host_is_reachable_or_it_is_said_why_not_in_seconds(listener, monkeypatch):
+    place = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert hub.unreachable(place) == hub.unreachable("") == ""
+    listener.close()
+    assert hub.unreachable(place) == "127.0.0.1 cannot be reached: Connection refused"
+    monkeypatch.setattr(hub, "REACH_SECONDS", 0.1)
+
+    def dropped(*_):
+        time.sleep(1.5)
+        raise TimeoutError
+
+    monkeypatch.setattr("socket.create_connection", dropped)
+    began = time.monotonic()
+    assert hub.unreachable(place) == "127.0.0.1 cannot be reached: no answer within 0.1 s"
+    assert time.monotonic() - began < 1.4
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    assert hub.unreachable(place) == "", "the proxy connects for us"
+
+
+def test_limits_hold_only_where_there_is_no_connection(listener):
+    place = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    before = constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()
+    with hub.reaching(place):
+        assert (constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()) == before, "a slow connection keeps all its time"
+    with pytest.raises(OSError, match="^as it was$"), hub.reaching(place):
+        raise OSError("as it was")
+    listener.close()
+    with pytest.raises(OSError, match="^127.0.0.1 cannot be reached: "), hub.reaching(place):
+        assert constants.HF_HUB_OFFLINE and socket.getdefaulttimeout() <= 1
+        raise OSError("what the library says")
+    assert (constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()) == before
+
+
+def test_without_network_weights_in_the_hubs_cache_are_used_and_others_are_one_line(listener, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+    listener.close()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    settings = ModelSettings(arch="test_resnet", pretrained=True)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"could not be fetched \(127.0.0.1 cannot be reached: .*\); fetch model.safe"):
+        build_model(settings, classes=7, channels=3, image_size=160)
+    assert time.monotonic() - began < 5, "huggingface_hub alone tries for a minute"
+    config = timm.get_pretrained_cfg("test_resnet")
+    folder = tmp_path / f"models--{config.hf_hub_id.rstrip('/').replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(40 * "0")
+    (folder / "snapshots" / (40 * "0")).mkdir(parents=True)
+    network = timm.create_model("test_resnet")
+    safetensors.torch.save_file(network.state_dict(), folder / "snapshots" / (40 * "0") / "model.safetensors")
+    built = build_model(settings, classes=network.num_classes, channels=3, image_size=160)
+    assert torch.equal(built.conv1[0].weight, network.conv1[0].weight)
 
 
 # ------------------------------------------------------------------------- evaluated as by their own library
