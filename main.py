@@ -25,7 +25,7 @@ from utils.config import arguments
 from utils.config.rules import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
-from utils.runtime.console import INTERRUPTED, log, log_at_once
+from utils.runtime.console import INTERRUPTED, lacks_package, log, log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
 from utils.runtime.distributed import Distributed, RankInfo, end_process, lost_contact
 from utils.runtime.garbage import garbage_collection
@@ -88,6 +88,8 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
         if ranks.is_main or not error.on_all_ranks:
             print("\n".join(f"main.py: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        return lacks_package("main.py", error)
     except (KeyboardInterrupt, StoppedAtOnce) as stop:
         if ranks.is_main:
             print(stop_line(stop), file=sys.stderr)

@@ -232,7 +232,10 @@ def agent_class(launcher: Launcher, silence_seconds: int) -> type[LocalElasticAg
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1:])
+    try:
+        exit_code = main(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        exit_code = console.lacks_package("torchrun.py", error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # during Python's teardown, about a second, a stop signal would kill

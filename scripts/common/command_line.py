@@ -16,7 +16,7 @@ from scripts.common.termination import TERMINATED, Terminated, termination_raise
 from utils.config import arguments
 from utils.config.field import between
 from utils.config.settings import Settings, UserError
-from utils.runtime.console import INTERRUPTED, outlive_readers
+from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
 
@@ -99,6 +99,8 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
         if os.environ.get("RANK", "0") == "0" or not error.on_all_ranks:
             print("\n".join(f"{name}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        return lacks_package(name, error)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED

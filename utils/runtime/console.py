@@ -1,7 +1,9 @@
 """The terminal: Ctrl-C before anything has begun, output that nobody reads any more, a closed terminal.
 
-Import it before all else, so that it covers slow imports too.
+Import it before all else, so that it covers slow imports too. Older Pythons than ours can read this file.
 """
+
+from __future__ import annotations
 
 import errno
 import io
@@ -14,20 +16,50 @@ from types import FrameType
 from typing import TextIO
 
 INTERRUPTED = 130  # what shells report for Ctrl-C
+OLDEST = (3, 10)  # as in pyproject.toml
+ADVICE = (
+    "bash scripts/quickstart.sh makes an environment with all that is needed (then: source .venv/bin/activate), or: "
+    "python -m pip install -r requirements.txt"
+)
 GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # from a pipe, terminal and socket whose other end is closed
 
 
 def begin(program: str) -> None:
-    """Prepare this process; its lines begin with ``program``.
+    """Prepare this process; its lines begin with ``program``. A Python that is too old ends it with exit code 2.
 
     Until other handlers take over, Ctrl-C ends it without a traceback. A closed terminal does not end it; a run has
     its log file.
     """
+    refuse_old_python(program)
     outlive_terminal()
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):  # not after a shell's &, which makes a process ignore it
         signal.signal(signal.SIGINT, lambda number, frame: _end(program, frame))
+
+
+def refuse_old_python(program: str) -> None:
+    """End the process with exit code 2 and a line if this Python is too old."""
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:2]))
+        _say(
+            f"{program}: needs Python {'.'.join(map(str, OLDEST))} or newer, and {sys.executable} is {found}; {ADVICE}"
+        )
+        raise SystemExit(2)
+
+
+def lacks_package(program: str, error: ModuleNotFoundError) -> int:
+    """Say which package is not installed; gives the exit code, 2. A missing module of ours is raised again."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "main", "models", "scripts", "utils"):
+        raise error
+    _say(f"{program}: the package {package} is not installed for {sys.executable}; {ADVICE}")
+    return 2
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 def _end(program: str, _: FrameType | None) -> None:
