@@ -23,7 +23,7 @@ from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
-from utils.optim.clipping import output_layers
+from utils.optim.head import output_layers
 
 _WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
 SMALL_IMAGE = 64  # up to this many pixels, a residual network begins with a 3x3 stem and no max-pool

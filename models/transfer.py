@@ -15,8 +15,7 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import UserError
 from utils.data.sets.class_folders import some
-from utils.optim.clipping import output_layers
-from utils.optim.head import head_parameters
+from utils.optim.head import head_parameters, output_layers
 
 AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # torchvision's, used in training only
 

@@ -13,7 +13,7 @@ from scripts.exporting.images import noise
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
 from utils.data.preprocessing import Preprocessing
-from utils.optim.clipping import output_layers
+from utils.optim.head import output_layers
 
 CLASSES = 7
 OWN_SIZE = 32  # pixels

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from utils.config.groups.optimisation import OptimisationSettings
+from utils.optim.head import output_layers
 from utils.runtime.sharding import is_sharded, local
 
 
@@ -124,21 +125,3 @@ def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if vectors:
         norms.append(torch.stack(torch._foreach_norm(vectors)))
     return torch.cat(norms)
-
-
-def output_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that output the logits, one per head.
-
-    timm's networks name their classifier, which may be several heads (distillation, several branches) or contain a
-    hidden layer; in other networks it is the last linear layer or convolution.
-    """
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    heads = classifier if isinstance(classifier, tuple | list) else (classifier,)
-    layers = [layer for head in heads for layer in _linear(head)]
-    if not layers:
-        return _linear(model)[-1:]
-    return [layer for layer in layers if len(layer.weight) == len(layers[-1].weight)]
-
-
-def _linear(module: nn.Module) -> list[nn.Module]:
-    return [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]

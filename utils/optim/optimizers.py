@@ -13,8 +13,8 @@ from torch import nn
 from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
-from utils.optim.clipping import output_layers
 from utils.optim.groups import parameter_groups
+from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
 from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 

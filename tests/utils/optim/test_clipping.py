@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.utils.precision.test_mixed_precision import HALF, logged, on_each_device
 from tests.utils.test_train_validation import make, parameters, steps
 from utils.config.groups.optimisation import OptimisationSettings
-from utils.optim.clipping import GradientClipper, clip_adaptively, output_layers
+from utils.optim.clipping import GradientClipper, clip_adaptively
+from utils.optim.head import output_layers
 from utils.train_validation import TrainingFailure
 
 WAYS = {

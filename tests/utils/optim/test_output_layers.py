@@ -9,7 +9,8 @@ from torch import nn
 from models import build_model
 from utils.config.arguments import parse
 from utils.config.groups.optimisation import OptimisationSettings
-from utils.optim.clipping import GradientClipper, output_layers
+from utils.optim.clipping import GradientClipper
+from utils.optim.head import output_layers
 from utils.optim.optimizers import build_optimizer
 
 CLASSES = 7  # so few outputs has no other layer of these networks

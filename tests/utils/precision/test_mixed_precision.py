@@ -13,9 +13,9 @@ from models.small import Conv
 from tests.utils.test_train_validation import CPU, Overflow, make, parameters, steps
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.optim.clipping import output_layers
 from utils.optim.ema import MovingAverage
 from utils.optim.gradient_penalty import gradient_norm
+from utils.optim.head import output_layers
 from utils.precision.amp import keep_in_fp32
 from utils.precision.diagnosis import too_many_skips
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.optim.clipping import output_layers
+from utils.optim.head import output_layers
 from utils.runtime.distributed import Distributed
 
 MOST_CLASSES = 1000  # of a confusion matrix
