@@ -357,7 +357,9 @@ def train(run: Run, components: Components, stop_signals: StopSignals, hooks: Ho
     run.args = run.args.with_absolute_paths()
     changed = override(run, components)
     run.open_folder()
-    checkpointer = Checkpointer(run.run_folder.checkpoints, run.is_main)
+    checkpointer = Checkpointer(
+        run.run_folder.checkpoints, run.is_main, lambda line: run.writer.log(f"warning: {line}")
+    )
     try:
         with stop_signals.held():
             traval = build_traval(run, components, checkpointer, stop_signals, hooks)
@@ -378,7 +380,9 @@ def train(run: Run, components: Components, stop_signals: StopSignals, hooks: Ho
             run.writer.log(f"Stopped: {str(error) or type(error).__name__}", to_console=False)
         raise
     except OSError as error:  # of the log, TensorBoard or the metrics files
-        raise UserError(f"--output: cannot write {run.run_folder.folder} ({error}); --resume auto continues") from error
+        folder = run.run_folder.folder
+        advice = "--resume auto continues" if folder.is_dir() else "it was removed; begin the run anew"
+        raise UserError(f"--output: cannot write {folder} ({error}); {advice}") from error
     finally:
         with suppress(OSError):  # what matters was flushed before
             run.writer.close()

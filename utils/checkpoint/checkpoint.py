@@ -8,6 +8,7 @@ So whenever the process dies, there is a whole checkpoint, and damaged ones can 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -38,6 +39,7 @@ KEYS = (
 OPTIONAL = {"teacher", "class_weights", "weighs_images", "max_shift", SHARDS, CONTENTS}  # of some runs
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NEWEST_FIRST = ("last.pt", "previous.pt", "final.pt", "best.pt", "initial.pt")
 # Under which key training programs keep the weights. As ours, timm's and torchvision's prefer a moving average.
 HOLDERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
@@ -48,11 +50,11 @@ class Checkpointer:
     """Saves into one folder. Every rank has one; only that with ``is_main`` writes.
 
     ``save`` copies the state and returns; a thread writes the copy, one at a time. The next ``save`` or ``wait``
-    raises its error.
+    raises its error. ``warn`` is told of a folder that somebody removed and that is made again.
     """
 
-    def __init__(self, folder: Path, is_main: bool) -> None:
-        self.folder, self.is_main = folder, is_main
+    def __init__(self, folder: Path, is_main: bool, warn: Callable[[str], None] = lambda line: None) -> None:
+        self.folder, self.is_main, self._warn = folder, is_main, warn
         self._snapshot, self._writing = Snapshot(), BackgroundTask()
 
     @property
@@ -71,6 +73,7 @@ class Checkpointer:
         if not self.is_main:
             return
         self.wait()
+        self._make_again()
         copy, complete = self._snapshot.take(state)
 
         def write() -> None:
@@ -78,6 +81,17 @@ class Checkpointer:
             self._write(copy, names)
 
         self._writing.start(write)
+
+    def _make_again(self) -> None:
+        """Make the folder again if it alone was removed: the state is whole, and losing it would be worse."""
+        if self.folder.is_dir() or not self.folder.parent.is_dir():
+            return
+        with suppress(OSError):  # which writing will report
+            self.folder.mkdir()
+            self._warn(
+                f"{self.folder} was removed while the run was writing there, with all its checkpoints; it is made "
+                "again for those that follow, and best.pt will be that of the next better epoch"
+            )
 
     def wait(self) -> None:
         """Return when everything is on the disk.
@@ -99,13 +113,19 @@ class Checkpointer:
             self._replace(temporary, names)
             remove_unused(self.folder, read_quickly)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume continues"
-            raise UserError(
-                f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}): free some space{before}"
-            ) from error
+            raise UserError(self._failure(names, error)) from error
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def _failure(self, names: tuple[str, ...], error: OSError | RuntimeError) -> str:
+        """What to do about a checkpoint that cannot be written, with the system's reason."""
+        if not self.folder.is_dir():
+            return f"--output: {self.folder} was removed while the run was writing there; begin the run anew"
+        cause = _cause(error)
+        advice = "free some space" if cause.errno in (None, *FULL) else "let this process write there"
+        before = "" if names == ("initial",) else "; the checkpoints before it are whole, and --resume continues"
+        return f"--output: cannot write {self.folder / names[0]}.pt ({_reason(error)}): {advice}{before}"
 
     def _replace(self, written: Path, names: tuple[str, ...]) -> None:
         """Rename, with the manifest one step ahead: it accepts old and new digests until all is done."""
@@ -417,5 +437,11 @@ def _flush(file: IO[Any]) -> None:
 
 def _reason(error: OSError | RuntimeError) -> str:
     """The system's words for the error; torch's own message names a line of its source instead."""
+    cause = _cause(error)
+    return cause.strerror or str(cause) or " ".join(str(error).split())[:200]
+
+
+def _cause(error: OSError | RuntimeError) -> OSError:
+    """The system's error behind one of torch; an empty one if it does not say."""
     cause = error if isinstance(error, OSError) else error.__context__
-    return cause.strerror or str(cause) if isinstance(cause, OSError) else " ".join(str(error).split())[:200]
+    return cause if isinstance(cause, OSError) else OSError()

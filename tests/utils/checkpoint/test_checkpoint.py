@@ -6,9 +6,11 @@ import json
 import os
 import pickle
 import re
+import shutil
 import warnings
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -341,6 +343,38 @@ def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_l
     assert not (tmp_path / "best.pt").samefile(tmp_path / "last.pt")
     assert steps(tmp_path) == {"best.pt": 2, "last.pt": 2, "previous.pt": 1}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_as_a_whole_is_no_full_disk(tmp_path):
+    lines, folder = [], tmp_path / "run/checkpoints"
+    folder.mkdir(parents=True)
+    saver = Checkpointer(folder, is_main=True, warn=lines.append)
+    save(saver, state(1), "best", "last")
+    shutil.rmtree(folder)
+    save(saver, state(2), "last")
+    assert steps(folder) == {"last.pt": 2} and checkpoint.newest(folder, lines.append)[0] == folder / "last.pt"
+    (line,) = lines
+    assert line.startswith(
+        f"{folder} was removed while the run was writing there, with all its checkpoints; it is made"
+    )
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError) as caught:
+        save(saver, state(3), "last")
+    assert caught.value.mistakes == [
+        f"--output: {folder} was removed while the run was writing there; begin the run anew"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(28, "free some space"), (122, "free some space"), (13, "let this process write there")]
+)
+def test_what_helps_against_a_failed_write_depends_on_the_systems_reason(tmp_path, monkeypatch, number, advice):
+    saver = Checkpointer(tmp_path, is_main=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", Mock(side_effect=OSError(number, os.strerror(number))))
+        with pytest.raises(UserError) as caught:
+            save(saver, state(1), "initial")
+    assert caught.value.mistakes == [f"--output: cannot write {tmp_path}/initial.pt ({os.strerror(number)}): {advice}"]
 
 
 @pytest.mark.parametrize(
