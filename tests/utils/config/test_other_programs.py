@@ -50,10 +50,10 @@ OF_TIMM = {
     ": write --distillation-alpha": "distill-loss-weight task-loss-weight",
     ": leave it out for norm; for value write --clip-grad-value, for agc --clip-grad-agc": "clip-mode",
     LEAVE: "in-chans input-img-mode num-classes class-map train-split train-num-samples val-num-samples "
-    "dataset-trust-remote-code dist-bn fast-norm fuser synchronize-step device-modules model-dtype local_rank no-ddp-bb "
+    "dataset-trust-remote-code dist-bn fast-norm fuser synchronize-step device-modules model-dtype local_rank "
     "pin-mem no-prefetcher use-multi-epochs-loader worker-seeding sched-on-updates start-epoch model-ema-force-cpu "
     "checkpoint-hist kd-distill-type kd-loss-type",
-    NONE: "ratio train-crop-mode train-interpolation jsd-loss aug-splits split-bn resplit cutmix-minmax bn-momentum "
+    NONE: "ratio no-ddp-bb train-crop-mode train-interpolation jsd-loss aug-splits split-bn resplit cutmix-minmax bn-momentum "
     "bn-eps head-init-scale head-init-bias torchcompile-mode torchscript layer-decay-min-scale "
     "layer-decay-no-opt-scale lr-noise lr-noise-pct lr-noise-std lr-k-decay patience-epochs cooldown-epochs "
     "epoch-repeats train-batches-per-epoch train-steps-per-epoch save-images log-wandb wandb-project wandb-tags "
