@@ -23,6 +23,7 @@ from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import Source
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
 from utils.config.settings import UserError
+from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
 
 DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
@@ -112,6 +113,10 @@ class Gathered:
         figures, (words, agrees) = figures_of(analysis, predictions), self._check(analysis, record, loaded.path.name)
         self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
         self.figures[number] = figures
+        if self.own.split == "val" and self.own.datapath is None:
+            step = (loaded.progress or {}).get("step")
+            found = doubts_of(predictions.report, step, str(loaded.settings.get("dataname")))
+            record.predicted_doubts = [doubt.sign for doubt in found]
         self.checks.append((f"{record.name}: {words}" if runs > 1 else words, agrees))
         self.notes += [
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)

@@ -16,7 +16,7 @@ from typing import Any
 from scripts.reporting import series
 from scripts.reporting.figures import Figure, runs_table, tiles
 from scripts.reporting.markup import Html, element, escaped, join, named
-from scripts.reporting.run_parts import environment, first_batches, settings_part
+from scripts.reporting.run_parts import environment, first_batches, legend, settings_part
 from scripts.reporting.run_record import RunRecord
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -172,7 +172,10 @@ def noted(name: str, lines: Sequence[str]) -> Html | None:
 def page_data(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """The page's JSON without predictions: ``details``, ``classes`` and ``images`` are empty."""
     return {
-        "runs": [{"name": run.name, "axis": series.time_axis(run)} for run in runs],
+        "runs": [
+            {"name": run.name, "group": group, "label": label, "axis": series.time_axis(run)}
+            for run, (group, label) in zip(runs, legend(runs), strict=True)
+        ],
         "charts": series.charts(runs),
         "details": [],
         "classes": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from scripts.reporting.figures import UNKNOWN, scrolling_table, swatch
@@ -16,6 +17,7 @@ DERIVED = re.compile(r"batch-size x \d+$")
 OF_NO_INTEREST = {"output", "name", "progress", "print-freq"}  # differ between runs without meaning
 BATCH_BYTES = 900_000  # of all first batches together
 MOST_BATCHES = 4
+MOST_IN_LEGEND = 4  # settings that differ: of more, the runs' names say it as well
 LARGEST_SQUARE_PIXELS = 310  # of a picture's width: up to here the page at least doubles it, and pixels are squares
 
 
@@ -34,8 +36,7 @@ def settings_part(runs: Sequence[RunRecord]) -> Html | None:
         interesting = [name for name in names if _is_chosen(values[name][0])]
         words = "What was chosen for this run; everything else has its default."
     else:
-        different = [name for name in names if len({value.value for value in values[name]}) > 1]
-        interesting = [name for name in different if name not in OF_NO_INTEREST]
+        interesting = differing(runs)
         words = "What differs between the runs."
     few = settings_table(interesting, values, runs, grouped=False)
     return join(
@@ -49,6 +50,38 @@ def settings_part(runs: Sequence[RunRecord]) -> Html | None:
             ),
         ]
     )
+
+
+def differing(runs: Sequence[RunRecord]) -> list[str]:
+    """The settings in which the runs differ, but for those that mean nothing."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [name for name in names if name not in OF_NO_INTEREST and len({run.value(name) for run in runs}) > 1]
+
+
+def legend(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """For each run its group and what it is called there: both in the settings that were chosen and differ.
+
+    A group agrees in all of them but the one with the most values, such as the seeds of a sweep; repetitions in it are
+    numbered. Where that makes no group of several, each run has its own name, and no group.
+    """
+    chosen = [
+        name for name in differing(runs) if any(name in run.settings and _is_chosen(run.settings[name]) for run in runs)
+    ]
+    own = [("", run.name) for run in runs]
+    if not 0 < len(chosen) <= MOST_IN_LEGEND:
+        return own
+    last = max(chosen, key=lambda name: (len({run.value(name) for run in runs}), name == "seed"))
+
+    def words(run: RunRecord, names: Sequence[str]) -> str:
+        return ", ".join(f"{name} {run.value(name) or UNKNOWN}" for name in names)
+
+    seen: Counter[tuple[str, str]] = Counter()
+    made = []
+    for run in runs:
+        group, label = words(run, [name for name in chosen if name != last]), words(run, [last])
+        seen[group, label] += 1
+        made.append((group, f"{label} ({count})" if (count := seen[group, label]) > 1 else label))
+    return made if len({group for group, _ in made}) < len(runs) else own
 
 
 def _is_chosen(setting: Setting) -> bool:

@@ -46,6 +46,7 @@ class RunRecord:
     float64 (steps,). ``scalars``: points (step, value) of the event file by tag. ``classes``: the rows of
     class_metrics.csv. ``first_batch``: an encoded picture. ``header``: what the comments above the settings say, under
     command, versions, machine and commit. ``missing``: a sentence for each thing that could not be read.
+    ``predicted_doubts``: those about the predictions of the run's own validation images.
     """
 
     name: str
@@ -59,6 +60,7 @@ class RunRecord:
     first_batch: bytes | None = None
     warnings: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    predicted_doubts: list[str] = field(default_factory=list)
 
     @property
     def steps_per_epoch(self) -> float:
@@ -76,7 +78,9 @@ class RunRecord:
 
     @property
     def doubts(self) -> list[str]:
-        """Signs in the recorded figures that the network has learned nothing."""
+        """Signs that the network has learned nothing: in what was recorded, or in the predictions of an older run."""
+        if "guessing_loss" not in self.epochs:
+            return self.predicted_doubts
         rows = [dict(zip(self.epochs, values, strict=True)) for values in zip(*self.epochs.values(), strict=True)]
         return [doubt.sign for doubt in doubts(rows, self.value("dataname"))]
 

@@ -23,7 +23,7 @@ from scripts.reporting import analysis, assemble, details, run_parts, thumbnails
 from scripts.reporting.analysis import Analysis
 from scripts.reporting.markup import element
 from scripts.reporting.page import Report, as_json, grouped, page_data, render
-from scripts.reporting.run_record import RunRecord
+from scripts.reporting.run_record import RunRecord, Setting
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
@@ -285,6 +285,22 @@ def test_what_several_runs_lack_is_said_once():
     assert grouped([("a", "no log")], 1) == ["no log"]
 
 
+def test_legends_are_grouped_by_what_differs_and_number_repetitions():
+    def run(name, **values):
+        own = {key: Setting(value, "flag", "run") for key, value in values.items()}
+        return RunRecord(name, None, settings=own | {"batch_size": Setting(name, "default", "data")})
+
+    sweep = [run(f"{lr} {seed}", lr=lr, seed=seed, arch="fc") for lr in ("0.1", "0.3") for seed in ("0", "1", "2")]
+    expected = [(f"lr {lr}", f"seed {seed}") for lr in ("0.1", "0.3") for seed in (0, 1, 2)]
+    assert run_parts.legend(sweep) == expected
+    assert run_parts.legend([*sweep, sweep[0]]) == [*expected, ("lr 0.1", "seed 0 (2)")]
+    assert run_parts.legend(sweep[:3]) == [("", f"seed {seed}") for seed in (0, 1, 2)]
+    assert run_parts.legend([sweep[0], sweep[4]]) == [("", "0.1 0"), ("", "0.3 1")], "each differs in all"
+    assert run_parts.legend(sweep[:1]) == [("", "0.1 0")]
+    data = page_data(sweep)["runs"]
+    assert [(one["group"], one["label"]) for one in data] == expected
+
+
 def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
     figures = {"epoch": 3.0, "step": 300.0, "val_top1": 10.1, **DEAD}
     dead = RunRecord("dead", None, epochs={name: np.array([value]) for name, value in figures.items()})
@@ -296,6 +312,8 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
         assert "doubtful; recorded, epoch 3" in text and text.count("doubtful;") == 1
         whose = "dead: " if len(runs) > 1 else ""
         assert f"learned nothing {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
+    old = RunRecord("old", None, epochs={"epoch": np.array([3.0])}, predicted_doubts=["nothing was learned"])
+    assert "nothing was learned" in Page(render(Report([old], page_data([old])))).text
     assert "oubtful" not in Page(render(Report([alive], page_data([alive])))).text
 
 

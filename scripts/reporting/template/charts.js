@@ -233,6 +233,26 @@ function closest(points, at) {
   return best;
 }
 
+/** A chip for each run, in the groups of what differs; a group's name shows or hides all of its runs. */
+function startLegend(renderAll) {
+  const groups = new Map();
+  DATA.runs.forEach(({ group }, number) => groups.set(group, [...(groups.get(group) || []), number]));
+  const chips = DATA.runs.map((run, number) => make("button", {
+    class: "plain chip", type: "button", title: `show or hide ${run.name}`, onclick: () => toggle([number]),
+  }, make("i", { class: "swatch", style: { "--c": runColour(number) } }), named(run.label)));
+  const toggle = (numbers) => {
+    const hide = numbers.some((number) => !shown.hidden.has(number));
+    numbers.forEach((number) => (hide ? shown.hidden.add(number) : shown.hidden.delete(number)));
+    update();
+    renderAll();
+  };
+  const update = () => chips.forEach((chip, number) => chip.setAttribute("aria-pressed", String(!shown.hidden.has(number))));
+  byId("legend").append(...[...groups].map(([group, numbers]) => make("div", { class: "tools", role: "group", "aria-label": group || "runs" },
+    group ? make("button", { class: "plain group", type: "button", title: "show or hide these runs", onclick: () => toggle(numbers) }, named(group)) : null,
+    numbers.map((number) => chips[number]))));
+  update();
+}
+
 function startCharts() {
   const box = byId("charts");
   if (!box) return;
@@ -242,18 +262,7 @@ function startCharts() {
   const usable = AXES.filter(([name]) => name !== "hours" || DATA.runs.some((run) => run.axis.hours.length > 1));
   const tools = byId("chart-tools");
   tools.append(chooser("over", usable, (value) => { shown.axis = value; renderAll(); }));
-  const legend = byId("legend");
-  if (DATA.runs.length > 1) {
-    DATA.runs.forEach((run, number) => legend.append(make("button", {
-      class: "plain chip", type: "button", "aria-pressed": "true", title: "show or hide this run",
-      onclick: (event) => {
-        const hide = !shown.hidden.delete(number);
-        if (hide) shown.hidden.add(number);
-        event.currentTarget.setAttribute("aria-pressed", String(!hide));
-        renderAll();
-      },
-    }, make("i", { class: "swatch", style: { "--c": runColour(number) } }), named(run.name))));
-  }
+  if (DATA.runs.length > 1) startLegend(renderAll);
   new ResizeObserver(renderAll).observe(box);
   renderAll();
 }

@@ -34,17 +34,18 @@ function startClasses(rows) {
   update();
 }
 
-function classCell([kind, , value], row) {
+/** A cell of a class's row; `data-name` names a figure where a narrow page has no columns. */
+function classCell([kind, text, value], row) {
   if (kind === "class") return make("th", { scope: "row" }, named(row.name));
   if (kind === "share") {
-    if (row.accuracy === null) return make("td", { class: "soft" }, "no images");
-    return make("td", {}, make("div", { class: row.accuracy < LOW ? "share low" : "share" },
+    if (row.accuracy === null) return make("td", { class: "soft wide" }, "no images");
+    return make("td", { class: "wide" }, make("div", { class: row.accuracy < LOW ? "share low" : "share" },
       make("i", { style: { "--p": cssPercent(row.accuracy) } }), make("span", { class: "number" }, percent(row.accuracy))));
   }
   if (kind === "pair") {
-    return make("td", {}, row.pair ? [named(row.pair.name), make("span", { class: "soft" }, ` ${percent(row.pair.count / row.support)}`)] : "\u2013");
+    return make("td", { class: "wide", "data-name": text }, row.pair ? [named(row.pair.name), make("span", { class: "soft" }, ` ${percent(row.pair.count / row.support)}`)] : "\u2013");
   }
-  return make("td", { class: "number" }, kind === "count" ? whole(value(row)) : percent(value(row)));
+  return make("td", { class: "number", "data-name": text }, kind === "count" ? whole(value(row)) : percent(value(row)));
 }
 
 /** Rows of the table from predictions. */

@@ -59,6 +59,10 @@ def cell_text(browser):
 def test_the_page_fits_shows_names_as_text_and_reports_no_error(browser, tmp_path, classes, width, dark):
     browser.open(page(tmp_path / "page.html", classes), width=width, dark=dark)
     assert browser.run("return document.documentElement.scrollWidth") <= width
+    table = browser.run(
+        "const box = document.querySelector('#classes .scroll'); return [box.scrollWidth, box.clientWidth]"
+    )
+    assert table[0] <= table[1], "the class table fits, too"
     assert browser.run("return document.title").endswith("training report")
     assert browser.run("return document.querySelectorAll('img[onerror]').length") == 0
     assert HOSTILE in browser.run("return document.getElementById('unsure').textContent")
