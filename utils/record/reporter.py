@@ -104,7 +104,7 @@ class Reporter:
         """The line of a long silence: which step is under way, for how long, and the time left."""
         return (
             f"epoch {progress.epoch + 1}/{self.epochs}  step {progress.step_in_epoch + 1}/{self.steps_per_epoch} "
-            f"under way for {time.perf_counter() - self._step_began:.0f} s{self._time_left(progress)}"
+            f"under way for {time.perf_counter() - self._step_began:.0f} s{self._time_left(progress, self._step_began)}"
         )
 
     def epoch_seconds(self) -> float:
@@ -185,11 +185,12 @@ class Reporter:
         last = StepRecord(*progress.last_step)
         text = Report.from_sums(sums).text(self.with_top5, self.mixes(last.epoch - 1))
         losses = "".join(f"  {name} {loss:.4f}" for name, loss in progress.named_losses(sums).items())
-        speed, wait = self._pace(mark, progress, time.perf_counter())
+        now = time.perf_counter()
+        speed, wait = self._pace(mark, progress, now)
         pace = "" if math.isnan(speed) else f"  {speed:,.0f} images/s  data wait {wait:.0f} %"
         return (
             f"epoch {last.epoch}/{self.epochs}  {what} {text}{losses}  lr {last.lr:.4g}  "
-            f"gradient {last.gradient_norm:.3g}{_skipped(progress)}{pace}{self._time_left(progress)}"
+            f"gradient {last.gradient_norm:.3g}{_skipped(progress)}{pace}{self._time_left(progress, now)}"
         )
 
     def row(self, progress: Progress, result: Report | None, raw: Report | None) -> dict[str, float]:
@@ -270,8 +271,8 @@ class Reporter:
             return mark
         return first
 
-    def _time_left(self, progress: Progress) -> str:
-        """How long the epoch's training and the run will still take at the average speed of this epoch's steps.
+    def _time_left(self, progress: Progress, now: float) -> str:
+        """How long the epoch's training and the run will still take at the average speed of this epoch's steps to now.
 
         The run's time includes, for each epoch left, the time between the last two: validation and checkpoints.
         """
@@ -284,7 +285,7 @@ class Reporter:
             in_epoch + (self.epochs - progress.epoch - 1) * self.steps_per_epoch, self.max_steps - progress.step
         )
         in_epoch = min(in_epoch, in_run)
-        seconds = (time.perf_counter() - mark.seconds) / done
+        seconds = (now - mark.seconds) / done
         ends = 1 + math.ceil((in_run - in_epoch) / self.steps_per_epoch)
         whole = tqdm.format_interval(round(in_run * seconds + ends * self._between_seconds))
         epoch = f"{tqdm.format_interval(round(in_epoch * seconds))} of the epoch, " if 0 < in_epoch < in_run else ""

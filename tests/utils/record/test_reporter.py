@@ -213,9 +213,13 @@ def test_the_line_of_a_silence_names_the_step_that_is_under_way(clock):
     reporter.begin_epoch(progress, 10)
     clock.now += 31
     assert reporter.under_way(progress) == "epoch 1/2  step 1/10 under way for 31 s"
-    reporter.step_ended(after_steps(progress, 1), to_console=False)
-    clock.now += 31
-    assert reporter.under_way(progress).startswith("epoch 1/2  step 2/10 under way for 31 s  left ")
+    for _ in range(2):
+        reporter.step_ended(after_steps(progress, 1), to_console=False)
+        clock.now += 31
+    end = "step 3/10 under way for 31 s  left 04:08 of the epoch, 09:18 of the run"  # 8 and 18 steps of 31 s
+    assert reporter.under_way(progress) == f"epoch 1/2  {end}"
+    clock.now += 600
+    assert reporter.under_way(progress) == f"epoch 1/2  {end.replace(' 31 s', ' 631 s')}", "a stall is not the pace"
 
 
 def test_the_line_at_an_epochs_end_is_of_the_whole_epoch_and_says_so_where_it_was_cut(clock):
