@@ -29,7 +29,7 @@ SHAPES_GROUPS = (
     "weight_decay", "weight_decay_except", "decay_norm_bias", "layer_decay", "backbone_lr_scale", "lr_scale",
 )  # fmt: skip
 # of an optimizer's group; each step sets the learning rate
-HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "weight_decay", "lr_scale", "name")
+HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "beta1", "weight_decay", "lr_scale", "name")
 
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
@@ -149,8 +149,9 @@ def _with_settings_of(optimizers: Sequence[torch.optim.Optimizer], stored: Any) 
         groups = optimizer.state_dict()["param_groups"]
         values = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
         for old, new in zip(state["param_groups"], values, strict=True):
-            if (old.get("betas") is None) != (new.get("betas") is None):  # Adafactor keeps a momentum only with them
-                raise UserError("--opt-betas: its state has none, or no other; begin anew", on_all_ranks=True)
+            if (old.get("beta1") is None) != (new.get("beta1") is None):  # Adafactor keeps a momentum only with it
+                words = "the state holds a momentum only with them, so they can neither begin nor end there"
+                raise UserError(f"--opt-betas: {words}", on_all_ranks=True)
         results.append(
             state | {"param_groups": [old | new for old, new in zip(state["param_groups"], values, strict=True)]}
         )

@@ -4,11 +4,15 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
-from utils.checkpoint.override import carry_over
+from utils.checkpoint.override import _with_settings_of, carry_over
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import UserError
+from utils.optim.optimizers import build_optimizer
 
 STEPS = 23
 
@@ -56,3 +60,42 @@ def test_a_validation_stands_for_the_weights_only_while_it_is_of_the_same_settin
     progress = Progress(epoch=2, step=2 * STEPS, validated_step=2 * STEPS, last_validation=[0.5, 90.0, 99.0, 360.0])
     found, _ = carried(progress, flags.split(), fingerprint)
     assert (found.validated_step == found.step) is kept
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "schedulefree-adamw", "lamb"])
+def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
+    """The state from before has the new ones in its groups, and the step is another than with the old ones."""
+
+    def stepped(settings, state=None):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        optimizers = build_optimizer(settings, model)
+        optimizers = optimizers if isinstance(optimizers, tuple) else (optimizers,)
+        for optimizer, old in zip(optimizers, _with_settings_of(optimizers, state) if state else (), strict=False):
+            optimizer.load_state_dict(old)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        for optimizer in optimizers:
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()], [o.state_dict() for o in optimizers]
+
+    plain = OptimisationSettings(optimizer=name, lr=0.1, opt_betas=(0.5, 0.6))
+    other = dataclasses.replace(plain, opt_betas=(0.8, 0.97), opt_eps=0.01)
+    _, state = stepped(plain)
+    found, after = stepped(other, state)
+    kept, _ = stepped(plain, state)
+    assert not all(torch.equal(a, b) for a, b in zip(found, kept, strict=True))
+    _, fresh = stepped(other)
+    for mine, theirs in zip(after, fresh, strict=True):
+        names = [{"eps", "betas", "beta1"} & group.keys() for group in theirs["param_groups"]]
+        for group, wanted, own in zip(mine["param_groups"], theirs["param_groups"], names, strict=True):
+            assert all(group[one] == wanted[one] for one in own)
+
+
+def test_adafactor_neither_begins_nor_ends_to_keep_a_momentum():
+    model = torch.nn.Linear(4, 3)
+    without = OptimisationSettings(optimizer="adafactor", lr=0.1)
+    built = [build_optimizer(one, model) for one in (without, dataclasses.replace(without, opt_betas=(0.8, 0.9)))]
+    for now, begun in (built, built[::-1]):
+        with pytest.raises(UserError, match="--opt-betas"):
+            _with_settings_of([now], [begun.state_dict()])
