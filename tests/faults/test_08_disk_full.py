@@ -131,8 +131,9 @@ def test_without_a_disk_of_its_own_a_limit_on_file_sizes_shows_the_same(tmp_path
 def test_a_folder_that_somebody_removes_is_no_full_disk(removed, code, words, tmp_path, capsys):
     hooks, calls = Hooks(), itertools.count(1)
 
-    def remove(*_):
+    def remove(traval, *_):
         if next(calls) == 30:
+            traval.checkpointer.wait()  # otherwise what is removed may change meanwhile
             (run,) = tmp_path.glob("digits/fc/*")
             shutil.rmtree(run / removed)
 
