@@ -301,6 +301,8 @@ def errors_of_outputs(runner: Runner, names: Iterable[str], form: Format) -> dic
 
     def error(name: str, kind: str) -> float:
         true, rounded = truth[name, kind].double(), half[name, kind].double()
-        return float((rounded - true).norm() / true.norm())
+        return (
+            0.0 if torch.equal(rounded, true) else float((rounded - true).norm() / true.norm())
+        )  # also where all is 0
 
     return {name: (error(name, "input"), error(name, "output")) for name in wanted if (name, "input") in half}

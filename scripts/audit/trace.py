@@ -33,6 +33,7 @@ NORMALISATIONS = (
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
     "miopen_batch_norm", "_batch_norm_with_update", "native_layer_norm", "native_group_norm", "_fused_rms_norm",
 )  # fmt: skip
+RUNNING = ("native_batch_norm", "_native_batch_norm_legit")  # (input, weight, bias, mean, variance, training, ...)
 DEVIATIONS = ("var", "var_mean", "std", "std_mean")
 LENGTHS = ("linalg_vector_norm", "norm")
 ROOTS = ("rsqrt", "sqrt")
@@ -246,7 +247,7 @@ class HalfOperations(_Tracing):
         if name in PRODUCTS and inputs:
             computed.products.add(inputs[0].dtype)
         elif name in NORMALISATIONS:
-            self._normalisation(computed, name, inputs, results)
+            self._normalisation(computed, name, args, inputs, results)
         elif name not in SHAPES:
             computed.others.update(tensor.dtype for tensor in results)
         if any(tensor.dtype in HALF for tensor in results):
@@ -255,8 +256,13 @@ class HalfOperations(_Tracing):
         return result
 
     @staticmethod
-    def _normalisation(computed: Computed, name: str, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
-        kept = [tensor.dtype for tensor in results[1:3] if tensor.numel()] or [results[0].dtype]
+    def _normalisation(
+        computed: Computed, name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
+        # A batch norm that keeps its statistics computes with these; what else a CPU gives has no meaning.
+        keeps = name.endswith("no_training") or (name in RUNNING and args[5] is False)
+        kept = [tensor.dtype for tensor in (args[3:5] if keeps else results[1:3]) if tensor.numel()]
+        kept = kept or [results[0].dtype]
         computed.statistics.update(kept)
         weights = [tensor.dtype for tensor in inputs[1:] if tensor.dtype in HALF]
         if weights:
