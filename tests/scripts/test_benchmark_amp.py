@@ -1,8 +1,10 @@
 """scripts/benchmark_amp.py: what it prints and leaves, its arithmetic by hand, its step against a plain loop."""
 
+import contextlib
 import copy
 import csv
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -80,10 +82,12 @@ def table_rows(text):
 
 
 @pytest.fixture(scope="module")
-def small_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("small") / "new" / "folder"
-    flags = ["--width", 32, "--layers", 2, "--batch-size", 8, "--steps", 2, "--rounds", 3, "--device", "cpu"]
-    return run(*flags, "--only", "fp32", "tf32", "fp16", "--output", folder), folder
+def small_run(tool, tmp_path_factory):
+    folder, out, err = tmp_path_factory.mktemp("small") / "new" / "folder", io.StringIO(), io.StringIO()
+    flags = "--width 32 --layers 2 --batch-size 8 --steps 2 --rounds 3 --device cpu"
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = tool.main([*flags.split(), "--only", "fp32", "tf32", "fp16", "--output", str(folder)])
+    return subprocess.CompletedProcess(flags, code, out.getvalue(), err.getvalue()), folder
 
 
 def test_the_table_has_a_row_for_each_format_the_device_knows_and_names_the_others(small_run):

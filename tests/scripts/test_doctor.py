@@ -737,20 +737,19 @@ def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
 # --------------------------------------------------------------------------------- the whole tool
 
 
-def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tmp_path):
-    flags = ["--arch", "fc", "--seconds", 0.02, "--device", "cpu", "--output", tmp_path / "new" / "folder"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, flags)], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Limit: ") and "\nnow " in done.stdout and "fc on digits" in done.stdout
+def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tool, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--arch", "fc", "--seconds", "0.02", "--device", "cpu", "--output", str(tmp_path / "new" / "folder")]
+    assert tool.main(flags) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Limit: ") and "\nnow " in out and "fc on digits" in out
     for part in ("loader alone, resident", "compute alone", "both together", "--amp bf16", "Memory:", "Largest batch:"):
-        assert part in done.stdout
-    assert [line for line in done.stderr.splitlines() if line.startswith("measuring:")][1:4] == [
+        assert part in out
+    assert [line for line in err.splitlines() if line.startswith("measuring:")][1:4] == [
         "measuring: loader alone", "measuring: compute alone", "measuring: both together",
     ]  # fmt: skip
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["doctor.csv", "doctor.txt"]
-    assert (tmp_path / "new/folder/doctor.txt").read_text(encoding="utf-8") in done.stdout
+    assert (tmp_path / "new/folder/doctor.txt").read_text(encoding="utf-8") in out
     with open(tmp_path / "new/folder/doctor.csv", newline="", encoding="utf-8") as file:
         assert {"speed", "trial, compute", "memory"} <= {row["kind"] for row in csv.DictReader(file)}
 
