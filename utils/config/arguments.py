@@ -181,10 +181,11 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     known = [flag for action in parser._actions for flag in action.option_strings]
     names = {token.partition("=")[0] for token in argv if token.startswith("-") or "=" in token}
     after_unknown_flag = False
-    for token in extras:
+    for place, token in enumerate(extras):
         if token.startswith("-"):
             flag = token.partition("=")[0].replace("---", "-")
-            advice = meant(flag, known, names)
+            value = token.partition("=")[2] or " ".join(extras[place + 1 : place + 2])
+            advice = meant(flag, known, names, value)
             help_too = "; --help lists them all" if advice.startswith(" (") or not advice else ""
             is_gone = flag.lstrip("-").replace("-", "_") in GONE
             mistakes.append(f"{_shown(flag)} {IS_GONE if is_gone else f'is not a flag{advice}{help_too}'}")

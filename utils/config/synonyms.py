@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from utils.config.other_programs import COMMON, PROGRAMS, ULTRALYTICS, Program
+from utils.config.other_programs import COMMON, PROGRAMS, ULTRALYTICS, VALUES, Program
 from utils.config.settings import all_settings, flag_of
 from utils.config.spelling import did_you_mean, key_of, nearest
 
 OURS = {option.name.replace("_", "-") for _, option in all_settings()}
+CHOICES = {option.name: option.metadata["choices"] for _, option in all_settings()}
 SYNONYMS = {name: option.name for _, option in all_settings() for name in option.metadata["synonyms"]}
 
 
-def meant(name: str, known: Iterable[str], others: Collection[str] = ()) -> str:
+def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: str = "") -> str:
     """What to write for ``name``, as the end of a sentence: `` (did you mean ...?)``, or an advice.
 
     '' if nobody calls anything so, and nothing is spelled alike. ``known`` are flags, or a recipe's keys with
     underscores, which the answer spells as ``name`` does. ``others``: the names that stand beside it; one that several
-    programs have is that of the program whose names these are.
+    programs have is that of the program whose names these are. ``value``: what is given to it; of a synonym with
+    choices it is translated too.
     """
     key, known = key_of(name), list(known)
     for program in _likeliest({key, *map(key_of, others)}):
@@ -28,7 +30,9 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = ()) -> str:
             break
     flags = any(candidate.startswith("-") for candidate in known)
     if key in SYNONYMS:
-        found = [SYNONYMS[key].replace("_", "-")]
+        translated = VALUES.get(key_of(value))
+        ours = f" {translated}" if translated in (CHOICES[SYNONYMS[key]] or ()) else ""
+        found = [SYNONYMS[key].replace("_", "-") + ours]
     else:
         found = [candidate.removeprefix("--") for candidate in nearest(name, known)]
     dashes = flags or "_" not in name
