@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from utils.checkpoint.fingerprint import joined, listing_of, same_images, short
+from utils.checkpoint.fingerprint import ends_with, joined, listing_of, of_all, same_images, short
 from utils.data.sets.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
 
 OLD, FILES = "a" * 64, [b"one", b"two", b"three", b"four"]
@@ -57,3 +57,17 @@ def test_files_that_cannot_be_read_are_no_hindrance(tmp_path):
     (tmp_path / "image").write_bytes(b"image")
     found = [_some_contents([str(tmp_path / name)]) for name in ("pipe", "missing", "image", ".")]
     assert found[1] == found[3] and len({content for contents in found for content in contents}) == 3
+
+
+def test_what_several_weights_were_trained_on_is_one_set_or_none_of_theirs():
+    one, two = joined("a", [b"x"]), joined("b", [b"x"])
+    assert of_all([one, one]) == one
+    both = of_all([one, two])
+    assert both == of_all([two, one, one]) and not same_images(both, one) and not same_images(both, two)
+
+
+def test_the_last_files_are_those_to_validate_on():
+    stored = joined("a", [b"t1", b"t2", b"v1", b"v2"])
+    assert ends_with(stored, [b"v1", b"v2"]) and ends_with(stored, [b"v1", b"repaired"])
+    assert not ends_with(stored, [b"t1", b"t2"]) and not ends_with(stored, [b"n1", b"n2", b"n3"])
+    assert ends_with("of a version that looked into no file", [b"v1"])
