@@ -3,11 +3,12 @@
 A network that has learned nothing gives every image the same probabilities, or others that have nothing to do with its
 class. Two figures would show otherwise, each in nats an image: by how much the loss is below ``guessing_loss``, what a
 guess gets that knows the classes' shares alone; and ``answers_nats``, what the answers tell (``nats_of``).
-Each is the logarithm of a likelihood ratio against such a network, divided by the n images: for one that knows nothing,
-the probabilities gain ``EVIDENCE`` = ln 100 in all with a chance of 1 in 100 at most (Markov's inequality; the shares
-are those of the counted images, which only makes it rarer), and the answers, by Wilks' theorem for one free parameter,
-with about 1 in 1,000. So no spread of the losses has to be known, few images and rare classes need no approximation of
-their own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
+Each is the logarithm of a likelihood ratio against such a network, divided by the n images. A network whose outputs are
+the same for all images gains nothing in either, whatever they are (Gibbs' inequality: the shares are those of the
+counted images). Of one whose outputs vary at random, the probabilities gain ``EVIDENCE`` = ln 10 in all with a chance
+of 1 in 10 at most (Markov's inequality), and the answers with about 1.6 in 100 (Wilks' theorem for one parameter that is
+not negative). So no spread of the losses has to be known, few images and rare classes need no approximation of their
+own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
 
 All labels together hold n times the guessing loss. Where that is less than ``SEEN`` times what the test needs, it could
 miss a network that has learned a little, and nothing is said: of few images, of one class, of a rare class with few.
@@ -22,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from utils.record.metrics import Report
 
-EVIDENCE = math.log(100)  # nats
-SEEN = 10  # a network that has learned a tenth of what the labels hold would show
+EVIDENCE = math.log(10)  # nats
+SEEN = 40  # a network that has learned a fortieth of what the labels hold would show
 ROUNDING = 2e-5  # of the losses in metrics.csv, which have six digits, together
 FEW_STEPS = 20  # they show that a command works, not whether a network learns
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line

@@ -93,7 +93,8 @@ def test_outputs_that_know_nothing_of_the_images_are_told(support, kind):
     )
     drawings = 150 if sum(support) == 1000 and len(support) < 11 else 10
     missed = sum(knows_nothing(counted(*dead(support, noise, bias, rng))) is not True for _ in range(drawings))
-    assert missed <= 2  # by the loss at most 1 in 100, and in effect far fewer; by the answers about 1 in 1,000
+    # Random answers pass with 1.6 in 100, which is 2.4 here: more than 8 come up once in 1,000. Constant ones never do.
+    assert missed <= (0 if kind == "sure of one class" else 8)
 
 
 def test_the_run_that_answers_horse_998_times_of_1000_is_told_although_it_beats_a_tenth():
@@ -125,7 +126,7 @@ def test_no_network_that_tells_classes_apart_is_doubted(case):
         assert min(row["val_loss"] for row in rows) > math.log(10), "a loss above guessing is no sign by itself"
 
 
-@pytest.mark.parametrize("support", [[3] * 10, [30, 30], [200, 1], [1000], [1] * 24])
+@pytest.mark.parametrize("support", [[9] * 10, [70, 70], [200, 1], [990, 10], [1000], [1] * 90])
 def test_few_images_one_class_or_a_rare_one_of_few_images_say_nothing(support):
     for row in (counted(*dead(support)), counted(*alive(support, 1.0))):
         assert signs(row) == []
