@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.data_check.survey import Survey, class_names
+from scripts.data_check.survey import Survey, class_names, looks
 from utils.data.sets.cache import FOLDER
 from utils.data.sets.class_folders import printable
+from utils.data.sets.first_look import of_classes, remarks
 from utils.data.sets.listing import is_image, unread_ending
 
 EXAMPLES = 3  # named in a line
 TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
+LOST = ("few levels", "cut off")  # kinds of remarks that spoil a training
 HUGE_PIXELS = 20_000_000
 EXTREME_RATIO = 4.0  # longer over shorter side
-UNBALANCED = 10.0  # largest over smallest class
 NO_ENDING, HIDDEN_FOLDER = "no image ending", "hidden folder of a class"
 LOOSE, OTHER_FORMAT = "loose image", "format that is not read"
 FORMATS = {
@@ -73,6 +74,7 @@ def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findin
     if survey.paths is not None:
         _files(survey, records, findings)
         _sizes(survey, records, findings)
+        _contents(survey, records, findings)
     _ignored(survey, findings)
     return findings
 
@@ -115,17 +117,8 @@ def _classes(survey: Survey, findings: Findings) -> None:
             if names:
                 here = f"only in {has.name}/, not in {lacks.name}/: {some(map(printable, sorted(names)))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
-    alike: dict[str, list[str]] = {}
-    for name in survey.classes:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    for names in alike.values():
-        if len(names) > 1:
-            quoted = " and ".join(map(repr, names))
-            findings.fault("class names alike", len(names), f"{quoted} differ only by case or blanks; make them one")
-    filled = counts[0][counts[0] > 0]
-    if len(filled) and filled.max() >= UNBALANCED * filled.min():
-        ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"
-        findings.note("unbalanced", 1, f"{ratio}; top-1 then says little about the small ones")
+    for kind, text in of_classes(counts, survey.classes):
+        (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
 
 
 # ------------------------------------------------------------------------------------------ duplicates
@@ -251,9 +244,17 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
              f"more than {EXTREME_RATIO:.0f} times as long as wide", "; a crop shows little of them")  # fmt: skip
 
 
+def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
+    """What the files hold that a network does not see, or sees otherwise in one class or split than in another."""
+    splits = zip(("train", "val"), survey.images, strict=True)
+    for kind, text in remarks(looks(survey, records), {split: images for split, images in splits if len(images)}):
+        if kind != "extreme ratio":  # see ``_sizes``
+            (findings.fault if kind in LOST else findings.note)(kind, 1, text)
+
+
 def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Converted modes, EXIF rotation, and endings that do not match the content."""
-    known, colour = records["pixel_hash"] != b"", survey.spec.colour
+    known, colour = records["pixel_hash"] != b"", survey.colour
     odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode() != colour)
     if odd:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())

@@ -109,7 +109,7 @@ def write_files(
 
 
 def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) -> list[object]:
-    sha256, pixel_hash, width, height, mode, kind, _ = record.item()
+    sha256, pixel_hash, width, height, mode, kind, *_ = record.item()
     return [
         survey.name(index) if survey.paths is None else survey.paths[index], survey.split_of(index),
         survey.classes[survey.labels[index]], width or "", height or "", mode.decode(), kind.decode(),

@@ -28,25 +28,31 @@ from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.images.decoding import open_image
+from utils.data.images.levels import Colour
+from utils.data.images.look import Look, kind_of, look
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
 from utils.data.sets import class_folders
 from utils.data.sets.class_folders import LISTER, find_splits, printable, training_folder
 from utils.data.sets.datasets import get_data
+from utils.data.sets.first_look import Seen
 from utils.data.sets.kept_listing import Lister
 from utils.data.sets.readers import ImageFiles, Images
 from utils.data.worker_pool.pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
+SPOKEN_OF = 20_000  # images of a set whose kinds, sizes and levels are compared, at least
 HASH_BYTES = 16  # of the SHA-256 over an image's pixels
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
 # One image. A hash that cannot be computed is empty. numpy drops zero bytes at a hash's end, see ``hexadecimal``.
 RECORD = np.dtype([
     ("sha256", "S32"), ("pixel_hash", f"S{HASH_BYTES}"), ("width", "i4"), ("height", "i4"), ("mode", "S8"),
-    ("format", "S8"), ("rotated", "?"),
+    ("format", "S8"), ("rotated", "?"), ("bits", "u1"), ("further", "u1"), ("frames", "u2"), ("numbers", "f8", 2),
+    ("alpha", "i2", 2), ("seen", "f4", 3),
 ])  # fmt: skip
-UNREAD = (b"", b"", 0, 0, b"", b"", False)
+NO_FACTS = (0, 0, 0, (np.nan,) * 2, (-1,) * 2, (np.nan,) * 3)  # those of a ``Look``, which has None
+UNREAD = (b"", b"", 0, 0, b"", b"", False, *NO_FACTS)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,11 @@ class Survey:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def colour(self) -> str:
+        """The mode, and the range, that files are read in."""
+        return next((split.colour for split in self.images if isinstance(split, ImageFiles)), self.spec.colour)
 
     @cached_property
     def paths(self) -> Sequence[str] | None:
@@ -128,7 +139,7 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
         classes, images = data.classes, (data.train, data.validation)
         trees = trees if isinstance(data.train, ImageFiles) else ()
     except UserError as error:
-        classes, images = _listed(trees, spec.colour)
+        classes, images = _listed(trees, Colour(spec.colour, settings.pixel_range))
         if not any(map(len, images)):
             raise
         refusal = str(error)
@@ -185,7 +196,7 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.
     records, damage = np.empty(len(survey), dtype=RECORD), {}
     chunks = [range(first, min(first + CHUNK, len(survey))) for first in range(0, len(survey), CHUNK)]
     stop = multiprocessing.Event()
-    inspector = _ChunkInspector(survey.paths, survey.spec.colour, stop)
+    inspector = _ChunkInspector(survey.paths, survey.colour, stop)
     try:
         with progress.counting("Checking", len(survey), "images") as advance, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
@@ -237,13 +248,42 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
         if data.startswith(RAW):
             image = open_image(NamedBytes(path, data), colour)
             pixels = pixel_hash(colour, image.size, image.tobytes())
-            return (sha256, pixels, *image.size, image.mode.encode(), b"NPY", False), None
+            return (sha256, pixels, *image.size, image.mode.encode(), b"NPY", False, *NO_FACTS), None
         with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
-            size, about = header.size, (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
+            kinds = (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
+            size, about = header.size, (*kinds, *NO_FACTS)
         image = open_image(io.BytesIO(data), colour)
-        return (sha256, pixel_hash(colour, image.size, image.tobytes()), *image.size, *about), None
+        found = look(io.BytesIO(data), colour, image)
+        about = (*about[:3], *_facts(found))
+        return (sha256, pixel_hash(colour, image.size, image.tobytes() + found.lost), *image.size, *about), None
     except Exception as error:  # training would stop at this file, whatever the error is
         return (sha256, b"", *size, *about), reason(error)
+
+
+def _facts(found: Look) -> tuple[Any, ...]:
+    """The last fields of a ``RECORD``."""
+    numbers = (np.nan,) * 2 if found.low is None else (found.low, found.high)
+    return found.bits, found.further, min(found.frames, 65535), numbers, found.alpha or (-1, -1), found.seen
+
+
+def looks(survey: Survey, records: np.ndarray) -> list[Seen]:
+    """The readable images with something remarkable, and of the others enough to speak of all."""
+    odd = (records["bits"] > 8) | (records["further"] > 0) | (records["frames"] > 1) | (records["alpha"][:, 0] >= 0)
+    odd |= records["seen"][:, 0] == records["seen"][:, 2]
+    odd[np.linspace(0, len(records) - 1, min(len(records), SPOKEN_OF)).astype(int)] = True
+    found = []
+    for index in np.flatnonzero(odd & (records["bits"] > 0)).tolist():
+        record = records[index]
+        low, high = record["numbers"].tolist()
+        facts = Look(
+            kind_of(record["mode"].decode()), int(record["bits"]), record["format"].decode(),
+            (int(record["width"]), int(record["height"])), *((None, None) if np.isnan(low) else (low, high)),
+            tuple(record["alpha"].tolist()) if record["alpha"][0] >= 0 else None, int(record["further"]),
+            int(record["frames"]), tuple(record["seen"].tolist()),
+        )  # fmt: skip
+        name = survey.name(index)
+        found.append(Seen(survey.classes[survey.labels[index]], survey.split_of(index), name, facts))
+    return found
 
 
 def _is_rotated(image: Image.Image) -> bool:
@@ -265,7 +305,8 @@ def _of_pixels(pixels: np.ndarray) -> np.ndarray:
     _, channels, height, width = pixels.shape
     mode = "L" if channels == 1 else "RGB"
     rows = [
-        (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False) for image in pixels
+        (b"", pixel_hash(mode, (width, height), image.tobytes()), width, height, mode, b"", False, *NO_FACTS)
+        for image in pixels
     ]
     return np.array(rows, dtype=RECORD)
 

@@ -419,7 +419,8 @@ def test_modes_formats_and_odd_sizes_are_counted_and_noted(check, tree):
     assert modes == {"L 1", "P 1", "CMYK 1", "RGBA 1", "I;16 1"} and "5 images" in checked.line("converted")
     assert "1 image below half of the 128" in checked.line("small") and "small.png (63x64)" in checked.text
     assert "wide.png (600x120)" in checked.line("extreme ratio") and "large.png (6000x3400)" in checked.line("huge")
-    assert "train/cat/renamed.jpg is PNG" in checked.line("other format") and len(checked.lines) == 5
+    assert "train/cat/renamed.jpg is PNG" in checked.line("other format")
+    assert "1 image with a single level" in checked.line("one level") and len(checked.lines) == 6
     widths, heights = zip(*([int(row["width"]), int(row["height"])] for row in checked.images.values()), strict=True)
     for name, sides in (("width", widths), ("height", heights)):
         assert checked.row(name) == [f"{f(sides):,.0f}" for f in (min, np.median, max)]

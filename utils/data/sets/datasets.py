@@ -24,7 +24,7 @@ from utils.data.hugging_face.rows import Rows
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import Log
-from utils.data.sets import archives, class_folders
+from utils.data.sets import archives, class_folders, first_look
 from utils.data.sets.cache import folder_for
 from utils.data.sets.class_folders import LISTER, find_splits, some, training_folder, validation_folder
 from utils.data.sets.file_paths import FilePaths
@@ -68,6 +68,10 @@ class Data:
     def image_size(self) -> int:
         """The side in pixels of a training image."""
         return self.preprocessing.image_size
+
+    def doubts(self, root: str | None) -> list[str]:
+        """What a look at some of the images says, a line each; ``root``: the folder that the files lie in."""
+        return first_look.doubts(self.train, self.validation, self.classes, root)
 
     def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
         """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""

@@ -1,0 +1,389 @@
+"""Ordinary wrong or unusual data sets, made of real images, and what the tools say of each.
+
+    python -m tests.scripts.odd_data_sets [--images DIR] [--only NAME ...]   # a table; DIR: class folders of photographs
+
+``test_odd_data_sets.py`` makes the same sets of scikit-learn's digits and holds each to what ``SETS`` says of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from tests.utils.data.deep_files import png, tiff
+
+TRAIN, VAL = 9, 8  # images of a class
+QUIET = ""  # right, and nothing to say
+
+
+class Odd(NamedTuple):
+    """``make(folder, photos)`` writes the set.
+
+    ``main`` and ``check``: words of a line that main.py says before it trains, or ends with, and of check_data.py's
+    findings; ``QUIET`` where there is nothing to say.
+    """
+
+    make: Callable[[Path, Photos], None]
+    main: str
+    check: str
+
+
+class Photos:
+    """Real images of two classes, uint8 (h, w, 3); each number another one."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        if folder is None:
+            from sklearn.datasets import load_digits
+
+            digits = load_digits()
+            levels = np.kron(np.round(digits.images * 255 / 16), np.ones((3, 3))).astype(np.uint8)
+            self.classes = [levels[digits.target == label][..., None].repeat(3, -1) for label in (3, 5)]
+        else:
+            self.classes = [
+                [np.asarray(Image.open(path).convert("RGB").resize((64, 64))) for path in sorted(one.iterdir())[:60]]
+                for one in sorted(Path(folder).iterdir())[:2]
+            ]
+
+    def __call__(self, label: int, number: int) -> np.ndarray:
+        return self.classes[label][number]
+
+
+def written(
+    save: Callable[[Path, np.ndarray, int, str], None], counts: tuple[int, int] = (TRAIN, VAL), names: str = "ab",
+    ending: str = ".png",
+) -> Callable[[Path, Photos], None]:  # fmt: skip
+    """Two classes in train/ and val/, each image written by ``save(path, pixels, label, split)``."""
+
+    def make(root: Path, photos: Photos) -> None:
+        for split, count in zip(("train", "val"), counts, strict=True):
+            for label, name in enumerate(names):
+                folder = root / split / name
+                folder.mkdir(parents=True)
+                for number in range(count):
+                    picture = photos(label, number + (0 if split == "train" else counts[0]))
+                    save(folder / f"{number}{ending}", picture, label, split)
+
+    return make
+
+
+def plainly(path: Path, pixels: np.ndarray, *_: object) -> None:
+    Image.fromarray(pixels).save(path)
+
+
+def as_mode(mode: str, **options: object) -> Callable[..., None]:
+    return lambda path, pixels, *_: Image.fromarray(pixels).convert(mode).save(path, **options)
+
+
+def deep(low: int, high: int, apart: int = 0, kind: Callable[[np.ndarray], bytes] = png) -> Callable[..., None]:
+    """16-bit grey from ``low`` to ``high``, in the second class ``apart`` higher."""
+
+    def save(path: Path, pixels: np.ndarray, label: int, _: str) -> None:
+        levels = low + pixels[..., 0] * ((high - low) / 255) + apart * label
+        path.write_bytes(kind(levels.astype(np.uint16)))
+
+    return save
+
+
+def with_alpha(levels: Callable[[int], int], kind: str = "RGBA") -> Callable[..., None]:
+    def save(path: Path, pixels: np.ndarray, label: int, _: str) -> None:
+        image = Image.fromarray(pixels).convert(kind.rstrip("A"))
+        image.putalpha(levels(label))
+        image.save(path)
+
+    return save
+
+
+def by(test: Callable[[int, str], bool], one: Callable, other: Callable) -> Callable[..., None]:
+    """Written by ``one`` where ``test(label, split)`` holds, otherwise by ``other``."""
+    return lambda path, pixels, label, split: (one if test(label, split) else other)(path, pixels, label, split)
+
+
+def changed(change: Callable[[Path, Photos], None], counts: tuple[int, int] = (TRAIN, VAL), **options: str):
+    """An ordinary set, then changed by ``change(root, photos)``."""
+
+    def make(root: Path, photos: Photos) -> None:
+        written(plainly, counts, **options)(root, photos)
+        change(root, photos)
+
+    return make
+
+
+def turned(path: Path, pixels: np.ndarray, *_: object) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+def floats(path: Path, pixels: np.ndarray, *_: object) -> None:
+    path.write_bytes(tiff((pixels[..., 0] / 255).astype(np.float32)))
+
+
+def palette(path: Path, pixels: np.ndarray, *_: object) -> None:
+    Image.fromarray(pixels).quantize(16).save(path, transparency=0)
+
+
+def pages(path: Path, pixels: np.ndarray, *_: object) -> None:
+    Image.fromarray(pixels).save(path, save_all=True, append_images=[Image.fromarray(255 - pixels)])
+
+
+def further(path: Path, pixels: np.ndarray, label: int, _: str) -> None:
+    path.write_bytes(tiff(np.dstack([pixels, np.full_like(pixels[..., :2], 200 * label)]), extra=(0, 0)))
+
+
+def resized(size: tuple[int, int]) -> Callable[..., None]:
+    return lambda path, pixels, *_: Image.fromarray(pixels).resize(size).save(path)
+
+
+def put(where: str, content: bytes) -> Callable[[Path, Photos], None]:
+    def change(root: Path, _: Photos) -> None:
+        (root / where).parent.mkdir(parents=True, exist_ok=True)
+        (root / where).write_bytes(content)
+
+    return change
+
+
+def moved(source: str, target: str, copy: bool = False) -> Callable[[Path, Photos], None]:
+    def change(root: Path, _: Photos) -> None:
+        (root / target).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copy if copy else shutil.move)(str(root / source), str(root / target))
+
+    return change
+
+
+def emptied(root: Path, _: Photos) -> None:
+    shutil.rmtree(root / "train/b")
+    (root / "train/b").mkdir()
+
+
+def nested(root: Path, _: Photos) -> None:
+    for split in ("train", "val"):
+        for name in "ab":
+            (root / split / "inner").mkdir(exist_ok=True)
+            shutil.move(root / split / name, root / split / "inner" / name)
+        shutil.copytree(root / split / "inner", root / split / "other")
+
+
+def truncated(root: Path, _: Photos) -> None:
+    path = root / "train/a/0.png"
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def dead_link(root: Path, _: Photos) -> None:
+    (root / "train/a/link.png").symlink_to("nowhere.png")
+
+
+def unbalanced(root: Path, photos: Photos) -> None:
+    for number in range(1, TRAIN):
+        (root / f"train/b/{number}.png").unlink()
+    for number in range(20, 36):
+        plainly(root / f"train/a/{number}.png", photos(0, number))
+
+
+def alike(root: Path, photos: Photos) -> None:
+    for split, first in (("train", 30), ("val", 40)):
+        (root / split / "A").mkdir()
+        for number in range(4):
+            plainly(root / split / "A" / f"{number}.png", photos(0, first + number))
+
+
+def one_colour(root: Path, _: Photos) -> None:
+    for path in (root / "train/a").iterdir():
+        Image.new("RGB", (24, 24)).save(path)
+
+
+def train_only(root: Path, _: Photos) -> None:
+    shutil.rmtree(root / "val")
+
+
+def animated(root: Path, photos: Photos) -> None:
+    frames = [Image.fromarray(photos(0, number)) for number in (30, 31)]
+    frames[0].save(root / "train/a/moving.gif", save_all=True, append_images=frames[1:])
+
+
+SETS: dict[str, Odd] = {
+    "plain": Odd(written(plainly), QUIET, QUIET),
+    "16 bits, all used": Odd(written(deep(0, 65535)), QUIET, "converted"),
+    "16 bits, 0 to 199 and 600 to 799": Odd(written(deep(0, 199, 600)), "give --pixel-range 0 1023", "few levels"),
+    "16-bit TIFF of 12 bits": Odd(written(deep(0, 4095, 0, tiff), ending=".tif"), "--pixel-range 0 4095", "few levels"),
+    "16-bit colour of 10 bits": Odd(
+        written(lambda path, pixels, *_: path.write_bytes(png(pixels.astype(np.uint16) * 4))),
+        "give --pixel-range 0 1023", "few levels",
+    ),
+    "16 bits in one class, 8 in the other": Odd(
+        written(by(lambda label, _: label == 0, deep(0, 65535), as_mode("L"))), "16-bit, b: 8-bit", "bits by class",
+    ),
+    "float TIFF": Odd(written(floats, ending=".tif"), "give --pixel-range", "damaged"),
+    "32-bit TIFF of 8 bits": Odd(
+        written(lambda path, pixels, *_: path.write_bytes(tiff(pixels[..., 0].astype(np.int32))), ending=".tif"),
+        QUIET, "converted",
+    ),
+    "1 bit": Odd(written(as_mode("1")), QUIET, "converted"),
+    "palette with transparency": Odd(written(palette), "alpha channel", "alpha"),
+    "RGBA, alpha always 255": Odd(written(with_alpha(lambda label: 255)), QUIET, "converted"),
+    "RGBA, alpha by class": Odd(written(with_alpha(lambda label: 90 * label)), "class a 0, class b 90", "alpha"),
+    "RGBA TIFF, alpha by class": Odd(
+        written(with_alpha(lambda label: 90 * label), ending=".tif"), "class a 0, class b 90", "alpha",
+    ),
+    "grey and alpha by class": Odd(written(with_alpha(lambda label: 90 * label, "LA")), "alpha channel", "alpha"),
+    "TIFF of 5 channels": Odd(written(further, ending=".tif"), "further channels", "further channels"),
+    "CMYK": Odd(written(as_mode("CMYK"), ending=".jpg"), QUIET, "converted"),
+    "EXIF turned": Odd(written(turned, ending=".jpg"), QUIET, "EXIF rotation"),
+    "progressive JPEG": Odd(written(as_mode("RGB", progressive=True), ending=".jpg"), QUIET, QUIET),
+    "one class grey, one colour": Odd(
+        written(by(lambda label, _: label == 0, as_mode("L"), plainly)), "a: grey, b: colour", "colour by class",
+    ),
+    "training in colour, validation grey": Odd(
+        written(by(lambda _, split: split == "val", as_mode("L"), plainly)), "train: colour, val: grey", "by split",
+    ),
+    "one size a class": Odd(
+        written(by(lambda label, _: label == 0, resized((20, 20)), resized((40, 40)))), "20x20, b: 40x40", "size by class",
+    ),
+    "mixed sizes": Odd(
+        written(lambda path, pixels, *_: resized((20 + int(path.stem), 24))(path, pixels)), QUIET, QUIET,
+    ),
+    "inverted validation": Odd(
+        written(by(lambda _, split: split == "val", lambda path, pixels, *_: plainly(path, 255 - pixels), plainly)),
+        "as if one of them were inverted", "brightness",
+    ),
+    "black images": Odd(changed(one_colour), "a single level", "one level"),
+    "1 pixel": Odd(written(resized((1, 1))), "a single level", "small"),
+    "extreme ratio": Odd(written(resized((200, 8))), "times as long as wide", "extreme ratio"),
+    "huge": Odd(
+        changed(lambda root, _: Image.effect_noise((5200, 4000), 50).save(root / "train/a/huge.jpg")), QUIET, "huge",
+    ),
+    "empty class": Odd(changed(emptied), "holds no images", "empty classes"),
+    "no images of a class in validation": Odd(
+        changed(lambda root, _: shutil.rmtree(root / "val/b")), "have no validation image", "classes in one split",
+    ),
+    "other class in validation": Odd(
+        changed(moved("val/b", "val/c")), "has classes that", "classes in one split",
+    ),
+    "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike"),
+    "blank after a name": Odd(
+        changed(lambda root, _: [moved(f"{s}/b", f"{s}/a ")(root, _) for s in ("train", "val")]),
+        "differ only by case or blanks", "class names alike",
+    ),
+    "numbers as names": Odd(
+        changed(lambda root, _: [moved(f"{s}/{a}", f"{s}/{b}")(root, _) for s in ("train", "val")
+                                 for a, b in (("a", "10"), ("b", "2"))]),
+        QUIET, QUIET,
+    ),
+    "classes one folder too deep": Odd(changed(nested), "holds images itself", "label conflicts"),
+    "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),
+    "one image a class in validation": Odd(written(plainly, (TRAIN, 1)), "no class has two images", "few to validate"),
+    "hidden files": Odd(
+        changed(lambda root, _: [put(f"train/a/{name}", b"x")(root, _) for name in (".DS_Store", "Thumbs.db", "._0.png")]),
+        QUIET, "not read",
+    ),
+    "PNG named .jpg": Odd(written(lambda path, pixels, *_: Image.fromarray(pixels).save(path, "PNG"), ending=".jpg"),
+                          QUIET, "other format"),
+    "animated GIF": Odd(changed(animated), "1 .gif", "formats that are not read"),
+    "GIF named .png": Odd(
+        changed(lambda root, photos: (animated(root, photos), moved("train/a/moving.gif", "train/a/0.png")(root, photos))),
+        "several pictures", "several pictures",
+    ),
+    "TIFF of two pages": Odd(written(pages, ending=".tif"), "several pictures", "several pictures"),
+    "truncated": Odd(changed(truncated), "cannot be read", "damaged"),
+    "empty file": Odd(changed(put("train/a/0.png", b"")), "cannot be read", "damaged"),
+    "HTML named .jpg": Odd(changed(put("train/a/x.jpg", b"<html>404</html>")), "cannot be read", "damaged"),
+    "dead link": Odd(changed(dead_link), "cannot be read", "damaged"),
+    "twice in training": Odd(changed(moved("train/a/0.png", "train/a/copy.png", copy=True)), "repeat another", "repeated"),
+    "in training and validation": Odd(
+        changed(moved("train/a/0.png", "val/a/copy.png", copy=True)), "trained on, too", "in both splits",
+    ),
+    "in two classes": Odd(
+        changed(moved("train/a/0.png", "train/b/copy.png", copy=True)), "more than one class", "label conflicts",
+    ),
+    "training images alone": Odd(changed(train_only), "holds no val/", "holds no val/"),
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ what is said
+
+
+def captured(run: Callable[[list[str]], int], line: list[str]) -> list[str]:
+    """The lines that a command prints on both streams."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text), contextlib.suppress(SystemExit):
+        run(line)
+    return text.getvalue().splitlines()
+
+
+def what_main_says(root: Path, *flags: str) -> list[str]:
+    """main.py's warnings and errors."""
+    import main as program
+
+    line = ["--dataname", "folder", "--datapath", str(root), "--image-size", "16", "--arch", "fc", "--device", "cpu",
+            "--workers", "0", "--no-progress", *flags]  # fmt: skip
+    return [text for text in captured(program.main, line) if text.startswith("main.py:")]
+
+
+def what_check_data_says(root: Path) -> list[str]:
+    """check_data.py's findings and notes."""
+    from scripts import check_data
+    from utils.config.settings import UserError
+
+    def run(line: list[str]) -> int:
+        try:
+            return check_data.main(line)
+        except UserError as error:  # printed so by the command
+            print(*(f"check_data.py: {mistake}" for mistake in error.mistakes), sep="\n")
+            return 2
+
+    line = ["--dataname", "folder", "--datapath", str(root), "--image-size", "16", "--workers", "0", "--no-progress",
+            "--output", str(root.parent / "checks")]  # fmt: skip
+    return [text for text in captured(run, line) if text.startswith(("- ", "check_data.py:"))]
+
+
+def what_the_report_says(root: Path) -> list[str]:
+    """The warnings of a short run in its report."""
+    from scripts import report
+
+    output = root.parent / "runs"
+    said = what_main_says(root, "--epochs", "1", "--output", str(output))
+    folders = [path.parent for path in output.glob("folder/*/*/metrics.csv")]
+    if not folders:
+        return said
+    captured(report.main, [str(folders[0]), "--no-predictions"])
+    page = (folders[0] / "report.html").read_text()
+    shown = [line.removeprefix("main.py: warning: ") for line in said]
+    return [line for line in shown if line[:40] in page.replace("&#x27;", "'").replace("&gt;", ">")]
+
+
+def table(names: list[str], photos: Photos) -> int:
+    """Print what is said of each set; the number of those that are not as ``SETS`` says."""
+    wrong = 0
+    for name in names:
+        with tempfile.TemporaryDirectory() as place:
+            root = Path(place) / "data"
+            SETS[name].make(root, photos)
+            said = {"main.py --dry-run": what_main_says(root, "--dry-run"), "check_data.py": what_check_data_says(root),
+                    "report": what_the_report_says(root)}  # fmt: skip
+        print(f"\n{name}")
+        for tool, lines in said.items():
+            print(*(f"  {tool}: {line.replace(place + os.sep, '')}" for line in lines or ["-"]), sep="\n")
+        for tool, words in (("main.py --dry-run", SETS[name].main), ("check_data.py", SETS[name].check)):
+            if not any(words in line for line in [*said[tool], *([QUIET] if words == QUIET else [])]):
+                wrong += 1
+                print(f"  MISSING in {tool}: {words}")
+    print(f"\n{len(names)} data sets, {wrong} lines missing. BGR in place of RGB cannot be seen in a file.")
+    return wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--images", metavar="DIR", help="class folders of photographs [scikit-learn's digits]")
+    parser.add_argument("--only", nargs="+", choices=tuple(SETS), default=list(SETS), metavar="NAME")
+    own = parser.parse_args()
+    sys.exit(table(own.only, Photos(own.images)) > 0)

@@ -1,0 +1,92 @@
+"""Of each ordinary wrong or unusual data set, main.py and check_data.py say what a user has to know, and no more."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.scripts.odd_data_sets import QUIET, SETS, Photos, deep, what_check_data_says, what_main_says, written
+from tests.utils.data.deep_files import png
+from utils.config.arguments import parse
+from utils.data.sets import first_look
+from utils.data.sets.datasets import get_data
+from utils.data.sets.readers import ImageFiles
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def photos():
+    return Photos()
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_a_user_has_to_know_is_said_and_what_is_right_is_not(name, photos, tmp_path):
+    SETS[name].make(tmp_path / "data", photos)
+    for words, said in (
+        (SETS[name].main, what_main_says(tmp_path / "data", "--dry-run")),
+        (SETS[name].check, what_check_data_says(tmp_path / "data")),
+    ):
+        assert any(words in line for line in said) if words != QUIET else not said, said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("0 1023", None),
+        ("0 199", "lie beyond --pixel-range 0 199 (600 to 799) and are cut off: "),
+        ("0 65535", "of which the network sees"),
+    ],
+)
+def test_a_pixel_range_that_fits_ends_the_warning(flags, words, photos, tmp_path):
+    written(deep(0, 199, 600))(tmp_path / "data", photos)
+    said = what_main_says(tmp_path / "data", "--dry-run", "--pixel-range", *flags.split())
+    assert any(words in line for line in said) if words is not None else said == []
+
+
+def test_a_pixel_range_for_images_of_8_bits_is_said_to_do_nothing(photos, tmp_path):
+    SETS["plain"].make(tmp_path / "data", photos)
+    (line,) = what_main_says(tmp_path / "data", "--dry-run", "--pixel-range", "0", "9")
+    assert "--pixel-range 0 9 does nothing: the images have 8 bits" in line
+
+
+def test_images_that_agree_only_in_what_a_network_sees_are_no_duplicates(tmp_path, photos):
+    """Neither 16-bit numbers below one level, nor an alpha channel; the same numbers in another file are."""
+    written(deep(0, 199, 30))(tmp_path / "data", photos)
+    for split in ("train", "val"):
+        for path in (tmp_path / "data" / split).glob("*/*.png"):
+            number = np.asarray(Image.open(path))
+            path.write_bytes(png((number % 200).astype(np.uint16)))
+    lines = what_check_data_says(tmp_path / "data")
+    assert not [line for line in lines if line.startswith(("- in both", "- label con", "- repeated"))], lines
+    (tmp_path / "data/val/a/again.png").write_bytes((tmp_path / "data/train/a/0.png").read_bytes() + b"\0")
+    assert [line for line in what_check_data_says(tmp_path / "data") if line.startswith("- in both splits: 1 image")]
+
+
+def test_the_first_look_is_bounded_whatever_the_number_of_classes_and_pixels(tmp_path, monkeypatch):
+    labels = torch.arange(1000).repeat_interleave(3)
+    assert len(first_look.sample(labels.numpy())) == first_look.EACH_SPLIT
+    assert sorted(first_look.sample(np.repeat([0, 2], [1, 9])).tolist()) == [0, 1, 4, 6, 9]
+    path = tmp_path / "a.png"
+    Image.fromarray(np.zeros((600, 700), np.uint16)).save(path)
+    looked = []
+    monkeypatch.setattr(first_look, "look", lambda *_: looked.append(1))
+    files = ImageFiles([str(path)] * 3000, labels, "RGB")
+    began = time.perf_counter()
+    monkeypatch.setattr(first_look, "remarks", lambda *_: [])
+    first_look.doubts(files, files, list(map(str, range(1000))), None)
+    assert 0 < len(looked) <= 2 * first_look.PIXELS // (600 * 700) and time.perf_counter() - began < 5
+
+
+def test_what_is_said_does_not_depend_on_the_rank_and_names_files_below_the_folder(photos, tmp_path):
+    SETS["16 bits, 0 to 199 and 600 to 799"].make(tmp_path / "data", photos)
+    root = str(tmp_path / "data")
+    data = get_data(parse(["--dataname", "folder", "--datapath", root]).data, CPU)
+    first = data.doubts(root)
+    assert first == data.doubts(root) and len(first) == 1
+    assert first[0].startswith(
+        f"--datapath {root}: 16-bit images use few levels of 65535: class a 0 to 199, of which the network sees 1 of "
+        "256; class b 600 to 799, of which the network sees 2 of 256; give --pixel-range 0 1023 ("
+    )

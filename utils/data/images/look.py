@@ -1,0 +1,106 @@
+"""What an image file holds, and what of it a network does not see."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from utils.data.images.decoding import open_image
+from utils.data.images.levels import is_deep, numbers_of, range_of, raw_mode, to_8_bits
+
+GREY = ("1", "L", "LA", "I", "F")
+THUMBNAIL = (64, 64)  # pixels at least, of what is decoded of a JPEG file to see how bright it is
+
+
+class Look(NamedTuple):
+    """A file's facts.
+
+    ``kind``: 'grey', 'colour' or 'CMYK'; ``bits`` of a number; ``size``: width and height as stored. ``low`` and
+    ``high``: the extremes of numbers of more than 8 bits, else None. ``alpha``: those of the alpha channel, of 8 bits.
+    ``further``: channels that are neither colour nor alpha; ``frames``: pictures in the file. ``seen``: darkest, mean
+    and brightest level of what a network sees, 0 to 255; None if the pixels were too many to look at. ``lost``: a hash
+    of what no network sees, empty if that is nothing.
+    """
+
+    kind: str
+    bits: int
+    file_format: str
+    size: tuple[int, int]
+    low: float | None = None
+    high: float | None = None
+    alpha: tuple[int, int] | None = None
+    further: int = 0
+    frames: int = 1
+    seen: tuple[float, float, float] | None = None
+    lost: bytes = b""
+
+    @property
+    def pixels(self) -> int:
+        """Those to be decoded for the facts that a header does not say; of JPEG files few are."""
+        return self.size[0] * self.size[1] // (32 if self.file_format in ("JPEG", "MPO") else 1)
+
+
+def header(path: str | BinaryIO) -> Look:
+    """What a file's header says."""
+    with Image.open(path) as image:
+        raw, bands = raw_mode(image), len(image.getbands())
+        deep = is_deep(image) or ";16" in raw
+        bits = 8 if not deep else 32 if image.mode == "F" or ("16" not in raw and image.format == "TIFF") else 16
+        samples = getattr(image, "tag_v2", {}).get(277, bands)
+        return Look(
+            kind_of(image.mode), bits, image.format or "",
+            image.size, further=max(0, int(samples) - bands) if image.mode != "P" else 0,
+            frames=1 if image.format == "MPO" else getattr(image, "n_frames", 1),
+        )  # fmt: skip
+
+
+def kind_of(mode: str) -> str:
+    """The ``kind`` of an image in Pillow's ``mode``."""
+    return "CMYK" if mode == "CMYK" else "grey" if mode in GREY or mode.startswith("I;16") else "colour"
+
+
+def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) -> Look:
+    """All facts of a file; ``shown``: the image as it is read, if that was decoded already.
+
+    Raises what ``open_image`` and Pillow raise.
+    """
+    found, numbers, alpha = header(path), None, None
+    lost = hashlib.sha256()
+    with Image.open(path) as image:
+        if found.bits > 8:
+            numbers = numbers_of(image, path)
+        if not is_deep(image) and ("A" in image.getbands() or "transparency" in image.info):
+            alpha = np.asarray(image.convert("RGBA"))[..., 3]
+    if numbers is not None:
+        rule = range_of(colour) or (0, 65280 if found.bits == 16 else 255)
+        spread = np.unique(numbers)
+        found = found._replace(low=float(spread[0]), high=float(spread[-1]))
+        if len(np.unique(to_8_bits(spread, rule))) < len(spread) or not rule[0] <= spread[0] <= spread[-1] <= rule[1]:
+            lost.update(numbers.tobytes())
+            found = found._replace(lost=lost.digest())
+    if alpha is not None:
+        found = found._replace(alpha=(int(alpha.min()), int(alpha.max())))
+        if alpha.min() < 255:
+            lost.update(alpha.tobytes())
+            found = found._replace(lost=lost.digest())
+    pixels = np.asarray(_thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or
+                        open_image(path, colour))  # fmt: skip
+    return found._replace(seen=(float(pixels.min()), float(pixels.mean()), float(pixels.max())))
+
+
+def _thumbnail(path: str | BinaryIO) -> Image.Image:
+    with Image.open(path) as image:
+        image.draft("L", THUMBNAIL)
+        return image.convert("L")
+
+
+def levels_seen(low: float, high: float, bits: int, pixel_range: tuple[float, float] | None) -> int:
+    """How many of 256 levels lie between the levels that ``low`` and ``high`` become."""
+    if pixel_range is None:
+        darkest, brightest = (int(number) >> 8 if bits == 16 else int(number) for number in (low, high))
+    else:
+        darkest, brightest = to_8_bits(np.array([low, high]), pixel_range).tolist()
+    return brightest - darkest + 1

@@ -1,0 +1,351 @@
+"""What a few images of each class say about a data set before it is trained on: a user should not learn it too late."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from utils.data.images.decoding import why_unreadable
+from utils.data.images.levels import range_of
+from utils.data.images.look import Look, header, levels_seen, look
+from utils.data.images.stored import Stored, opened
+from utils.data.sets.class_folders import printable
+from utils.data.sets.readers import ImageFiles, Images
+
+EACH_CLASS, EACH_SPLIT = 4, 96  # files that are looked at, at most
+PIXELS = 2**25  # that are decoded of them
+FEW_LEVELS, FEWER_LEVELS = 64, 8  # of the 256 that a network can see: of all images, of a class
+COMPARED_FILES, COMPARED_BYTES = 4000, 2**26  # of a data set in which equal files are looked for
+SHOWN = 3  # classes or files in a line
+ENOUGH = 3  # images of a class that all differ from those of another
+BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; images of a split
+UNBALANCED = 10.0  # largest over smallest class
+LONG = 4.0  # times the shorter side
+
+
+class Seen(NamedTuple):
+    """An image's class and split ('train' or 'val'), its name for messages, and its facts; or why it is unreadable."""
+
+    label: str
+    split: str
+    name: str
+    facts: Look | None
+    problem: str = ""
+
+
+def doubts(train: Images | None, validation: Images, classes: Sequence[str], root: str | None) -> list[str]:
+    """What a user should know before training, a line each; of images in files. Bounded in files, bytes and pixels."""
+    splits = {"train": train, "val": validation}
+    files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
+    if not files:
+        return []
+    counts = [
+        np.zeros(len(classes), int) if split is None else np.bincount(split.labels.cpu(), minlength=len(classes))
+        for split in splits.values()
+    ]
+    looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
+    lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, files)]
+    if unreadable := [one for one in looks if one.problem]:
+        lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
+    lines += [text for _, text in [*equal_files(files, classes, root), *of_classes(counts, classes)]]
+    where = f"--datapath {root}: " if root else ""
+    return [where + line for line in lines]
+
+
+def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str | None) -> Iterator[Seen]:
+    left = PIXELS
+    for number in sample(images.labels.numpy()).tolist():
+        path = images.paths[number]
+        facts, problem = None, ""
+        try:
+            file = opened(path)
+            facts = header(file)
+            if facts.pixels <= left:
+                left -= facts.pixels
+                facts = look(file, images.colour)
+        except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
+            facts, problem = None, getattr(error, "reason", None) or why_unreadable(error)
+        yield Seen(classes[images.labels[number]], split, below(path, root), facts, problem)
+
+
+def sample(labels: np.ndarray) -> np.ndarray:
+    """The numbers of a few images of each class, spread over it; of many classes, of some: int64, at most EACH_SPLIT.
+
+    The first of each class come first.
+    """
+    order = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels)
+    begins = np.cumsum(counts) - counts
+    there = np.flatnonzero(counts)
+    there = there[np.linspace(0, len(there) - 1, min(len(there), EACH_SPLIT)).round().astype(int)]
+    each = max(1, min(EACH_CLASS, EACH_SPLIT // len(there)))
+    chosen = [
+        begins[label] + round(place * (counts[label] - 1) / max(1, each - 1))
+        for place in range(each)
+        for label in there
+        if place < counts[label]
+    ]
+    return order[np.array(list(dict.fromkeys(chosen)), dtype=np.int64)]
+
+
+def below(path: str, root: str | None) -> str:
+    """A file's name in a message."""
+    return printable(os.path.relpath(path, root) if root and not isinstance(path, Stored) else path)
+
+
+# ------------------------------------------------------------------------------------------ what they say
+
+
+def remarks(looks: Sequence[Seen], files: dict[str, ImageFiles]) -> list[tuple[str, str]]:
+    """What the images' facts say: the kind of each remark, and its text."""
+    known = [one for one in looks if one.facts is not None]
+    pixel_range = range_of(next(iter(files.values())).colour)
+    found = [_few_levels(known, pixel_range), _beyond(known, pixel_range), _alpha(known)]
+    for kind, what, holds in (
+        ("further channels", "with further channels, which are not read", lambda facts: facts.further),
+        (
+            "several pictures",
+            "with several pictures, of which the first is read",
+            lambda facts: facts.frames > 1,
+        ),
+        ("one level", "with a single level, as of one colour", _is_plain),
+        ("extreme ratio", f"more than {LONG:g} times as long as wide; a crop shows little of them", _is_long),
+    ):
+        some_of = [one for one in known if holds(one.facts)]
+        found.append((kind, f"{_images(len(some_of))} {what}: {_names(some_of)}") if some_of else None)
+    for by, groups in (("class", [one.label for one in known]), ("split", [one.split for one in known])):
+        found += _told_by(by, groups, known)
+    found.append(_brighter(known))
+    return [one for one in found if one is not None]
+
+
+def _is_plain(facts: Look) -> bool:
+    return facts.seen is not None and facts.seen[0] == facts.seen[2] and facts.low == facts.high
+
+
+def _is_long(facts: Look) -> bool:
+    return max(facts.size) > LONG * min(facts.size)
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
+
+
+def _names(looks: Sequence[Seen]) -> str:
+    more = f" and {len(looks) - SHOWN:,} more" if len(looks) > SHOWN else ""
+    return ", ".join(one.name for one in looks[:SHOWN]) + more
+
+
+def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
+    groups: dict[str, list[Look]] = {}
+    for one in looks:
+        groups.setdefault(one.label, []).append(one.facts)
+    return groups
+
+
+def _few_levels(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> tuple[str, str] | None:
+    """Numbers of more than 8 bits of which little is left: of all, or of a class."""
+    deep = [one for one in looks if one.facts.low is not None]
+    extremes = {
+        label: (min(one.low for one in facts), max(one.high for one in facts), facts[0].bits)
+        for label, facts in _by_class(deep).items()
+    }
+    if not deep or (pixel_range is None and deep[0].facts.bits == 32):  # those are read as they are, or not at all
+        return None
+    bits = deep[0].facts.bits
+    low, high = min(low for low, _, _ in extremes.values()), max(high for _, high, _ in extremes.values())
+    seen = {label: levels_seen(*numbers, pixel_range) for label, numbers in extremes.items()}
+    lost = [label for label, (first, last, _) in extremes.items() if last - first >= seen[label]]
+    few = levels_seen(low, high, bits, pixel_range) < FEW_LEVELS
+    named = [label for label in lost if few or seen[label] < FEWER_LEVELS]
+    if not named:
+        return None
+    parts = [
+        "class {} {:g} to {:g}, of which the network sees {} of 256".format(
+            printable(label), *extremes[label][:2], seen[label]
+        )
+        for label in named[:SHOWN]
+    ]
+    more = f" and {len(named) - SHOWN:,} classes more" if len(named) > SHOWN else ""
+    whole = "" if bits == 32 else f" of {2**bits - 1}"
+    advice = f"; give --pixel-range {advised(low, high, bits)}" if few else ""
+    return "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
+
+
+def advised(low: float, high: float, bits: int) -> str:
+    """A range that holds numbers like these: from 0 to all bits that they use."""
+    if bits == 32 and low >= 0 and high <= 1:
+        return "0 1"
+    if low < 0 or high <= 1:
+        return f"{low:g} {high:g}"
+    return f"0 {2 ** math.ceil(math.log2(high + 1)) - 1}"
+
+
+def _beyond(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> tuple[str, str] | None:
+    """Numbers that ``--pixel-range`` cuts off, or a range that no image needs."""
+    if pixel_range is None or not looks:
+        return None
+    words = "--pixel-range {:g} {:g}".format(*pixel_range)
+    deep = [one for one in looks if one.facts.low is not None]
+    if not deep:
+        return "no range", f"{words} does nothing: the images have 8 bits"
+    outside = [one for one in deep if one.facts.low < pixel_range[0] or one.facts.high > pixel_range[1]]
+    if not outside:
+        return None
+    low, high = min(one.facts.low for one in outside), max(one.facts.high for one in outside)
+    return "cut off", (
+        f"numbers of {_images(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off: "
+        f"{_names(outside)}"
+    )
+
+
+def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
+    """An alpha channel that says something: it differs inside an image, or between images."""
+    held = [one for one in looks if one.facts.alpha is not None]
+    if len({level for one in held for level in one.facts.alpha}) < 2:
+        return None
+    parts = []
+    for label, facts in _by_class(held).items():
+        low, high = min(one.alpha[0] for one in facts), max(one.alpha[1] for one in facts)
+        parts.append(f"class {printable(label)} {low}" + (f" to {high}" if high > low else ""))
+    more = f" and {len(parts) - SHOWN:,} classes more" if len(parts) > SHOWN else ""
+    return "alpha", (
+        f"the alpha channel of {_images(len(held))} differs ({', '.join(parts[:SHOWN])}{more}) and is not read: pixels "
+        "count with the colour that lies below it"
+    )
+
+
+_TRAITS = {
+    "colour": lambda facts: facts.kind,
+    "bits": lambda facts: f"{facts.bits}-bit",
+    "format": lambda facts: facts.file_format,
+    "size": lambda facts: "{}x{}".format(*facts.size),
+}
+
+
+def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
+    """What all images of a class, or of a split, have and none of another has; of each only the first such trait."""
+    for trait, value in _TRAITS.items():
+        values: dict[str, list[str]] = {}
+        for group, one in zip(groups, looks, strict=True):
+            values.setdefault(group, []).append(value(one.facts))
+        uniform = {group: found[0] for group, found in values.items() if len(set(found)) == 1 and len(found) >= ENOUGH}
+        others = {found for group, held in values.items() if group not in uniform for found in held}
+        apart = {group: found for group, found in uniform.items() if found not in others}
+        if len(set(apart.values())) < 2:
+            continue
+        shown = [next(group for group in apart if apart[group] == found) for found in dict.fromkeys(apart.values())]
+        words = ", ".join(f"{printable(group)}: {apart[group]}" for group in shown[:SHOWN])
+        if by == "split":
+            yield f"{trait} by split", f"training and validation differ in their images ({words})"
+            return
+        what = "the size of their images" if trait == "size" else "how their files store images"
+        yield (
+            f"{trait} by class",
+            f"classes differ in {what} ({words}), which a network may learn instead of the content",
+        )
+        return
+
+
+def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
+    """Validation images that are far brighter or darker than those of training, as if inverted."""
+    means = {
+        split: np.array([one.facts.seen[1] for one in looks if one.split == split and one.facts.seen])
+        for split in ("train", "val")
+    }
+    train, validation = means.values()
+    if min(len(train), len(validation)) < COMPARED_MEANS:
+        return None
+    apart = float(validation.mean() - train.mean())
+    error = math.sqrt(train.var(ddof=1) / len(train) + validation.var(ddof=1) / len(validation))
+    if abs(apart) < max(BRIGHTER, STANDARD_ERRORS * error):
+        return None
+    inverted = abs(255 - train.mean() - validation.mean()) < abs(apart) / 2
+    return "brightness", (
+        f"training images have a mean level of {train.mean():.0f} of 255, validation images {validation.mean():.0f}"
+        f"{', as if one of them were inverted' if inverted else ''}"
+    )
+
+
+def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tuple[str, str]]:
+    """What names say, and the ``counts`` int (classes,) of training and validation: kind and text of each remark."""
+    found = []
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            quoted = " and ".join(map(repr, names))
+            found.append(("class names alike", f"classes {quoted} differ only by case or blanks; make them one"))
+    filled = counts[0][counts[0] > 0]
+    if len(filled) and filled.max() >= UNBALANCED * filled.min():
+        ratio = f"the largest class has {filled.max() / filled.min():.0f} times the training images of the smallest"
+        found.append(("unbalanced", f"{ratio}; top-1 then says little about the small ones"))
+    if counts[1].max() == 1:
+        share = 100 / counts[1].sum()
+        found.append(("few to validate", f"no class has two images to validate on: one is {share:.3g} % of top-1"))
+    return found
+
+
+# ------------------------------------------------------------------------------------------- equal files
+
+
+def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str | None) -> list[tuple[str, str]]:
+    """Files that lie in both splits, or under two classes, or twice; of a small set, as each is looked up."""
+    both = [(split, number) for split, images in files.items() for number in range(len(images))]
+    if len(both) > COMPARED_FILES or any(isinstance(images.paths[0], Stored) for images in files.values()):
+        return []
+    by_content: dict[tuple[int, bytes], list[tuple[str, int]]] = {}
+    for content, place in _contents(files, both):
+        by_content.setdefault(content, []).append(place)
+    groups = [places for places in by_content.values() if len(places) > 1]
+
+    def named(places: Sequence[tuple[str, int]]) -> str:
+        return " = ".join(below(files[split].paths[number], root) for split, number in places[:2])
+
+    leaked = [group for group in groups if len({split for split, _ in group}) > 1]
+    count = sum(split == "val" for group in leaked for split, _ in group)
+    found = []
+    if leaked:
+        first = sorted(leaked[0])
+        what = f"{_images(count)} of {len(files['val']):,} to validate on are trained on, too"
+        found.append(("in both splits", f"{what}, which makes results too good: {named([first[-1], first[0]])}"))
+    torn = [group for group in groups if len({int(files[split].labels[number]) for split, number in group}) > 1]
+    if torn:
+        found.append(("in two classes", f"{_images(len(torn))} lie in more than one class: {named(torn[0])}"))
+    trained = [sum(split == "train" for split, _ in group) for group in groups if group not in torn]
+    twice = sum(count - 1 for count in trained if count > 1)
+    if twice:
+        found.append(("twice", f"{twice:,} training image{'s' * (twice != 1)} repeat another of the class"))
+    return [(kind, f"{text}; scripts/check_data.py lists all") for kind, text in found]
+
+
+def _contents(
+    files: dict[str, ImageFiles], places: Sequence[tuple[str, int]]
+) -> Iterator[tuple[tuple[int, bytes], tuple[str, int]]]:
+    """Size and hash of each file that shares its size with another, as long as they are few bytes."""
+    by_size: dict[int, list[tuple[str, int]]] = {}
+    for split, number in places:
+        try:
+            status = os.stat(files[split].paths[number])
+        except OSError:
+            continue
+        by_size.setdefault(status.st_size, []).append((split, number))
+    left = COMPARED_BYTES
+    for size, group in by_size.items():
+        if len(group) < 2 or not size:
+            continue
+        left -= size * len(group)
+        if left < 0:
+            return
+        for split, number in group:
+            try:
+                with open(files[split].paths[number], "rb") as file:
+                    yield (size, hashlib.sha256(file.read()).digest()), (split, number)
+            except OSError:
+                continue
