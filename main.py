@@ -463,7 +463,7 @@ def warn_of_doubts(run: Run, components: Components) -> None:
 
     if not run.is_main:
         return
-    lines = [components.data.seen, *components.data.warnings, *components.data.doubts(run.args.data.datapath)]
+    lines = [components.data.seen, *components.data.warnings, *components.data.doubts(run.args)]
     if run.resume_point is None and not run.args.run.evaluate:
         lines.append(oversized_layer(run.args.model.arch, components.model, components.data.image_size))
     facts = facts_of(run.args, components, run.distributed, continues=run.folder_to_resume is not None)

@@ -22,7 +22,7 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, rows, start
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.images import unreadable
+from utils.data.images import decoding, unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
@@ -351,18 +351,22 @@ def test_what_was_decoded_with_the_flag_hides_no_damage_from_a_run_without_it(da
     assert str(caught.value).startswith(str(path_of(damaged, "train", 6)))
 
 
-def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, tmp_path):
-    """Size and time of the file stay, as when a network was down, so the decoded images are the same file's."""
+def test_an_image_that_could_not_be_read_for_a_time_is_shown_once_it_can(clean, tmp_path, monkeypatch):
+    """The file stays the same, as when a network was down, so the decoded images are the same file's."""
     root = copied(clean, tmp_path / "data")
     path = path_of(root, "train", 6)
-    content, times = path.read_bytes(), path.stat()
-    path.write_bytes(bytes(len(content)))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     flags = ("--loader", "resident", "--workers", 0)
-    batches = make(root, *flags, "--skip-bad-images")[0].batches(0)
-    assert [path for batch in batches for path in batch.unreadable] == [str(path)]
-    path.write_bytes(content)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    plain = decoding.opened
+
+    def down(asked):
+        if str(asked) == str(path):
+            raise OSError("Host is down")
+        return plain(asked)
+
+    with monkeypatch.context() as network:
+        network.setattr(decoding, "opened", down)
+        batches = make(root, *flags, "--skip-bad-images")[0].batches(0)
+        assert [path for batch in batches for path in batch.unreadable] == [str(path)]
     for more in (("--skip-bad-images",), ()):
         found = list(make(root, *flags, *more)[0].batches(0))
         expected = make(clean, "--loader", "stream", "--workers", 0)[0].batches(0)

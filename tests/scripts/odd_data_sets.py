@@ -303,7 +303,7 @@ SETS: dict[str, Odd] = {
         changed(moved("train/a/0.png", "val/a/copy.png", copy=True)), "trained on, too", "in both splits",
     ),
     "in two classes": Odd(
-        changed(moved("train/a/0.png", "train/b/copy.png", copy=True)), "more than one class", "label conflicts",
+        changed(moved("train/a/0.png", "train/b/copy.png", copy=True)), "in more than one class", "label conflicts",
     ),
     "training images alone": Odd(changed(train_only), "holds no val/", "holds no val/"),
 }  # fmt: skip

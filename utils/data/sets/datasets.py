@@ -17,7 +17,7 @@ from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
-from utils.config.settings import UserError, as_flag
+from utils.config.settings import Settings, UserError, as_flag
 from utils.data.hugging_face.files import SAVED
 from utils.data.hugging_face.reading import read_tables
 from utils.data.hugging_face.rows import Rows
@@ -69,9 +69,11 @@ class Data:
         """The side in pixels of a training image."""
         return self.preprocessing.image_size
 
-    def doubts(self, root: str | None) -> list[str]:
-        """What a look at some of the images says, a line each; ``root``: the folder that the files lie in."""
-        return first_look.doubts(self.train, self.validation, self.classes, root)
+    def doubts(self, args: Settings) -> list[str]:
+        """What a look at some of the images says, a line each."""
+        return first_look.doubts(
+            self.train, self.validation, self.classes, args.data.datapath, names_damaged=args.run.dry_run
+        )
 
     def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
         """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""

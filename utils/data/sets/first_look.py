@@ -20,7 +20,7 @@ from utils.data.sets.readers import ImageFiles, Images
 EACH_CLASS, EACH_SPLIT = 4, 96  # files that are looked at, at most
 PIXELS = 2**25  # that are decoded of them
 FEW_LEVELS, FEWER_LEVELS = 64, 8  # of the 256 that a network can see: of all images, of a class
-COMPARED_FILES, COMPARED_BYTES = 4000, 2**26  # of a data set in which equal files are looked for
+TRIAL_FILES, COMPARED_FILES, COMPARED_BYTES = 24, 4000, 2**26  # of a data set in which equal files are looked for
 SHOWN = 3  # classes or files in a line
 ENOUGH = 3  # images of a class that all differ from those of another
 BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; images of a split
@@ -38,8 +38,13 @@ class Seen(NamedTuple):
     problem: str = ""
 
 
-def doubts(train: Images | None, validation: Images, classes: Sequence[str], root: str | None) -> list[str]:
-    """What a user should know before training, a line each; of images in files. Bounded in files, bytes and pixels."""
+def doubts(
+    train: Images | None, validation: Images, classes: Sequence[str], root: str | None, *, names_damaged: bool
+) -> list[str]:
+    """What a user should know before training, a line each; of images in files. Bounded in files, bytes and pixels.
+
+    ``names_damaged``: an image that cannot be read is said, too, which otherwise whoever reads it says.
+    """
     splits = {"train": train, "val": validation}
     files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
     if not files:
@@ -50,9 +55,11 @@ def doubts(train: Images | None, validation: Images, classes: Sequence[str], roo
     ]
     looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
     lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, files)]
-    if unreadable := [one for one in looks if one.problem]:
+    unreadable = [one for one in looks if one.problem]
+    if unreadable and names_damaged:
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
-    lines += [text for _, text in [*equal_files(files, classes, root), *of_classes(counts, classes)]]
+    found = equal_files(files, classes, root) + (of_classes(counts, classes) if train is not None else [])
+    lines += [text for _, text in found]
     where = f"--datapath {root}: " if root else ""
     return [where + line for line in lines]
 
@@ -298,12 +305,13 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tup
 def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str | None) -> list[tuple[str, str]]:
     """Files that lie in both splits, or under two classes, or twice; of a small set, as each is looked up."""
     both = [(split, number) for split, images in files.items() for number in range(len(images))]
-    if len(both) > COMPARED_FILES or any(isinstance(images.paths[0], Stored) for images in files.values()):
+    in_files = not any(isinstance(images.paths[0], Stored) for images in files.values())
+    if not in_files or not TRIAL_FILES < len(both) <= COMPARED_FILES:
         return []
     by_content: dict[tuple[int, bytes], list[tuple[str, int]]] = {}
     for content, place in _contents(files, both):
         by_content.setdefault(content, []).append(place)
-    groups = [places for places in by_content.values() if len(places) > 1]
+    groups = [places for places in by_content.values() if len(places) > 1 and _is_image(files, places[0])]
 
     def named(places: Sequence[tuple[str, int]]) -> str:
         return " = ".join(below(files[split].paths[number], root) for split, number in places[:2])
@@ -317,12 +325,20 @@ def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str 
         found.append(("in both splits", f"{what}, which makes results too good: {named([first[-1], first[0]])}"))
     torn = [group for group in groups if len({int(files[split].labels[number]) for split, number in group}) > 1]
     if torn:
-        found.append(("in two classes", f"{_images(len(torn))} lie in more than one class: {named(torn[0])}"))
+        found.append(("in two classes", f"{_images(len(torn))} in more than one class: {named(torn[0])}"))
     trained = [sum(split == "train" for split, _ in group) for group in groups if group not in torn]
     twice = sum(count - 1 for count in trained if count > 1)
     if twice:
         found.append(("twice", f"{twice:,} training image{'s' * (twice != 1)} repeat another of the class"))
     return [(kind, f"{text}; scripts/check_data.py lists all") for kind, text in found]
+
+
+def _is_image(files: dict[str, ImageFiles], place: tuple[str, int]) -> bool:
+    split, number = place
+    try:
+        return header(files[split].paths[number]) is not None
+    except Exception:  # each of Pillow's readers fails in its own ways on a damaged file
+        return False
 
 
 def _contents(
