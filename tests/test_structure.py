@@ -1,6 +1,7 @@
 """Who may import whom, how large things may grow, and what no source file may hold. Read from the source text alone."""
 
 import ast
+import functools
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -41,7 +42,11 @@ def module_of(path):
 
 
 FILES = {module_of(path): path for path in source_files()}
-TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+
+
+@functools.cache  # as all below that takes a second: every process of the tests imports this file, one needs it
+def trees():
+    return {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
 
 
 def imports_of(tree, modules):
@@ -57,7 +62,9 @@ def imports_of(tree, modules):
     return {name for name in found if name.split(".")[0] in ("main", "models", "utils", "scripts")}
 
 
-IMPORTS = {module: imports_of(tree, FILES) for module, tree in TREES.items()}
+@functools.cache
+def imports():
+    return {module: imports_of(tree, FILES) for module, tree in trees().items()}
 
 
 def layer_of(module):
@@ -81,8 +88,8 @@ def may_import(importer, imported):
 
 @pytest.mark.parametrize("module", FILES)
 def test_imports_run_downwards(module):
-    assert layer_of(module) is not None or not IMPORTS[module]
-    assert {name for name in IMPORTS[module] if not may_import(module, name)} == set()
+    assert layer_of(module) is not None or not imports()[module]
+    assert {name for name in imports()[module] if not may_import(module, name)} == set()
 
 
 def test_every_package_of_utils_has_a_layer():
@@ -93,7 +100,7 @@ def test_every_package_of_utils_has_a_layer():
 def test_the_loop_knows_what_builders_make_and_not_the_builders():
     names = {
         alias.name
-        for node in ast.walk(TREES["utils.train_validation"])
+        for node in ast.walk(trees()["utils.train_validation"])
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
@@ -102,14 +109,14 @@ def test_the_loop_knows_what_builders_make_and_not_the_builders():
 
 
 def test_there_is_no_import_cycle():
-    order = TopologicalSorter({module: names & set(FILES) - {module} for module, names in IMPORTS.items()})
+    order = TopologicalSorter({module: names & set(FILES) - {module} for module, names in imports().items()})
     assert len(list(order.static_order())) == len(FILES)  # raises CycleError on a cycle
 
 
 def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
     light = [module for module in FILES if module.startswith("utils.config.")]
     for module in (*light, "utils.runtime.distributed", "utils.runtime.cpu", "utils.record.run_folder"):
-        at_once = [node for node in TREES[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
+        at_once = [node for node in trees()[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
         roots = {alias.name.split(".")[0] for node in at_once if isinstance(node, ast.Import) for alias in node.names}
         roots |= {node.module.split(".")[0] for node in at_once if isinstance(node, ast.ImportFrom)}
         assert not roots & {"torch", "torchvision", "timm", "numpy", "sklearn", "yaml", "tqdm", "PIL"}, module
@@ -117,7 +124,7 @@ def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
 
 @pytest.mark.parametrize("module", FILES)
 def test_no_file_imports_a_star(module):
-    names = [alias.name for n in ast.walk(TREES[module]) if isinstance(n, ast.ImportFrom) for alias in n.names]
+    names = [alias.name for n in ast.walk(trees()[module]) if isinstance(n, ast.ImportFrom) for alias in n.names]
     assert "*" not in names
 
 
@@ -141,13 +148,13 @@ def parameters_of(function):
 
 @pytest.mark.parametrize("module", FILES)
 def test_no_function_is_too_long(module):
-    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions_of(TREES[module])}
+    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions_of(trees()[module])}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
 
 
 @pytest.mark.parametrize("module", FILES)
 def test_no_function_takes_too_many_parameters(module):
-    counts = {node.name: len(parameters_of(node)) for node in functions_of(TREES[module])}
+    counts = {node.name: len(parameters_of(node)) for node in functions_of(trees()[module])}
     many = {name for name, count in counts.items() if count > MOST_PARAMETERS}
     assert {name for name in many if (module, name) not in MANY_PARAMETERS} == set()
 
@@ -186,7 +193,7 @@ def unsafe_calls(tree):
 
 @pytest.mark.parametrize("module", FILES)
 def test_no_file_loads_what_can_run_code(module):
-    assert list(unsafe_calls(TREES[module])) == []
+    assert list(unsafe_calls(trees()[module])) == []
     assert "weights_only=False" not in FILES[module].read_text(encoding="utf-8").replace(" ", "")
 
 
