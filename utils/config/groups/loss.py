@@ -33,6 +33,8 @@ def _divides_targets(v: Any) -> str | None:
         if not low <= v.bce_target_thresh < low + share:
             end = f"with --label-smoothing they are {low:.4g} to {low + share:.4g}"
             return f"makes every target {int(low > v.bce_target_thresh)}: {end}"
+        if not (v.mixup or v.cutmix or v.label_smoothing):
+            return "does nothing: it needs --mixup, --cutmix or --label-smoothing; all other targets are 0 or 1"
     return _of_loss("bce")(v)
 
 

@@ -1,0 +1,165 @@
+"""Every setting that shapes the result changes the bits of a run, or a line says that it does nothing."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import main
+from models.small import OWN
+from tests.utils.record.test_dry_run import CHANGES
+from utils.config import arguments
+from utils.config.settings import UserError
+from utils.record.run import Run
+from utils.record.summary import describe
+from utils.runtime.distributed import Distributed, RankInfo
+
+# 20 epochs, which the changes are made for, of one step.
+BASE = "--device cpu --arch tiny --train-samples 31 --batch-size 32 --max-val-batches 2"
+TEACHER = "--teacher teacher.pt"
+OF_A_TEACHER = {
+    "teacher": ("", TEACHER),
+    "distillation": (TEACHER, "--distillation hard"),
+    "distillation_alpha": (TEACHER, "--distillation-alpha 0.3"),
+    "distillation_temperature": (TEACHER, "--distillation-temperature 4"),
+}
+# Where what the table changes would make no difference to so small a run.
+OTHERWISE = {
+    "max_val_batches": ("", "--max-val-batches 1"),
+    "accumulate": ("--batch-size 16", "--accumulate 2"),
+    "clip_grad_norm": ("", "--clip-grad-norm 0.01"),
+    "clip_grad_value": ("", "--clip-grad-value 0.001"),
+    "drop_last": ("--batch-size 16", "--drop-last"),
+    "lr_per_epoch": ("--batch-size 16", "--lr-per-epoch"),
+    "ema_bn_batches": ("--ema-decay 0.9 --batch-size 16", "--ema-bn-batches 1"),
+    "early_stopping_metric": ("--early-stopping 1", "--early-stopping-metric loss"),
+    "early_stopping_delta": ("--early-stopping 3", "--early-stopping-delta 50"),
+}
+ELSEWHERE = {"compile", "compile_augment"}  # slow, and tested to give other bits or the same where they are
+CONTEXTS = {
+    "plain": "",
+    "bce": "--loss bce",
+    "bce with a threshold": "--loss bce --bce-target-thresh 0.2",
+    "focal": "--loss focal",
+    "class weights": "--class-weights balanced",
+    "sampler": "--balanced-sampler",
+    "teacher": TEACHER,
+    "teacher's labels": f"{TEACHER} --distillation hard",
+    "teacher alone": f"{TEACHER} --distillation-alpha 1",
+    "mixing": "--mixup 0.2 --cutmix 1",
+    "mixing at once": "--mixup 0.2 --mixup-mode batch",
+    "no augmentation": "--augment none",
+    "policy": "--auto-augment ra",
+    "average": "--ema-decay 0.9",
+    "epochs' average": "--swa-start-epoch 0.75",
+    "sharpness-aware": "--sam-rho 0.05",
+    "penalty": "--grad-penalty 0.1",
+    "lookahead": "--lookahead 6 0.5",
+    "clipping": "--clip-grad-norm 1",
+    "accumulation": "--accumulate 2 --batch-size 16",
+    "nesterov": "--nesterov",
+    "adamw": "--optimizer adamw",
+    "muon": "--optimizer muon",
+    "lamb": "--optimizer lamb",
+    "schedule-free": "--optimizer schedulefree-sgd",
+    "constant": "--lr-policy constant",
+    "one-cycle": "--lr-policy one-cycle",
+    "multistep": "--lr-policy multistep",
+    "rate per epoch": "--lr-per-epoch",
+    "streaming": "--loader stream --workers 0",
+    "frozen": "--freeze all-but-head",
+    "frozen late": "--freeze features --freeze-epoch 5",
+    "growing": "--progressive-size 4",
+    "resized": "--image-size 16",
+    "bf16": "--amp bf16",
+    "fp16": "--amp fp16 --init-scale 1024",
+    "views": "--tta flip",
+}  # fmt: skip
+IN_SHORT = ("plain",)
+AS_THE_FIGURES_GO = {
+    "early_stopping",
+    "early_stopping_metric",
+    "early_stopping_delta",
+    "best_metric",
+}  # not how they come
+
+
+class Tiny(nn.Module):
+    """Two convolutions with batch norm, and features pooled to one pixel."""
+
+    def __init__(self, classes, channels, image_size):
+        super().__init__()
+        layers = (nn.Conv2d(channels, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, 2, 1))
+        self.features = nn.Sequential(*layers, nn.ReLU())
+        self.classifier = nn.Linear(16, classes)
+
+    def forward(self, images):
+        return self.classifier(self.features(images).mean((2, 3)))
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(OWN, "tiny", Tiny)
+    save_networks()
+
+
+def save_networks():
+    for seed, name in enumerate(("teacher.pt", "weights.pt")):
+        args = arguments.parse([*BASE.split(), "--seed", str(seed + 1)])
+        with Distributed(RankInfo(), args.run) as distributed:
+            components = main.build(Run(args, distributed))
+        torch.save({**describe(args, components.data), "model": components.model.state_dict(), "ema": None}, name)
+
+
+def outcome(line):
+    """What a run ends with: weights, average, figures of each validation and the best one; and its warnings.
+
+    None where it is refused.
+    """
+    try:
+        args = arguments.parse(line.split())
+        with Distributed(RankInfo(), args.run) as distributed:
+            run = Run(args, distributed)
+            components = main.build(run)
+    except UserError:
+        return None
+    main.warn_of_doubts(run, components)
+    traval = main.build_traval(run, components)
+    validations = []
+    traval.hooks.after_validation.append(lambda _, report: validations.append((report.loss, report.top1, report.count)))
+    traval.fit()
+    progress, modules = traval.progress, [traval.model, *([traval.ema.module] if traval.ema else [])]
+    tensors = [value.numpy().tobytes() for module in modules for value in module.state_dict().values()]
+    return (tensors, validations, progress.step, progress.best_epoch, progress.best_value), run.warnings
+
+
+def judged(context, name, kept):
+    """What is wrong with a setting in a context, or None."""
+    without, added = OTHERWISE.get(name) or OF_A_TEACHER.get(name) or CHANGES[name]
+    if added.split()[0] in CONTEXTS[context].split():
+        return None
+    base = f"{BASE} {re.sub('--arch (?!timm/test_vit)[^ ]+', '', without)} {CONTEXTS[context]}"
+    for line in (base, f"{base} {added}"):
+        if line not in kept:
+            kept[line] = outcome(line)
+    before, after = kept[base], kept[f"{base} {added}"]
+    if before is None or after is None:
+        return None
+    lines = [line for line in after[1] if line.startswith(added.split()[0])]
+    if before[0] == after[0]:
+        return None if lines else f"{context}: {added} changes nothing, and nobody says so"
+    wrong = [line for line in lines if "does nothing" in line]
+    return f"{context}: {added} changes the run, and is said to do nothing: {wrong}" if wrong else None
+
+
+@pytest.mark.parametrize(
+    "context", [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.thorough) for name in CONTEXTS]
+)
+def test_every_setting_changes_the_bits_of_a_run_or_is_said_to_do_nothing(context, workplace, capsys):
+    left_out = ELSEWHERE | (AS_THE_FIGURES_GO if context != "plain" else set())
+    settings = [name for name, change in {**CHANGES, **OF_A_TEACHER}.items() if change and name not in left_out]
+    kept = {}
+    assert outcome(f"{BASE} {CONTEXTS[context]}"), "which nothing refuses"
+    assert [wrong for name in settings if (wrong := judged(context, name, kept))] == []
