@@ -387,6 +387,11 @@ def test_loss_equals_the_formula_of_label_smoothing(smoothing):
     assert loss.item() == pytest.approx(sum(rows) / 20, rel=1e-12)
 
 
+# Muon's polynomial, three times, brings singular values from 0.05 up to between 0.68 and 1.20; of random matrices of
+# these shapes, the root of their mean square was 0.84 to 0.98 for 100 seeds. Without the factor for tall ones: 0.73 at most.
+MUON_NORM = 0.8, 1.0
+
+
 def muon_sgd(model, **more):
     more = {"lr": 0.24, "momentum": 0.85, "nesterov": True, "weight_decay": 0.02} | more
     return build_optimizer(OptimisationSettings(optimizer="muon-sgd", **more), model)
@@ -412,16 +417,17 @@ def test_muon_sgd_takes_steps_of_the_size_of_an_orthogonal_matrix_from_filters_o
     step = (kept - filters.detach()).flatten(1) / 0.24
     cosine = nn.functional.cosine_similarity(step.flatten(), direction.flatten(), dim=0)
     assert cosine > 0.97, "three iterations bring the singular values near 1, not to 1"
-    assert step.norm() == pytest.approx(direction.norm().item(), rel=0.15)
+    assert MUON_NORM[0] < step.norm() / direction.norm() < MUON_NORM[1]
 
 
 def test_muon_sgd_leaves_filters_that_begin_at_zero_to_their_first_step():
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16, 4))
     filters = nn.init.zeros_(model[0].weight)  # as timm begins the last filters of a residual block
     muon, _ = muon_sgd(model)
     filters.grad = torch.randn_like(filters)
     muon.step()
-    assert filters.detach().norm().item() == pytest.approx(0.24 * 4, rel=0.15)  # 16 singular values of about 0.24
+    assert MUON_NORM[0] < filters.detach().norm() / (0.24 * 4) < MUON_NORM[1], "16 singular values of about 0.24"
 
 
 def test_muon_sgd_is_nesterov_sgd_for_the_rest_and_decays_it_alike_at_any_scale():
