@@ -89,6 +89,10 @@ NEEDS = [
     ("lr_cycle_epochs", "--lr-cycle-epochs 3 --lr-policy step", {}, "--lr-cycle-epochs 3 does nothing: it needs --lr-policy"),
     ("lr_cycle_epochs", "--lr-cycle-epochs 20", {}, "--lr-cycle-epochs 20 never restarts: --epochs 20 end before"),
     ("lr_cycle_mul", "--lr-cycle-mul 2", {}, "--lr-cycle-mul 2 does nothing: it needs --lr-cycle-epochs"),
+    (
+        "lr_cycle_mul", "--lr-cycle-mul 2 --lr-cycle-epochs 5 --optimizer schedulefree-sgd", {},
+        "--lr-cycle-mul 2 does nothing: it needs --lr-cycle-epochs and --lr-policy cosine or",
+    ),
     ("lr_cycle_decay", "--lr-cycle-decay 0.5", {}, "--lr-cycle-decay 0.5 does nothing: it needs --lr-cycle-epochs"),
     ("lr_pct_start", "--lr-pct-start 0.2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
     ("lr_div_factor", "--lr-div-factor 2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),

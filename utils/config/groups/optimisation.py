@@ -21,7 +21,10 @@ def _of_policies(*policies: str) -> Any:
     return needs(f"--lr-policy {' or '.join(policies)}", lambda v: v.lr_policy in policies)
 
 
-_RESTARTS = needs("--lr-cycle-epochs", lambda v: v.lr_cycle_epochs is not None)
+_RESTARTS = needs(
+    f"--lr-cycle-epochs and --lr-policy {' or '.join(RESTARTING_POLICIES)}",
+    lambda v: v.lr_cycle_epochs is not None and v.lr_policy in RESTARTING_POLICIES,
+)
 _WARMS_UP = needs("--warmup-epochs", lambda v: v.warmup_steps > 0)
 _FROM_BASE = needs("--lr-base", lambda v: v.lr_base is not None)
 
