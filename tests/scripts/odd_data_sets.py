@@ -257,7 +257,7 @@ SETS: dict[str, Odd] = {
         "as if one of them were inverted", "brightness",
     ),
     "black images": Odd(changed(one_colour), "a single level", "one level"),
-    "1 pixel": Odd(written(resized((1, 1))), "a single level", "small"),
+    "1 pixel": Odd(written(resized((1, 1))), "of at most 4 pixels a side", "small"),
     "extreme ratio": Odd(written(resized((200, 8))), "times as long as wide", "extreme ratio"),
     "huge": Odd(
         changed(lambda root, _: Image.effect_noise((5200, 4000), 50).save(root / "train/a/huge.jpg")), QUIET, "huge",

@@ -25,6 +25,7 @@ SHOWN = 3  # classes or files in a line
 ENOUGH = 3  # images of a class that all differ from those of another
 BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; images of a split
 UNBALANCED = 10.0  # largest over smallest class
+TINY = 4  # pixels a side, of which no network makes anything
 LONG = 4.0  # times the shorter side
 
 
@@ -121,6 +122,7 @@ def remarks(looks: Sequence[Seen], files: dict[str, ImageFiles]) -> list[tuple[s
             lambda facts: facts.frames > 1,
         ),
         ("one level", "with a single level, as of one colour", _is_plain),
+        ("tiny", f"of at most {TINY} pixels a side", lambda facts: max(facts.size) <= TINY),
         ("extreme ratio", f"more than {LONG:g} times as long as wide; a crop shows little of them", _is_long),
     ):
         some_of = [one for one in known if holds(one.facts)]
