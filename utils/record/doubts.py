@@ -6,8 +6,8 @@ guess gets that knows the classes' shares alone; and ``answers_nats``, what the 
 Each is the logarithm of a likelihood ratio against such a network, divided by the n images. A network whose outputs are
 the same for all images gains nothing in either, whatever they are (Gibbs' inequality: the shares are those of the
 counted images). Of one whose outputs vary at random, the probabilities gain ``EVIDENCE`` = ln 10 in all with a chance
-of 1 in 10 at most (Markov's inequality), and the answers with about 1.6 in 100 (Wilks' theorem for one parameter that is
-not negative). So no spread of the losses has to be known, few images and rare classes need no approximation of their
+of 1 in 10 at most (Markov's inequality), and the answers with about 1.6 in 100 (Wilks' theorem for one parameter that
+is not negative). So no spread of the losses has to be known, few images and rare classes need no approximation of their
 own, and a network that is right but far too sure (loss above guessing) is not taken for a dead one.
 
 All labels together hold n times the guessing loss. Where that is less than ``SEEN`` times what the test needs, it could
