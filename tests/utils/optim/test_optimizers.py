@@ -388,7 +388,8 @@ def test_loss_equals_the_formula_of_label_smoothing(smoothing):
 
 
 # Muon's polynomial, three times, brings singular values from 0.05 up to between 0.68 and 1.20; of random matrices of
-# these shapes, the root of their mean square was 0.84 to 0.98 for 100 seeds. Without the factor for tall ones: 0.73 at most.
+# these shapes, the root of their mean square was 0.84 to 0.98 for 100 seeds. Without the factor for tall matrices it
+# would be 0.73 at most.
 MUON_NORM = 0.8, 1.0
 
 
