@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from utils.config.rules import FLAG, RECIPE
@@ -17,7 +18,8 @@ from utils.data.augmentations import chosen_names
 from utils.data.loaders import choose
 from utils.data.sets.readers import MemoryImages
 from utils.optim.batch_norm_statistics import layers_with_statistics
-from utils.optim.optimizers import has_momentum
+from utils.optim.head import head_parameters
+from utils.optim.optimizers import Optimizers, has_momentum
 from utils.precision.amp import never_called, resolve_amp
 from utils.runtime.distributed import Distributed
 
@@ -33,8 +35,11 @@ class Facts(NamedTuple):
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
     device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
     network has convolutions. ``blurs``: ``--blur-pool`` has changed some of them. ``has_statistics``: it has batch
-    norm with running statistics. ``gathers_statistics``: and updates some of them in training. ``never_called``: those
-    of ``--fp32-layers`` that a forward pass leaves out.
+    norm with running statistics. ``gathers_statistics``: and updates some of them in training. ``freezes_more_norms``:
+    and ``--freeze-bn`` keeps some of them that ``--freeze`` does not. ``trains_backbone``: more than the layers that
+    output the logits train in some epoch. ``rates_differ``: some parameters that train have a learning rate other than
+    ``--lr``. ``trains_products``: some layers of ``--matmul-weight-grad`` train. ``never_called``: those of
+    ``--fp32-layers`` that a forward pass leaves out.
     """
 
     continues: bool
@@ -57,6 +62,10 @@ class Facts(NamedTuple):
     blurs: bool
     has_statistics: bool
     gathers_statistics: bool
+    freezes_more_norms: bool
+    trains_backbone: bool
+    rates_differ: bool
+    trains_products: bool
     never_called: tuple[str, ...]
 
 
@@ -64,6 +73,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
     """The facts of a run with these ``parts`` (``main.Parts``). Takes a forward pass when there are fp32 layers."""
     data, device, train = parts.data, distributed.device, not args.run.evaluate
     shape = (data.spec.channels, data.image_size, data.image_size)
+    trained, scales = _trained(parts.optimizer) if train else (set(), set())
     return Facts(
         continues=continues,
         on_gpu=device.type == "cuda",
@@ -85,8 +95,24 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         blurs=any(hasattr(module, "blur") for module in parts.model.modules()),
         has_statistics=any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()),
         gathers_statistics=bool(layers_with_statistics(parts.model)) or parts.freezing.releases_statistics,
+        freezes_more_norms=parts.freezing.freezes_more_norms,
+        trains_backbone=not trained <= {*head_parameters(parts.model).values()},
+        rates_differ=scales != {1.0},
+        trains_products=any(
+            parameter in trained
+            for name, parameter in parts.model.named_parameters()
+            if name.rpartition(".")[0] in (args.model.matmul_weight_grad or ())
+        ),
         never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),
     )
+
+
+def _trained(optimizers: Optimizers) -> tuple[set[nn.Parameter], set[float]]:
+    """All parameters that train in some epoch, and the multiples of --lr that are their learning rates."""
+    each = (optimizers,) if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    groups = [group for optimizer in each for group in optimizer.param_groups]
+    parameters = {parameter for group in groups for parameter in group["params"]}
+    return parameters, {group.get("lr_scale", 1.0) for group in groups}
 
 
 def without_effect(args: Settings, facts: Facts) -> list[str]:

@@ -40,9 +40,11 @@ class Freezing:
         self._trained = self.names & trained
         norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
         norms = [name for name in norms if model.get_submodule(name).running_mean is not None]
-        self.norms = frozenset(name for name in norms if all_statistics or self._is_frozen(model, name))
+        of_frozen = {name for name in norms if self._is_frozen(model, name)}
+        self.norms = frozenset(norms if all_statistics else of_frozen)
         self.count = sum(named[name].numel() for name in self.names)
         changes = bool(self.begin) or end is not None
+        self.freezes_more_norms = all_statistics and (changes or len(of_frozen) < len(norms))
         self._changing = {named[name] for name in self._trained if changes}
         for name in self.norms:
             _keep_statistics(model.get_submodule(name), all_statistics or self._freezes_in(0))

@@ -15,7 +15,8 @@ SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
 RICH = Facts(
     continues=False, on_gpu=True, precision="fp16", processes=2, local_processes=2, augmentation=("shift",), classes=10, colour=True,
     in_memory=False, cuts_validation=True, any_size=True, resizes=True, resident=False, has_momentum=True, warmup_steps=5, remainder=1, has_filters=True,
-    blurs=True, has_statistics=True, gathers_statistics=True, never_called=(),
+    blurs=True, has_statistics=True, gathers_statistics=True, freezes_more_norms=True, trains_backbone=True, rates_differ=True,
+    trains_products=True, never_called=(),
 )  # fmt: skip
 FILES = "--dataname folder --datapath D"
 
@@ -75,7 +76,12 @@ NEEDS = [
     ("unfreeze_epoch", "--freeze a --unfreeze-epoch 20", {}, "--unfreeze-epoch 20 does nothing: --epochs 20 end before"),
     ("shard_model", "--shard-model", {"processes": 1}, "--shard-model does nothing: it needs several processes"),
     ("sync_bn", "--sync-bn", {"processes": 1}, "--sync-bn does nothing: it needs several processes, and batch norm"),
-    ("freeze_bn", "--freeze-bn", {"has_statistics": False}, "--freeze-bn does nothing: it needs batch norm with"),
+    ("layer_decay", "--layer-decay 0.5", {"rates_differ": False}, "--layer-decay 0.5 does nothing: it needs to change the"),
+    ("backbone_lr_scale", "--backbone-lr-scale 0.5", {"rates_differ": False}, "--backbone-lr-scale 0.5 does nothing: it"),
+    ("lr_scale", "--lr-scale a=2", {"rates_differ": False}, "--lr-scale a=2 does nothing: it needs to change the rate of"),
+    ("clip_grad_agc", "--clip-grad-agc 0.1", {"trains_backbone": False}, "--clip-grad-agc 0.1 does nothing: it needs more"),
+    ("matmul_weight_grad", "--matmul-weight-grad a", {"trains_products": False}, "--matmul-weight-grad a does nothing: it"),
+    ("freeze_bn", "--freeze-bn", {"freezes_more_norms": False}, "--freeze-bn does nothing: it needs batch norm with"),
     ("channels_last", "--channels-last", {"has_filters": False}, "--channels-last on does nothing: it needs a network with"),
     ("momentum", "--momentum 0.9 --optimizer lion", {"has_momentum": False}, "--momentum 0.9 does nothing: --optimizer lion"),
     ("decay_norm_bias", "--no-decay-norm-bias --weight-decay 0", {}, "--no-decay-norm-bias does nothing: it needs a --weight"),

@@ -100,7 +100,8 @@ class ModelSettings:
     )  # fmt: skip
     freeze_bn: bool = setting(
         False, "normalise by the statistics that the network's batch norms begin with, and keep them",
-        in_evaluation=False, effect=needs("batch norm with running statistics", lambda v: v.has_statistics),
+        in_evaluation=False,
+        effect=needs("batch norm with running statistics that --freeze does not keep", lambda v: v.freezes_more_norms),
     )  # fmt: skip
     channels_last: str = setting(
         "auto", "channels-last memory format; auto: where measurements found it faster",
@@ -113,6 +114,7 @@ class ModelSettings:
         None, "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where "
         "that is measured to be faster when the run begins, on a CPU", type=str, many=True, metavar="NAME",
         check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
+        effect=needs("one of these layers to train", lambda v: v.trains_products or v.matmul_weight_grad == ("auto",)),
     )  # fmt: skip
     init: str = setting(
         "default", "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone; "

@@ -26,6 +26,7 @@ _RESTARTS = needs(
     lambda v: v.lr_cycle_epochs is not None and v.lr_policy in RESTARTING_POLICIES,
 )
 _WARMS_UP = needs("--warmup-epochs", lambda v: v.warmup_steps > 0)
+_RATES_DIFFER = needs("to change the rate of a parameter that trains", lambda v: v.rates_differ)
 _FROM_BASE = needs("--lr-base", lambda v: v.lr_base is not None)
 
 
@@ -145,15 +146,15 @@ class OptimisationSettings:
     )  # fmt: skip
     layer_decay: float | None = setting(
         None, "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
-        type=float, check=between(0, 1, open_low=True),
+        type=float, check=between(0, 1, open_low=True), effect=_RATES_DIFFER,
     )  # fmt: skip
     backbone_lr_scale: float | None = setting(
         None, "learning rate of all but the last layer as a fraction of --lr, for example 0.1", type=float,
-        check=between(0, 1000, open_low=True), metavar="SHARE",
+        check=between(0, 1000, open_low=True), metavar="SHARE", effect=_RATES_DIFFER,
     )  # fmt: skip
     lr_scale: tuple[str, ...] | None = setting(
         None, "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the "
-        "first that fits counts", type=str, many=True, metavar="PATTERN=FACTOR", check=_pairs,
+        "first that fits counts", type=str, many=True, metavar="PATTERN=FACTOR", check=_pairs, effect=_RATES_DIFFER,
     )  # fmt: skip
     lr_policy: str = setting(
         "cosine", "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
@@ -243,7 +244,7 @@ class OptimisationSettings:
     )
     clip_grad_agc: float | None = setting(
         None, "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
-        type=float, check=positive,
+        type=float, check=positive, effect=needs("more than the last layer to train", lambda v: v.trains_backbone),
     )  # fmt: skip
     grad_penalty: float = setting(
         0.0,
