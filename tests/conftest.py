@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 
 import pytest
 
@@ -28,6 +29,14 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def algorithms_are_chosen_freely_again():
+    """A test that runs main.py --deterministic in this process would slow, or refuse, what later ones compute."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)
