@@ -35,13 +35,14 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds p
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """Class folders for training and validation, two classes, every image the same 64 by 64 pixels."""
+    """Class folders for training and validation, two classes, images of 64 by 64 pixels."""
     root = tmp_path_factory.mktemp("tree")
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    generator = np.random.default_rng(0)
     for split, count in (("train", COUNT), ("val", 4)):
         for number in range(count):
             folder = root / split / "ab"[number % 2]
             folder.mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.jpg")
     return root
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -104,7 +105,7 @@ CHANGES = {
     "weight_decay_except": ("", "--weight-decay-except *.bias"),
     "loss": ("", "--loss bce"),
     "label_smoothing": ("", "--label-smoothing 0.1"),
-    "bce_target_thresh": ("--loss bce", "--bce-target-thresh 0.2"),
+    "bce_target_thresh": ("--loss bce --mixup 0.2", "--bce-target-thresh 0.2"),
     "bce_sum": ("--loss bce", "--bce-sum"),
     "bce_pos_weight": ("--loss bce", "--bce-pos-weight 2"),
     "focal_gamma": ("--loss focal", "--focal-gamma 3"),
@@ -182,10 +183,11 @@ def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, c
 
 
 def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):
-    for name in "ab":
-        (workplace / name).mkdir()
-        for number in range(20):
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(workplace / name / f"{number}.png")
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        folder = workplace / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
     line = "--dataname folder --datapath . --image-size 8 --val-split"
     plans = [shown(capsys, *line.split(), share) for share in ("0.11", "0.12")]  # of the same number of images
     assert plans[0]["Data"] != plans[1]["Data"]

@@ -114,7 +114,7 @@ class ModelSettings:
         None, "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where "
         "that is measured to be faster when the run begins, on a CPU", type=str, many=True, metavar="NAME",
         check=lambda names: next(filter(None, map(not_empty, names)), None), in_evaluation=False,
-        effect=needs("one of these layers to train", lambda v: v.trains_products or v.matmul_weight_grad == ("auto",)),
+        effect=needs("one of these layers to train", lambda v: v.trains_products or "auto" in v.matmul_weight_grad),
     )  # fmt: skip
     init: str = setting(
         "default", "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone; "
