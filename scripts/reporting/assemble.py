@@ -157,7 +157,8 @@ def figures_of(analysis: Analysis, predictions: Predictions) -> list[Figure]:
     rows = [Figure("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
     if shows_top5(analysis.classes):
         rows.append(Figure("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
-    rows.append(Figure("Loss", shown(report.loss), f"guessing: {np.log(analysis.classes):.2f}"))
+    guessing = np.log(analysis.classes) if report.by_class is None else report.by_class.guessing_loss
+    rows.append(Figure("Loss", shown(report.loss), f"guessing: {guessing:.2f}"))
     if report.by_class is not None:
         rows.append(Figure("Macro F1", shown(report.by_class.macro_f1, "%"), f"{analysis.classes:,} classes"))
         rows.append(Figure("Calibration error", shown(report.by_class.ece, "%"), "expected, 15 bins"))

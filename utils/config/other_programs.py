@@ -164,8 +164,8 @@ TORCHVISION = Program(
     _each(
         (
             "val-resize-size",
-            "write --crop-pct with --val-crop-size (224 by default) divided by it, rounded down to four digits: "
-            "224 / 232 is 0.9655",
+            "write --crop-pct with --val-crop-size (224 by default) divided by it, rounded down to four digits, for "
+            "example 0.9655 for 232",
         ),
         (
             "norm-weight-decay bias-weight-decay",
@@ -178,7 +178,7 @@ TORCHVISION = Program(
             "values have no equivalent",
         ),
         ("lr-warmup-method", "leave it out for linear; there is no other"),
-        ("lr-warmup-decay", "write --warmup-lr with this times the learning rate: 0.01 x 0.5 is 0.005"),
+        ("lr-warmup-decay", "write --warmup-lr with this times the learning rate, for example 0.005 for 0.01 and 0.5"),
         ("start-epoch", TIMM.instead["start-epoch"]),
         ("cache-dataset", "leave it out: the list of image files is kept by itself"),
         ("ra-magnitude", "no equivalent: --auto-augment ra has torchvision's magnitude 9"),
@@ -219,7 +219,7 @@ ULTRALYTICS = Program(
     "data patience batch imgsz project lr0 dropout erasing save-period",
     _each(
         ("model", "write --arch with a network of timm or torchvision, such as resnet18; yolo's own are not here"),
-        ("lrf", "write --lr-min with this times the learning rate: 0.01 x 0.01 is 0.0001"),
+        ("lrf", "write --lr-min with this times the learning rate, for example 0.0005 for 0.01 and 0.05"),
         ("cos-lr", "write --lr-policy cosine, the default; without it yolo's is --lr-policy linear"),
         ("fliplr", "write --augment resized-crop flip, which flips half of the images; without flip, none"),
         ("flipud", "write --augment resized-crop flip vertical-flip, which turns half of the images upside down"),

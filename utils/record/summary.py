@@ -129,7 +129,10 @@ def announce_evaluation(run: Run, components: Any, writer: NullWriter) -> None:
     progress = point.state.get("progress")  # bare weights have none
     made = isinstance(progress, dict) and "step" in progress
     reached = f", after epoch {progress.get('epoch')}, step {progress['step']}" if made else ""
-    writer.log(f"Evaluating {point.path}{reached}")
+    its_best = progress.get("best_epoch") if made and point.folder is not None else None
+    is_other = its_best and its_best != progress["epoch"] and point.path.name != "best.pt"
+    better = f"; the best epoch is {its_best}, of {point.path.with_name('best.pt')}" if is_other else ""
+    writer.log(f"Evaluating {point.path}{reached}{better}")
     if average_moved_since_validation(point.state) and layers_with_statistics(components.model):
         writer.log(
             "warning: it was saved between two validations: the batch-norm statistics of its average are not "

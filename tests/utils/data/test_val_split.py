@@ -146,11 +146,12 @@ def test_of_a_tree_that_has_grown_names_tell_and_a_draw_does_not(tree):
     (_, named), (_, drawn) = read(tree, *SPLIT), read(tree, *SPLIT, *DRAW)
     Image.new("RGB", (4, 4)).save(tree / "a" / "added.png")
     count = len(read(tree, *SPLIT)[0].validation)
-    names = f"{OTHER}, as their names tell"
-    assert read(tree, *SPLIT, trained=named)[0].seen == f"{names} on none of the {count} validation images"
+    why = "by their names: the data have changed since then"
+    whose = OTHER.partition(" on other")[0]
+    assert read(tree, *SPLIT, trained=named)[0].seen == f"{whose} on none of the {count} validation images, {why}"
     larger, fifth = read(tree, "--val-split", "0.4")[0].validation.paths, read(tree, *SPLIT)[0].train.paths
     assert read(tree, "--val-split", "0.4", trained=named)[0].seen == (
-        f"{names} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images"
+        f"{whose} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images, {why}"
     )
     for flags in ((), DRAW):
         line = read(tree, *SPLIT, *flags, trained=drawn)[0].seen

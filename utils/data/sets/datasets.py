@@ -257,8 +257,8 @@ def _validated_in_training(
     if data and (same_images(data.fingerprint, trained.fingerprint) or _at_its_place(settings, trained)):
         return data, ()
     return None, (
-        f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated; "
-        f"--val-split {settings.val_split:g} evaluates a share",
+        f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated, also any "
+        f"that it was trained on; main.py --evaluate --val-split {settings.val_split:g} leaves these out",
     )
 
 
@@ -309,9 +309,8 @@ def seen_in_training(
     if exact:
         flags = " ".join(as_flag(name, value) for name, value in own.items())
         return f"{trained.path} was trained on {seen:,} of {count}; with {flags} on none of them" if seen else ""
-    return f"{trained.path} was trained on other images than these, as their names tell " + (
-        f"perhaps on {seen:,} of {count}" if seen else f"on none of {count}"
-    )
+    how_many = f"perhaps on {seen:,}" if seen else "on none"
+    return f"{trained.path} was trained {how_many} of {count}, by their names: the data have changed since then"
 
 
 def _data(settings: DataSettings, splits: Splits) -> Data:
