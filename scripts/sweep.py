@@ -126,7 +126,9 @@ def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found:
     report.write_csv(folder / "sweep.csv", planned, results)
     report.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
     files = f"Files: {folder / 'sweep.csv'}, {folder / 'sweep.png'}"
-    print(f"\n{report.as_table(results)}\n{report.doubts(results)}\n{files}", flush=True)
+    others = [trial.name for trial in planned if trial not in results]
+    without = f"without a result: {', '.join(others)}\n" if others else ""
+    print(f"\n{report.as_table(results)}\n{report.doubts(results)}{without}\n{files}", flush=True)
 
 
 if __name__ == "__main__":

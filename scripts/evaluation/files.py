@@ -16,6 +16,7 @@ from typing import Any
 from scripts.evaluation.calibration import Bin, Temperature
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.figures import NO_CLASS, Figures
+from scripts.evaluation.report import doubts
 from utils.config.settings import UserError
 
 JSON_FILE = "evaluation.json"
@@ -68,6 +69,7 @@ def _write_all(
         "temperature": temperature and temperature.as_dict(),
         "comparison": comparison and comparison.as_dict(),
         "notes": list(figures.predictions.notes),
+        "doubts": doubts(figures, description),
     }
     (work / JSON_FILE).write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
     names = figures.predictions.classes

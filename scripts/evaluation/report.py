@@ -63,11 +63,16 @@ def overall(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def doubtful(figures: Figures, description: dict[str, Any]) -> list[str]:
-    """Signs that the network has learned nothing, as a part of the report if there are any."""
+def doubts(figures: Figures, description: dict[str, Any]) -> list[str]:
+    """Signs that the network has learned nothing, so that its figures are doubtful."""
     dataname = description["dataname"] or description["datapath"]
-    found = doubts_of(figures.predictions.report, description["step"], dataname)
-    return ["\n".join(f"warning: {doubt}" for doubt in found)] if found else []
+    return [*map(str, doubts_of(figures.predictions.report, description["step"], dataname))]
+
+
+def doubtful(figures: Figures, description: dict[str, Any]) -> list[str]:
+    """The ``doubts`` as a part of the report if there are any."""
+    found = doubts(figures, description)
+    return ["\n".join(f"warning: doubtful: {doubt}" for doubt in found)] if found else []
 
 
 def classes(figures: Figures, rest_is_in: str) -> str:

@@ -102,8 +102,10 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     assert not figures.right[5] and figures.summary["not_a_number"] == 1
     assert figures.summary["top1"] == pytest.approx(100 * figures.right.mean())
     assert sum(row["predicted"] for row in figures.by_class) == len(labels) - 1
-    files.save(tmp_path, {}, figures, reliability(logits[6:], labels[6:]), fit_temperature(figures.predictions), None)
+    of = {"dataname": None, "datapath": "photos", "step": 1000}
+    files.save(tmp_path, of, figures, reliability(logits[6:], labels[6:]), fit_temperature(figures.predictions), None)
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
+    assert content["doubts"] == report.doubts(figures, of)
     assert content["figures"]["calibration_error"] is None
     assert "for 1 images the network gives NaN" in report.overall(figures)
 
@@ -114,7 +116,11 @@ def test_answers_that_tell_nothing_of_the_classes_are_doubtful_but_not_after_two
     assert report.doubtful(answers(logits, labels), of) == []
     still = answers(torch.zeros_like(logits), labels)
     (line,) = report.doubtful(still, of)
-    assert line.startswith("warning: val_loss ") and "nothing was learned" in line and "100.00 % of the answers" in line
+    assert (
+        line.startswith("warning: doubtful: val_loss ")
+        and "nothing was learned" in line
+        and "100.00 % of the answers" in line
+    )
     assert report.doubtful(still, of | {"step": 2}) == report.doubtful(still, of | {"dataname": "synthetic"}) == []
 
 

@@ -1,5 +1,6 @@
 """A sweep trains each combination with each seed once, can be interrupted, and shows mean and spread of its runs."""
 
+import argparse
 import csv
 import dataclasses
 import shutil
@@ -283,6 +284,11 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     results[planned[1]] = dataclasses.replace(results[planned[1]], doubts=())
     assert "25.05 +- 21.14, 1 doubtful  " in report.as_table(results)
     assert report.doubts(results) == f"doubtful: seed=0: {why}\n"
+    sweep.show(argparse.Namespace(recipe="digits/fc"), trials("digits/fc", [], 3, []), tmp_path, {})
+    assert capsys.readouterr().out == "", "nothing to show yet"
+    others = trials("digits/fc", [], 3, ["--epochs", "2"])
+    sweep.show(argparse.Namespace(recipe="digits/fc"), others, tmp_path, results)
+    assert "without a result: seed=2\n" in capsys.readouterr().out
     report.write_csv(tmp_path / "sweep.csv", planned, results)
     with open(tmp_path / "sweep.csv", newline="") as file:
         assert [row["doubts"] for row in csv.DictReader(file)] == [why, ""]

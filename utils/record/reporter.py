@@ -126,7 +126,7 @@ class Reporter:
         self._trained = time.perf_counter()
         if progress.step > self._epoch_mark.step or window[COUNT]:  # otherwise another process has said so
             cut = progress.step_in_epoch < self.steps_per_epoch
-            what = f"training, cut at step {progress.step_in_epoch} of {self.steps_per_epoch}" if cut else "training"
+            what = f"training, cut at step {progress.step_in_epoch} of {self.steps_per_epoch} " if cut else "training"
             self.writer.log(self._line(progress, what, progress.epoch_sums, self._epoch_mark))
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:

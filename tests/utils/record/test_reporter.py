@@ -242,7 +242,7 @@ def test_the_line_at_an_epochs_end_is_of_the_whole_epoch_and_says_so_where_it_wa
     reporter.begin_epoch(progress, 5)
     clock.now += 1
     reporter.end_training(after_steps(progress, 2))
-    assert writer.lines[-1].startswith("epoch 2/3  training, cut at step 2 of 5 top1 50.00")
+    assert writer.lines[-1].startswith("epoch 2/3  training, cut at step 2 of 5  top1 50.00")
 
 
 def time_left(writer):
