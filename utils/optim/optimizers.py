@@ -229,9 +229,12 @@ def _schedule_free_adamw(
 def _timm(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
     import timm.optim
 
-    if timm.optim.get_optimizer_info(settings.optimizer).second_order:
+    info = timm.optim.get_optimizer_info(settings.optimizer)
+    if info.second_order:
         raise UserError(f"--optimizer {settings.optimizer}: needs second derivatives, which are not computed here")
-    given = arguments.of(timm.optim.get_optimizer_class(settings.optimizer, bind_defaults=False))
+    # timm takes these out of what it is given, and says nothing, where its list does not have them.
+    dropped = [name for name, is_taken in (("eps", info.has_eps), ("betas", info.has_betas)) if not is_taken]
+    given = arguments.of(timm.optim.get_optimizer_class(settings.optimizer, bind_defaults=False), without=dropped)
     return timm.optim.create_optimizer_v2(
         parameter_groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
         momentum=settings.momentum, **given,

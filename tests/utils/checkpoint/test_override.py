@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import timm.optim
 import torch
 
 from utils.checkpoint.override import _with_settings_of, carry_over
@@ -62,7 +63,14 @@ def test_a_validation_stands_for_the_weights_only_while_it_is_of_the_same_settin
     assert (found.validated_step == found.step) is kept
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "schedulefree-adamw", "lamb"])
+WITH_BETAS = pytest.mark.skipif(
+    not timm.optim.get_optimizer_info("adafactor").has_betas, reason="this version of timm drops Adafactor's betas"
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["adamw", pytest.param("adafactor", marks=WITH_BETAS), "muon", "schedulefree-adamw", "lamb"]
+)
 def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
     """The state from before has the new ones in its groups, and the step is another than with the old ones."""
 
@@ -92,6 +100,7 @@ def test_other_betas_and_eps_are_those_that_the_next_step_takes(name):
             assert all(group[one] == wanted[one] for one in own)
 
 
+@WITH_BETAS
 def test_adafactor_neither_begins_nor_ends_to_keep_a_momentum():
     model = torch.nn.Linear(4, 3)
     without = OptimisationSettings(optimizer="adafactor", lr=0.1)

@@ -245,10 +245,8 @@ GIVEN = {"eps": 1e-3, "betas": (0.8, 0.97)}
             ),
         ),
         (
-            {"optimizer": "adafactor", "opt_betas": (0.8, 0.97), "opt_kwargs": ("eps_scale=0.01",)},
-            lambda model: timm.optim.create_optimizer_v2(
-                model.parameters(), "adafactor", lr=0.01, betas=(0.8, 0.97), eps_scale=0.01
-            ),
+            {"optimizer": "adafactor", "opt_kwargs": ("clip_threshold=0.01",)},
+            lambda model: timm.optim.create_optimizer_v2(model.parameters(), "adafactor", lr=0.01, clip_threshold=0.01),
         ),
     ],
     ids=["adamw", "adam", "sgd", "rmsproptf", "adan", "adafactor"],
@@ -263,6 +261,13 @@ def test_steps_with_arguments_are_those_of_an_optimizer_that_was_made_with_them(
     )
     found = weights_after_steps(ours, build_optimizer(settings, ours))
     assert not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_betas_that_timm_would_drop_are_refused(monkeypatch):
+    info = dataclasses.replace(timm.optim.get_optimizer_info("lamb"), has_betas=False)
+    monkeypatch.setattr(timm.optim, "get_optimizer_info", lambda name: info)
+    with pytest.raises(UserError, match=r"--opt-betas 0\.8 0\.9: --optimizer lamb has no betas; remove it"):
+        build_optimizer(OptimisationSettings(optimizer="lamb", lr=0.1, opt_betas=(0.8, 0.9)), network())
 
 
 def test_each_of_several_optimizers_gets_the_arguments_that_it_has():
