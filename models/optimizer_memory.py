@@ -32,7 +32,7 @@ class _Largest(TorchDispatchMode):
 
 
 def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, device: torch.device) -> None:
-    """Raise ``UserError`` if the first step cannot fit ``device``: a CPU may end the process there without a word."""
+    """Raise ``UserError`` if the first step cannot fit ``device``: on a CPU the system may kill the process."""
     needed, there = step_bytes(settings, model), memory_bytes(device)
     if needed > there:
         raise UserError(

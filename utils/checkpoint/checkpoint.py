@@ -50,7 +50,7 @@ class Checkpointer:
     """Saves into one folder. Every rank has one; only that with ``is_main`` writes.
 
     ``save`` copies the state and returns; a thread writes the copy, one at a time. The next ``save`` or ``wait``
-    raises its error. ``warn`` is told of a folder that somebody removed and that is made again.
+    raises its error. ``warn`` gets a line when somebody has removed the folder and it is made again.
     """
 
     def __init__(self, folder: Path, is_main: bool, warn: Callable[[str], None] = lambda line: None) -> None:

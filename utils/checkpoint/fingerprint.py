@@ -40,7 +40,7 @@ def same_images(one: str | None, other: str | None) -> bool:
 
 
 def of_all(fingerprints: Iterable[str]) -> str:
-    """That of weights which were trained on several data sets: the one of all, or one that is none of theirs."""
+    """The fingerprint of weights that were trained on several data sets: the common one, or one that no set has."""
     different = sorted(set(fingerprints))
     return different[0] if len(different) == 1 else hashlib.sha256("\0".join(different).encode()).hexdigest()
 

@@ -94,7 +94,7 @@ class ResumePoint:
 
     @property
     def fingerprint(self) -> str | None:
-        """That of the data set; None if the checkpoint does not say."""
+        """The data set's fingerprint; None if the checkpoint does not say."""
         stored = self.state.get("fingerprint")
         return stored if isinstance(stored, str) else None
 

@@ -57,7 +57,7 @@ class OptimizerArguments:
         return bool(self._values)
 
     def of(self, kind: type[torch.optim.Optimizer], without: Collection[str] = ()) -> dict[str, Any]:
-        """Those that the constructor of ``kind`` has, except ``without``. Raises ``UserError`` for a wrong type."""
+        """Arguments that the constructor of ``kind`` has, except ``without``. Raises ``UserError`` for a wrong type."""
         parameters = {
             name: parameter
             for name, parameter in inspect.signature(kind).parameters.items()

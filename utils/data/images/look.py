@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
     @property
     def pixels(self) -> int:
-        """Those to be decoded for the facts that a header does not say; of JPEG files few are."""
+        """Pixels to decode for what the header does not say; of a JPEG file few are enough."""
         return self.size[0] * self.size[1] // (32 if self.file_format in ("JPEG", "MPO") else 1)
 
 
