@@ -121,9 +121,12 @@ def exit_code_of(stop: BaseException) -> int:
 
 
 def execute(
-    command_line: arguments.CommandLine, args: Settings, distributed: Distributed, stop_signals: StopSignals,
+    command_line: arguments.CommandLine,
+    args: Settings,
+    distributed: Distributed,
+    stop_signals: StopSignals,
     hooks: Hooks | None,
-) -> int:  # fmt: skip
+) -> int:
     """Find what to resume, build everything, then train, evaluate or print the plan. Returns the exit code."""
     from utils.record.run import Run
     from utils.record.summary import report_finished
@@ -194,7 +197,9 @@ def build(run: Run) -> Components:
     from utils.optim.lr_policy import build_lr_policy
 
     garbage_collection.look_from_here()
-    args, distributed, evaluating = run.args, run.distributed, run.args.run.evaluate
+    args = run.args
+    distributed = run.distributed
+    evaluating = run.args.run.evaluate
     with distributed.raise_on_all_ranks():
         refuse_unknown_names(args)
     if not args.run.dry_run:
@@ -213,9 +218,13 @@ def build(run: Run) -> Components:
             run.args = args = measured(args, network.model, data, distributed)
         del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
-            data, args, distributed, channels_last=network.channels_last, only_plan=args.run.dry_run,
+            data,
+            args,
+            distributed,
+            channels_last=network.channels_last,
+            only_plan=args.run.dry_run,
             progress=ProgressLog(log, args.logging.progress),
-        )  # fmt: skip
+        )
         if begins:
             start_from_images(network.model, train_loader)
     # Apart from what reads: a process that has failed there would not take part in spreading.
@@ -270,7 +279,8 @@ def read_data(run: Run, trained: ResumePoint | None = None) -> Data:
     from utils.data.sets.datasets import get_data, get_test_data
     from utils.data.sets.kept_listing import Lister
 
-    args, device = run.args, run.distributed.device
+    args = run.args
+    device = run.distributed.device
     progress = ProgressLog(log, args.logging.progress)
     lister = Lister(keeps=not args.run.dry_run, progress=progress, is_main=run.is_main)
     if not args.run.evaluate:
@@ -327,22 +337,36 @@ def build_loss(run: Run, data: Data) -> torch.nn.Module:
 
 
 def build_traval(
-    run: Run, components: Components, checkpointer: Checkpointer | None = None,
-    stop_signals: StopSignals | None = None, hooks: Hooks | None = None,
-) -> TraVal:  # fmt: skip
+    run: Run,
+    components: Components,
+    checkpointer: Checkpointer | None = None,
+    stop_signals: StopSignals | None = None,
+    hooks: Hooks | None = None,
+) -> TraVal:
     """The training loop around the components; of a run without a folder, nothing is described for checkpoints."""
     from utils.record.summary import describe
     from utils.train_validation import TraVal
 
     folder = run.run_folder
     return TraVal(
-        components.model, components.train_loader, components.optimizer, components.criterion, components.scaler,
-        run.args, components.validation_loader, distributed=run.distributed, lr_policy=components.lr_policy,
-        ema=components.ema, writer=run.writer, checkpointer=checkpointer,
+        components.model,
+        components.train_loader,
+        components.optimizer,
+        components.criterion,
+        components.scaler,
+        run.args,
+        components.validation_loader,
+        distributed=run.distributed,
+        lr_policy=components.lr_policy,
+        ema=components.ema,
+        writer=run.writer,
+        checkpointer=checkpointer,
         description=describe(run.args, components.data, components.criterion) if folder else None,
-        stop_signals=stop_signals, curr_scen_name=folder.name if folder else "", hooks=hooks,
+        stop_signals=stop_signals,
+        curr_scen_name=folder.name if folder else "",
+        hooks=hooks,
         freezing=components.freezing,
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------------------------------- train, evaluate
@@ -395,7 +419,9 @@ def override(run: Run, components: Components) -> bool:
     from utils.checkpoint.override import carry_over, refuse_other_groups
     from utils.optim.groups import parameter_groups
 
-    point, data, steps = run.resume_point, components.data, components.train_loader.steps_per_epoch
+    point = run.resume_point
+    data = components.data
+    steps = components.train_loader.steps_per_epoch
     if point is None or not run.args.run.resume_override:
         return False
     with point.fitting():
@@ -414,7 +440,8 @@ def start(run: Run, components: Components, traval: TraVal, changed: bool) -> No
     """
     from utils.record.summary import announce, save_settings, show_settings, warn_of_little_space
 
-    point, distributed = run.resume_point, run.distributed
+    point = run.resume_point
+    distributed = run.distributed
     announce(run, components)
     for line in run.warnings:
         run.writer.log(f"warning: {line}", to_console=False)
@@ -444,9 +471,17 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
 
     writer = build_writer(run.is_main, None, progress=run.args.logging.progress)
     traval = TraVal(
-        components.model, None, None, components.criterion, components.scaler, run.args, components.validation_loader,
-        distributed=run.distributed, writer=writer, hooks=hooks,
-    )  # fmt: skip
+        components.model,
+        None,
+        None,
+        components.criterion,
+        components.scaler,
+        run.args,
+        components.validation_loader,
+        distributed=run.distributed,
+        writer=writer,
+        hooks=hooks,
+    )
     announce_evaluation(run, components, writer)
     report = traval.validation(0, report=False)
     log_evaluation(run, writer, report)

@@ -27,14 +27,16 @@ class Airbench(nn.Module):
     def __init__(self, classes: int, channels: int, size: int, widths: tuple[int, ...] = WIDTHS) -> None:
         super().__init__()
         side = min(WHITENED, size)
-        before, size = 2 * channels * side**2, size - side + 1
+        before = 2 * channels * side**2
+        size = size - side + 1
         self.whitening = nn.Conv2d(channels, before, side)
         self.whitening.weight.requires_grad_(False)
         nn.init.zeros_(self.whitening.bias)
         layers: list[nn.Module] = [nn.GELU()]
         for width in widths:
             layers.append(_Pair(before, width, pools=size > 1))
-            before, size = width, max(1, size // 2)
+            before = width
+            size = max(1, size // 2)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1], classes, bias=False)
         with torch.no_grad():
@@ -63,9 +65,12 @@ class _Pair(nn.Module):
 
     def __init__(self, before: int, after: int, pools: bool) -> None:
         super().__init__()
-        self.conv1, self.conv2 = _convolution(before, after), _convolution(after, after)
-        self.norm1, self.norm2 = _norm(after), _norm(after)
-        self.pool, self.activation = nn.MaxPool2d(2) if pools else nn.Identity(), nn.GELU()
+        self.conv1 = _convolution(before, after)
+        self.conv2 = _convolution(after, after)
+        self.norm1 = _norm(after)
+        self.norm2 = _norm(after)
+        self.pool = nn.MaxPool2d(2) if pools else nn.Identity()
+        self.activation = nn.GELU()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         images = self.activation(self.norm1(self.pool(self.conv1(images))))
@@ -92,7 +97,8 @@ def whitening_filters(images: torch.Tensor, side: int = WHITENED) -> torch.Tenso
     """
     channels = images.shape[1]
     size = channels * side**2
-    sums, count = torch.zeros(size, size, dtype=torch.float64), 0
+    sums = torch.zeros(size, size, dtype=torch.float64)
+    count = 0
     for some in images.split(CHUNK):
         patches = some.unfold(2, side, 1).unfold(3, side, 1)  # (n, c, h - side + 1, w - side + 1, side, side)
         patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)

@@ -238,7 +238,10 @@ def _torchvision(name: str, settings: ModelSettings, classes: int, channels: int
     if pretrained:  # the weights come with ImageNet's classes
         model = torchvision.models.get_model(name, weights="DEFAULT", **extra)
         if name in _WITH_EXTRA_HEADS:
-            model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
+            model.aux_logits = False
+            model.aux1 = None
+            model.aux2 = None
+            model.AuxLogits = None
             # The network of a checkpoint is then the same without --pretrained; models/pretrained.py compensates.
             model.transform_input = False
         _fit_last_layer(model, classes)

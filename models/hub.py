@@ -29,7 +29,9 @@ def reaching(url: str) -> Iterator[None]:
     from huggingface_hub.utils import logging
 
     why_not = unreachable(url)
-    level, offline, limit = logging.get_verbosity(), constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()
+    level = logging.get_verbosity()
+    offline = constants.HF_HUB_OFFLINE
+    limit = socket.getdefaulttimeout()
     if level == logging.WARNING:  # ``build_model`` reports the outcome once
         logging.set_verbosity_error()
     if why_not:
@@ -50,7 +52,8 @@ def reaching(url: str) -> Iterator[None]:
 def unreachable(url: str) -> str:
     """Why the host of ``url`` cannot be connected to; '' if it can, or if a proxy does so for us."""
     parts = urlsplit(url)
-    host, port = parts.hostname, parts.port or {"http": 80}.get(parts.scheme, 443)
+    host = parts.hostname
+    port = parts.port or {"http": 80}.get(parts.scheme, 443)
     if not host or (getproxies().keys() & {parts.scheme, "all"} and not proxy_bypass(host)):
         return ""
     outcome = [f"no answer within {REACH_SECONDS:g} s"]

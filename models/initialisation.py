@@ -57,7 +57,8 @@ def sincos_positions(rows: int, columns: int, width: int) -> torch.Tensor:
 @torch.no_grad()
 def _embed_positions(model: nn.Module) -> None:
     """Sines and cosines in place of timm's learned ``pos_embed``; zeros for tokens that are no patches."""
-    table, grid = getattr(model, "pos_embed", None), getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    table = getattr(model, "pos_embed", None)
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     rows, columns = grid or (0, 0)
     patches = rows * columns
     if not patches or not isinstance(table, nn.Parameter) or table.ndim != 3 or table.shape[1] < patches:

@@ -65,7 +65,8 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
     wrong with it.
     """
     path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
-    arch, classes = state.get("arch"), state.get("classes")
+    arch = state.get("arch")
+    classes = state.get("classes")
     if not isinstance(arch, str) or not _are_names(classes):
         raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
     if state.get("format") != checkpoint.FORMAT:
@@ -74,14 +75,17 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
         )
     preprocessing = Preprocessing.from_state(state.get("preprocessing"), path)
     settings, fingerprint, progress = (state.get(name) for name in ("settings", "fingerprint", "progress"))
-    settings, has_average = settings if isinstance(settings, dict) else {}, isinstance(state.get("ema"), dict)
+    settings = settings if isinstance(settings, dict) else {}
+    has_average = isinstance(state.get("ema"), dict)
     if raw:
         state = {**state, "ema": None}
     with torch.random.fork_rng(devices=[]):  # the checkpoint's weights replace the random ones
         network = build_model(
-            shape_of(arch, settings), classes=len(classes), channels=preprocessing.channels,
+            shape_of(arch, settings),
+            classes=len(classes),
+            channels=preprocessing.channels,
             image_size=preprocessing.image_size,
-        )  # fmt: skip
+        )
     checkpoint.load_weights(network, checkpoint.weights_of(state, path), str(path))
     if checkpoint.average_moved_since_validation(state) and layers_with_statistics(network):
         warnings.warn(
@@ -90,10 +94,18 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
             stacklevel=2,
         )
     return Loaded(
-        network.eval(), tuple(classes), preprocessing, arch, path, settings,
-        fingerprint if isinstance(fingerprint, str) else None, has_average, bool(state.get("scaler")),
-        progress if isinstance(progress, dict) else None, chosen,
-    )  # fmt: skip
+        network.eval(),
+        tuple(classes),
+        preprocessing,
+        arch,
+        path,
+        settings,
+        fingerprint if isinstance(fingerprint, str) else None,
+        has_average,
+        bool(state.get("scaler")),
+        progress if isinstance(progress, dict) else None,
+        chosen,
+    )
 
 
 def read_checkpoint(path: Path, best: bool | None, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any], str]:
@@ -134,12 +146,14 @@ def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
 
     Equal epochs where the checkpoint does not say, as those of other programs do not.
     """
-    progress, settings = state.get("progress"), state.get("settings")
+    progress = state.get("progress")
+    settings = state.get("settings")
     if not (isinstance(progress, dict) and isinstance(settings, dict)):
         return 0, 0, False
     names = ("best_epoch", "epoch", "stopping_epoch")
     its_best, epoch, improved = (value if isinstance(value := progress.get(name), int) else 0 for name in names)
-    patience, planned = settings.get("early_stopping"), settings.get("epochs")
+    patience = settings.get("early_stopping")
+    planned = settings.get("epochs")
     if not its_best:  # no validated epoch yet
         return epoch, epoch, False
     early = isinstance(patience, int) and isinstance(planned, int) and epoch < planned

@@ -33,7 +33,8 @@ class _Largest(TorchDispatchMode):
 
 def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, device: torch.device) -> None:
     """Raise ``UserError`` if the first step cannot fit ``device``: on a CPU the system may kill the process."""
-    needed, there = step_bytes(settings, model), memory_bytes(device)
+    needed = step_bytes(settings, model)
+    there = memory_bytes(device)
     if needed > there:
         raise UserError(
             f"--optimizer {settings.optimizer}: its first step on this network needs {needed / 1e9:,.0f} GB, and the "

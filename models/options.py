@@ -18,9 +18,20 @@ DROP = ("drop_rate", "dropout")
 DROP_PATH = ("drop_path_rate", "stochastic_depth_prob")
 # What other settings decide, or what would load weights.
 RESERVED = {
-    "self", "num_classes", "in_chans", "img_size", "image_size", "classes", "channels", "size", "weights", "aux_logits",
-    "init_weights", "transform_input", "features",
-}  # fmt: skip
+    "self",
+    "num_classes",
+    "in_chans",
+    "img_size",
+    "image_size",
+    "classes",
+    "channels",
+    "size",
+    "weights",
+    "aux_logits",
+    "init_weights",
+    "transform_input",
+    "features",
+}
 
 
 def options_of(settings: ModelSettings, constructor: Callable[[], Callable[..., Any]]) -> dict[str, Any]:

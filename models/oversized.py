@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-MOST_WEIGHTS, MOST_SHARE = 20_000_000, 0.9  # weights of a linear layer, and its share of the network's parameters
+# weights of a linear layer, and its share of the network's parameters
+MOST_WEIGHTS = 20_000_000
+MOST_SHARE = 0.9
 
 
 def oversized_layer(arch: str, model: nn.Module, image_size: int) -> str | None:

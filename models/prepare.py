@@ -109,7 +109,8 @@ def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> 
 
     Raises ``UserError``.
     """
-    model, epochs = network.model, args.optimisation.epochs
+    model = network.model
+    epochs = args.optimisation.epochs
     twin = spread(args, model, distributed)
     if not args.run.evaluate:
         refuse_beyond_memory(args.optimisation, model, distributed.device)
@@ -117,9 +118,14 @@ def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> 
     average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
     scaler = build_scaler(args.precision, distributed.device)
     return {
-        "model": model, "untrained": network.untrained, "stem": network.stem, "freezing": network.freezing,
-        "ema": average, "optimizer": optimizer, "scaler": scaler,
-    }  # fmt: skip
+        "model": model,
+        "untrained": network.untrained,
+        "stem": network.stem,
+        "freezing": network.freezing,
+        "ema": average,
+        "optimizer": optimizer,
+        "scaler": scaler,
+    }
 
 
 def spread(args: Settings, model: torch.nn.Module, distributed: Distributed) -> torch.nn.Module | None:

@@ -30,7 +30,8 @@ def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_s
     """Which layers of a pretrained ``model`` do not have the library's weights, in words; '' for none."""
     if not settings.pretrained:
         return ""
-    layers, trained = [], classes_of(settings.arch)
+    layers = []
+    trained = classes_of(settings.arch)
     if trained != classes or settings.new_head:
         layers.append(last_layer(classes, trained))
     if small_stem_replaces_convolution(model, image_size):
@@ -53,7 +54,8 @@ def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
     def resolved(use_test_size: bool) -> dict[str, Any]:
         return timm.data.resolve_data_config(pretrained_cfg=config.to_dict(), use_test_size=use_test_size)
 
-    trained, shown = resolved(False), resolved(testing)
+    trained = resolved(False)
+    shown = resolved(testing)
     _, height, width = trained["input_size"]
     if height != width:
         raise UserError(
@@ -70,15 +72,23 @@ def _of_timm(name: str, testing: bool) -> tuple[dict[str, Any], str]:
 def _of_torchvision(name: str) -> tuple[dict[str, Any], str]:
     weights = _torchvision_weights(name)
     shown = weights.transforms()
-    (size,), (resized,) = shown.crop_size, shown.resize_size
-    mean, std = list(shown.mean), list(shown.std)
+    (size,) = shown.crop_size
+    (resized,) = shown.resize_size
+    mean = list(shown.mean)
+    std = list(shown.std)
     if name in ("googlenet", "inception_v3"):
         # Theirs normalise a second time, from ImageNet's mean and std to these; ours do not.
-        mean, std = [0.5] * 3, [0.5] * 3
+        mean = [0.5] * 3
+        std = [0.5] * 3
     values = {
-        "image_size": size, "val_image_size": size, "mean": mean, "std": std, "crop_pct": _share(size, resized),
-        "crop_mode": "center", "interpolation": shown.interpolation.value,
-    }  # fmt: skip
+        "image_size": size,
+        "val_image_size": size,
+        "mean": mean,
+        "std": std,
+        "crop_pct": _share(size, resized),
+        "crop_mode": "center",
+        "interpolation": shown.interpolation.value,
+    }
     return values, f"torchvision's {weights}"
 
 

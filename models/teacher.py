@@ -43,7 +43,8 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     except UserError as error:
         reasons = (line.removeprefix("--pretrained: ").removeprefix(f"{source}: ") for line in error.mistakes)
         raise UserError(*(f"{flag}: {reason}" for reason in reasons)) from error
-    own, theirs = data.preprocessing, known.preprocessing
+    own = data.preprocessing
+    theirs = known.preprocessing
     if own.channels != theirs.channels:
         raise UserError(f"{flag}: sees images of {theirs.channels} channel(s), and the data has {own.channels}")
     order = _order(flag, data.classes, known.classes)
@@ -83,9 +84,11 @@ def _of_library(name: str) -> Known:
     classes = _library_classes(name)
     with torch.random.fork_rng(devices=[]):
         network = build_model(
-            ModelSettings(arch=name, pretrained=True), classes=len(classes), channels=3,
+            ModelSettings(arch=name, pretrained=True),
+            classes=len(classes),
+            channels=3,
             image_size=preprocessing.image_size,
-        )  # fmt: skip
+        )
     return Known(network.eval(), name, classes, preprocessing)
 
 
@@ -93,7 +96,8 @@ def _library_classes(name: str) -> tuple[str, ...]:
     """ImageNet's names (WordNet numbers) of the classes of a library's weights."""
     import timm
 
-    count, names = classes_of(name), timm.data.ImageNetInfo().label_names()
+    count = classes_of(name)
+    names = timm.data.ImageNetInfo().label_names()
     if count != len(names):
         raise UserError(f"its {count} classes are not those of ImageNet-1k, and their names are not known")
     return tuple(names)
@@ -103,7 +107,8 @@ def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Te
     """Where the student's classes are among the teacher's, by name."""
     if list(classes) == list(theirs):
         return None
-    lacking, more = sorted(set(classes) - set(theirs)), sorted(set(theirs) - set(classes))
+    lacking = sorted(set(classes) - set(theirs))
+    more = sorted(set(theirs) - set(classes))
     if lacking or more:
         parts = [f"lacks {_some(lacking)}"] if lacking else []
         parts += [f"has {_some(more)} besides"] if more else []

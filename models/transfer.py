@@ -30,13 +30,15 @@ def load_start(model: nn.Module, state: dict[str, Any], path: Path, new_head: bo
     """
     weights = adapted(model, checkpoint.weights_of(state, path))
     _refuse_other_stem(model, weights, path)
-    head, classes = head_parameters(model), len(output_layers(model)[-1].weight)
+    head = head_parameters(model)
+    classes = len(output_layers(model)[-1].weight)
     trained = next((len(weights[name]) for name in head if name in weights and weights[name].ndim), 0)
     if new_head:
         kept = {name: value for name, value in weights.items() if name not in head}
         checkpoint.load_weights(model, kept | {name: head[name].detach() for name in head}, path)
         return last_layer(classes, trained)
-    anew, theirs = "", ResumePoint(path, state, digest="").classes if names else None
+    anew = ""
+    theirs = ResumePoint(path, state, digest="").classes if names else None
     if theirs is not None and len(theirs) == trained and theirs != tuple(names) and set(theirs) & set(names):
         weights, anew = _by_name(head, weights, theirs, names)
     found = checkpoint.misfits(model, weights)
@@ -81,7 +83,8 @@ def _by_name(
 
 def _refuse_other_stem(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Raise ``UserError`` if the size of the images has made the first convolution another one (``stem_line``)."""
-    stored, own = weights.get("conv1.weight"), model.state_dict().get("conv1.weight")
+    stored = weights.get("conv1.weight")
+    own = model.state_dict().get("conv1.weight")
     kernels = [weight.shape[-1] for weight in (stored, own) if weight is not None and weight.ndim == 4]
     if len(kernels) == 2 and kernels[0] != kernels[1] and is_timm_resnet(model):
         sizes = f"{SMALL_IMAGE} or less" if kernels[0] == 3 else f"{SMALL_IMAGE + 1} or more"

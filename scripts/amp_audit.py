@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from utils.checkpoint.resume import ResumePoint
 
 NAME = "amp_audit.py"
-BATCHES, TOP = 3, 10
+BATCHES = 3
+TOP = 10
 
 
 @dataclass
@@ -65,9 +66,14 @@ def main(argv: list[str]) -> int:
             folder = make_folder(own.output or default_folder(own, args, source))
             print("\n".join(header(args, subject, distributed)), flush=True)
             result = audit(
-                subject.model, subject.passes, subject.criterion, distributed.device,
-                scale=subject.scale, float64=own.float64, seed=subject.seed,
-            )  # fmt: skip
+                subject.model,
+                subject.passes,
+                subject.criterion,
+                distributed.device,
+                scale=subject.scale,
+                float64=own.float64,
+                seed=subject.seed,
+            )
         except torch.OutOfMemoryError as error:
             raise UserError("--batch-size: the audit does not fit into the device's memory; lower it") from error
     print_report(own, args, subject, result)
@@ -86,9 +92,10 @@ def build_parser() -> ToolParser:
     parser.add_argument("--top", type=whole(0), default=TOP, metavar="N", help=f"layers in the table [{TOP}]")
     parser.add_argument("--output", metavar="DIR", help="folder of the files [audits/DATANAME_ARCH]")
     parser.add_argument(
-        "--fail-on-findings", action="store_true",
+        "--fail-on-findings",
+        action="store_true",
         help="exit code 1 if there is a finding that ordinary loss scaling does not fix",
-    )  # fmt: skip
+    )
     return parser
 
 
@@ -146,10 +153,12 @@ def from_training(
     from utils.record.run import Run
 
     components = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=resume_point))
-    scale, weights = args.precision.init_scale, f"fresh weights from seed {args.run.seed}"
+    scale = args.precision.init_scale
+    weights = f"fresh weights from seed {args.run.seed}"
     if resume_point is not None:
         checkpoint.load_weights(components.model, resume_point.read()["model"], str(resume_point.path))
-        scale, weights = resume_point.state["scaler"].get("scale", scale), f"weights of {resume_point.path}"
+        scale = resume_point.state["scaler"].get("scale", scale)
+        weights = f"weights of {resume_point.path}"
     elif args.model.weights or args.model.pretrained:
         weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
     batches = itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)
@@ -199,7 +208,8 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
 
-    device, (channels, size, _) = distributed.device, dump["image_shape"]
+    device = distributed.device
+    (channels, size, _) = dump["image_shape"]
     settings = dataclasses.replace(args.model, arch=dump["arch"], pretrained=False, weights=None, init="default")
     model = build_model(settings, classes=len(dump["classes"]), channels=channels, image_size=size).to(device)
     checkpoint.load_weights(model, dump["model"], own.batch)
@@ -217,9 +227,13 @@ def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], dis
 
 
 def reproduce(
-    dump: dict[str, Any], model: torch.nn.Module, criterion: torch.nn.Module, passes: list[AuditBatch], penalty: float,
+    dump: dict[str, Any],
+    model: torch.nn.Module,
+    criterion: torch.nn.Module,
+    passes: list[AuditBatch],
+    penalty: float,
     device: torch.device,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Repeat the step in its own format and scale; returns lines about where it is not finite."""
     from types import SimpleNamespace
 
@@ -308,10 +322,15 @@ def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Aud
 
     about = {
         "command": [NAME, *argv],
-        "network": args.model.arch, "data": args.data.dataname, "weights": subject.weights, "device": device,
+        "network": args.model.arch,
+        "data": args.data.dataname,
+        "weights": subject.weights,
+        "device": device,
         "batches": [{"images": list(batch.images.shape), "weight": batch.weight} for batch in subject.passes],
-        "saved_step": subject.lines, "versions": versions(), "settings": args.values(),
-    }  # fmt: skip
+        "saved_step": subject.lines,
+        "versions": versions(),
+        "settings": args.values(),
+    }
     title = f"{args.model.arch} on {args.data.dataname}, {device}: {len(subject.passes)} batch(es), {subject.weights}"
     try:
         text = json.dumps(as_json(result, about, args.precision.fp32_layers or ()), indent=1, allow_nan=False)

@@ -66,25 +66,33 @@ def main(argv: list[str]) -> int:
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument(
-        "--checkpoints", nargs="+", required=True, metavar="PATH",
+        "--checkpoints",
+        nargs="+",
+        required=True,
+        metavar="PATH",
         help="checkpoint files, or run folders, which stand for their newest one, after early stopping their best",
-    )  # fmt: skip
+    )
     add_best(parser)
     parser.add_argument("--output", required=True, metavar="FILE", help="the checkpoint to write")
     parser.add_argument(
-        "--method", choices=("uniform", "greedy"), default="uniform",
+        "--method",
+        choices=("uniform", "greedy"),
+        default="uniform",
         help="uniform: the mean of all; greedy: from the best on, each that does not harm the soup [uniform]",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--choose-on", choices=("validation", "half"), default="validation",
+        "--choose-on",
+        choices=("validation", "half"),
+        default="validation",
         help="greedy: choose on all validation images, or on half of them and report on the other half [validation]",
-    )  # fmt: skip
+    )
     return parser
 
 
 def refuse_mistakes(own: argparse.Namespace) -> None:
     """Raise ``UserError`` for what cannot be done, before any work."""
-    mistakes, output = [], Path(own.output)
+    mistakes = []
+    output = Path(own.output)
     if len(own.checkpoints) < 2:
         mistakes.append("--checkpoints: give two or more to average")
     if own.choose_on == "half" and own.method != "greedy":
@@ -137,13 +145,22 @@ class Kitchen:
         point = ResumePoint(first.path, first.description, digest="")
         self.components = build(Run(args, distributed, resume_point=point))
         point.refuse_other_data(self.components.data.classes, None)
-        self.model, self.args, self.distributed = self.components.model, args, distributed
+        self.model = self.components.model
+        self.args = args
+        self.distributed = distributed
         self.choosing, self.reporting = halves(self.components.validation_loader, args.run.seed, choose_on)
         self.choosing_images = len(self.choosing.source) // (1 if choose_on == "validation" else 2)
         self.traval = TraVal(
-            self.model, None, None, self.components.criterion, self.components.scaler, args, self.choosing,
-            distributed=distributed, writer=RunWriter(None, progress=args.logging.progress),
-        )  # fmt: skip
+            self.model,
+            None,
+            None,
+            self.components.criterion,
+            self.components.scaler,
+            args,
+            self.choosing,
+            distributed=distributed,
+            writer=RunWriter(None, progress=args.logging.progress),
+        )
 
     def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:
         """A line for each ingredient that may have been trained on images with which it is scored."""
@@ -177,9 +194,14 @@ class Kitchen:
         load_weights(self.model, weights, "--checkpoints")
         if mixed:
             recompute(
-                self.model, self.components.train_loader, 0, self.args.average.ema_bn_batches, self.distributed,
-                self.traval.autocast, lambda: None,
-            )  # fmt: skip
+                self.model,
+                self.components.train_loader,
+                0,
+                self.args.average.ema_bn_batches,
+                self.distributed,
+                self.traval.autocast,
+                lambda: None,
+            )
         self.traval.validation_loader = images
         report = self.traval.validation(0, report=False)
         print(

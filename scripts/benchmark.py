@@ -63,10 +63,18 @@ def main(argv: list[str]) -> int:
         from scripts.benchmarks.measure import Setup
 
         setup = Setup(
-            seconds=own.seconds, threads=threads_per_process(1), device=distributed.device, scratch=Path(scratch),
-            environ=environ, on_cpu=own.device != "cuda", mnist=own.mnist, cifar10=own.cifar10, images=own.images,
-            timm_train=own.timm_train, tiny=own.tiny,
-        )  # fmt: skip
+            seconds=own.seconds,
+            threads=threads_per_process(1),
+            device=distributed.device,
+            scratch=Path(scratch),
+            environ=environ,
+            on_cpu=own.device != "cuda",
+            mnist=own.mnist,
+            cifar10=own.cifar10,
+            images=own.images,
+            timm_train=own.timm_train,
+            tiny=own.tiny,
+        )
         return benchmark(own, setup)
 
 
@@ -143,7 +151,8 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
     if not rows:
         raise UserError("nothing could be measured; see the lines above")
     report.draw(folder / "benchmark.png", f"{machine}\n{how}", rows)
-    missed, failed = sum(row.missed for row in rows), sum(bool(row.failure) for row in rows)
+    missed = sum(row.missed for row in rows)
+    failed = sum(bool(row.failure) for row in rows)
     print(
         "\nRatio: median of the rounds' own ratios, ours / the other; of seconds the difference, ours - the other. "
         f"Min - max: of the rounds.\nTargets missed: {missed} of {sum(row.target is not None for row in rows)}"
@@ -158,14 +167,20 @@ def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Mat
     from scripts.benchmarks import augment, efficiency, gpu, loading, records, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
-        "efficiency": efficiency.efficiency, "data": loading.data_path, "augment": augment.augment,
+        "efficiency": efficiency.efficiency,
+        "data": loading.data_path,
+        "augment": augment.augment,
         "decode": loading.decode,
-        "start-up": start_up.start_up, "records": records.records, "ranks": efficiency.ranks,
-        "resnet50-fp16": partial(gpu.resnet50, amp="fp16"), "resnet50-bf16": partial(gpu.resnet50, amp="bf16"),
+        "start-up": start_up.start_up,
+        "records": records.records,
+        "ranks": efficiency.ranks,
+        "resnet50-fp16": partial(gpu.resnet50, amp="fp16"),
+        "resnet50-bf16": partial(gpu.resnet50, amp="bf16"),
         "resnet50-compiled": partial(gpu.resnet50, amp="fp16", compiled=True),
         "resident": gpu.resident,
-        "jpeg-resnet18": partial(gpu.jpeg, arch="resnet18"), "jpeg-resnet50": partial(gpu.jpeg, arch="resnet50"),
-    }  # fmt: skip
+        "jpeg-resnet18": partial(gpu.jpeg, arch="resnet18"),
+        "jpeg-resnet50": partial(gpu.jpeg, arch="resnet50"),
+    }
     for part in PARTS:
         if only is None or part in only:
             if reason := unfit(part, setup):

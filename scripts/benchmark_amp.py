@@ -42,10 +42,20 @@ FORMATS = ("fp32", "tf32", "fp16", "bf16")
 KINDS = {
     "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3},
     "--arch": {"image_size": 224, "classes": 1000, "batch_size": 128, "steps": 20, "rounds": 3},
-    "--accounting": {"image_size": 32, "classes": 10, "batch_size": 128, "steps": 50, "rounds": 6, "amp": None,
-                     "ema_decay": None},
-}  # fmt: skip
-BARE, OURS, AVERAGE, STATISTICS = "bare loop", "TraVal.training_step", "with a moving average", "batch-norm statistics"
+    "--accounting": {
+        "image_size": 32,
+        "classes": 10,
+        "batch_size": 128,
+        "steps": 50,
+        "rounds": 6,
+        "amp": None,
+        "ema_decay": None,
+    },
+}
+BARE = "bare loop"
+OURS = "TraVal.training_step"
+AVERAGE = "with a moving average"
+STATISTICS = "batch-norm statistics"
 COLUMNS = {BARE: "bare", OURS: "training_step", AVERAGE: "average", STATISTICS: "statistics"}
 COSTS = {
     OURS: "Accounting costs {}.",
@@ -140,7 +150,8 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
         return 0
 
     folder = make_folder(own.output)
-    place, what = device_name(device), f"{workload.text}, {own.rounds} rounds of {own.steps} steps"
+    place = device_name(device)
+    what = f"{workload.text}, {own.rounds} rounds of {own.steps} steps"
     header = f"{place}, torch {torch.__version__}: {what}"
     print(header, flush=True)
     results = [Result(row) for row in rows]
@@ -251,7 +262,8 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     args = accounting_settings(own, device)
     workload = make_workload(own)
     folder = make_folder(own.output)
-    place, what = device_name(device), f"{workload.text}, mixed precision {args.precision.amp}"
+    place = device_name(device)
+    what = f"{workload.text}, mixed precision {args.precision.amp}"
     print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps each", flush=True)
     sides = loops(args, workload, distributed)
     with ProgressBar(own.rounds) as progress:
@@ -298,7 +310,8 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
     from utils.optim.batch_norm_statistics import layers_with_statistics
 
     torch.manual_seed(0)
-    batches, network = workload.make_batches(distributed.device), workload.build().to(distributed.device)
+    batches = workload.make_batches(distributed.device)
+    network = workload.build().to(distributed.device)
     bare = copy.deepcopy(network), batches, workload.criterion, args.precision, distributed.device
     without = dataclasses.replace(args, average=dataclasses.replace(args.average, ema_decay=None))
     sides = {
@@ -319,11 +332,21 @@ def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settin
     from utils.config.groups.precision import PrecisionSettings
     from utils.precision.amp import resolve_amp
 
-    return arguments.parse([
-        "--amp", resolve_amp(PrecisionSettings(amp=own.amp), device), "--init-scale", "1024", "--device", device.type,
-        "--print-freq", str(max(own.steps, WARM_UP_STEPS)), "--batch-size", str(own.batch_size),
-        *(["--ema-decay", own.ema_decay] if own.ema_decay else []),
-    ])  # fmt: skip
+    return arguments.parse(
+        [
+            "--amp",
+            resolve_amp(PrecisionSettings(amp=own.amp), device),
+            "--init-scale",
+            "1024",
+            "--device",
+            device.type,
+            "--print-freq",
+            str(max(own.steps, WARM_UP_STEPS)),
+            "--batch-size",
+            str(own.batch_size),
+            *(["--ema-decay", own.ema_decay] if own.ema_decay else []),
+        ]
+    )
 
 
 def accounted(
@@ -347,10 +370,17 @@ def accounted(
         plan=SimpleNamespace(step_indices=lambda *_: batch.indices),
     )
     traval = TraVal(
-        network, loader, torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9), torch.nn.CrossEntropyLoss(),
-        build_scaler(args.precision, distributed.device), args, None, distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1), ema=build_average(network, args.average, args.optimisation.epochs),
-    )  # fmt: skip
+        network,
+        loader,
+        torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9),
+        torch.nn.CrossEntropyLoss(),
+        build_scaler(args.precision, distributed.device),
+        args,
+        None,
+        distributed=distributed,
+        lr_policy=LRPolicy("constant", LR, 1),
+        ema=build_average(network, args.average, args.optimisation.epochs),
+    )
 
     def run(steps: int) -> None:
         for number in range(steps):

@@ -39,12 +39,38 @@ def main(argv: list[str]) -> int:
     from scripts.benchmarks.techniques import cost
 
     chosen = [one for one in TECHNIQUES if not own.only or one.name in own.only]
-    step = ["--dataname", "synthetic", "--image-size", str(own.image_size), "--arch", own.arch,
-            "--batch-size", str(own.batch_size), "--device", own.device, "--print-freq", "1000"]  # fmt: skip
+    step = [
+        "--dataname",
+        "synthetic",
+        "--image-size",
+        str(own.image_size),
+        "--arch",
+        own.arch,
+        "--batch-size",
+        str(own.batch_size),
+        "--device",
+        own.device,
+        "--print-freq",
+        "1000",
+    ]
     with TemporaryDirectory() as scratch:
         tree = jpeg_tree(own.images, Path(scratch))
-        loading = ["--dataname", "folder", "--datapath", str(tree), "--arch", "fc", "--workers", str(own.workers),
-                   "--loader", "stream", "--batch-size", "32", "--device", own.device]  # fmt: skip
+        loading = [
+            "--dataname",
+            "folder",
+            "--datapath",
+            str(tree),
+            "--arch",
+            "fc",
+            "--workers",
+            str(own.workers),
+            "--loader",
+            "stream",
+            "--batch-size",
+            "32",
+            "--device",
+            own.device,
+        ]
         base = {STEP: step, LOADING: loading, VALIDATION: step}
         units = {STEP: own.steps, LOADING: LOADED_BATCHES * own.steps, VALIDATION: 1}
         rows = []

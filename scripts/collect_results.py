@@ -30,13 +30,21 @@ from utils.config.settings import Settings, UserError
 
 NAME = "collect_results.py"
 ROOT = Path(__file__).resolve().parent.parent
-KEPT, PAGE = ROOT / "results", ROOT / "docs" / "results.md"
+KEPT = ROOT / "results"
+PAGE = ROOT / "docs" / "results.md"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
 # Flags that say nothing of the result: where a run is made and shown, and where its first command was to cut it.
 OF_THE_PLACE = {
-    "--output", "--resume", "--resume-override", "--seed", "--name", "--gpu-ids", "--max-steps", "--progress",
+    "--output",
+    "--resume",
+    "--resume-override",
+    "--seed",
+    "--name",
+    "--gpu-ids",
+    "--max-steps",
+    "--progress",
     "--no-progress",
-}  # fmt: skip
+}
 HEAD = """# Results
 
 Made by `python scripts/collect_results.py` from the runs in `results/`, never by hand. Top-1 is that of the validation
@@ -96,7 +104,8 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
     Runs share a row if they agree in recipe, machine, --name, what they chose by measurement (``--amp auto``) and,
     where the images are the user's own, their folder.
     """
-    rows, counted = [], []
+    rows = []
+    counted = []
     for recipe in known:
         line = ["--config", recipe.name]
         try:
@@ -165,7 +174,8 @@ def spread(values: Sequence[float]) -> str:
 
 def command(run: RunResult) -> str:
     """The run's command without the flags of its place, and with DATA for the folder of the images."""
-    words, kept = shlex.split(run.command), []
+    words = shlex.split(run.command)
+    kept = []
     while words:
         word = words.pop(0)
         flag, equals, _ = word.partition("=")
@@ -199,7 +209,8 @@ def keep(recipe: str, run: RunResult) -> None:
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
         if name == "log.txt":  # the result alone, whether early stopping was its end, and where it went on
-            lines, told = text.splitlines(keepends=True), (STOPPED_EARLY, WHERE)
+            lines = text.splitlines(keepends=True)
+            told = (STOPPED_EARLY, WHERE)
             text = "".join(line for line in lines if " val_top1=" in line or any(one.match(line) for one in told))
         (folder / name).write_text(text, encoding="utf-8")
 

@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
     chosen = dataclasses.replace(Chosen.of(own), device="cpu", amp="off", tta="none")
     ours = predict_split(dataclasses.replace(loaded, settings=settings), chosen)
     with tempfile.TemporaryDirectory() as folder:
-        timm_file, onnx_file = Path(folder, "model.safetensors"), Path(folder, "model.onnx")
+        timm_file = Path(folder, "model.safetensors")
+        onnx_file = Path(folder, "model.onnx")
         steps.write("timm", subject, timm_file, images.noise(subject.shape))
         steps.write("onnx", subject, onnx_file, images.noise(subject.shape))
         network = onnx_files.OnnxNetwork(onnx_file, subject)
@@ -107,7 +108,8 @@ def in_timm(folder: str, subject: Subject, ours: Predictions) -> tuple[torch.Ten
 
     network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=network))
-    logits, pixels = [], []
+    logits = []
+    pixels = []
     with torch.inference_mode():
         for first in range(0, len(ours), BATCH):
             batch = []
@@ -136,13 +138,15 @@ def compared(path: str, theirs: torch.Tensor, subject: Subject) -> Pixels:
     left, top, right, bottom = place.box
     box = decoded[:, top:bottom, left:right]
     own, own_place = decode_box(path, view, shown.colour)
-    ours, levels = view.show(own, own_place), (255 * (theirs * std + mean)).round()
+    ours = view.show(own, own_place)
+    levels = (255 * (theirs * std + mean)).round()
     same_way = own.shape == box.shape and not turned
     return Pixels(
         float((own.double() - box.double()).abs().max()) if same_way else math.nan,
         float((ours - view.show(own.double(), own_place)).abs().max()),
-        float((levels - view.show(box.double(), place)).abs().max()), float((ours != levels).float().mean()),
-    )  # fmt: skip
+        float((levels - view.show(box.double(), place)).abs().max()),
+        float((ours != levels).float().mean()),
+    )
 
 
 # ------------------------------------------------------------------------------------------- output
@@ -156,18 +160,26 @@ def report(ours: Predictions, rows: dict[str, torch.Tensor]) -> str:
         other = int((logits.argmax(1) != ours.logits.argmax(1)).sum())
         apart = (logits - ours.logits).abs().amax(1)
         lines.append(
-            [name, f"{right:,}", f"{100 * right / len(ours):.2f}", f"{other:,}", f"{apart.median():.1e}",
-             f"{apart.max():.1e}"]
-        )  # fmt: skip
+            [
+                name,
+                f"{right:,}",
+                f"{100 * right / len(ours):.2f}",
+                f"{other:,}",
+                f"{apart.median():.1e}",
+                f"{apart.max():.1e}",
+            ]
+        )
     heads = ["", "right", "top-1 %", "other answers", "logits differ: median", "most"]
     return f"{len(ours):,} validation images, in float32\n{table(heads, lines)}"
 
 
 def pixel_report(pixels: list[Pixels]) -> str:
     """Where the pixels differ, and by how much."""
-    count, same = len(pixels), sum(one.decoded == 0 for one in pixels)
+    count = len(pixels)
+    same = sum(one.decoded == 0 for one in pixels)
     turned = sum(math.isnan(one.decoded) for one in pixels)
-    ours, theirs = max(one.ours for one in pixels), max(one.theirs for one in pixels)
+    ours = max(one.ours for one in pixels)
+    theirs = max(one.theirs for one in pixels)
     most = max((one.decoded for one in pixels if one.decoded > 0), default=0)
     decoded = [f"{same:,} of {count:,} files give the same pixels here and in Pillow"]
     decoded += [f"those of {count - same - turned:,} differ by up to {most:.0f} levels"] * (most > 0)
@@ -189,7 +201,8 @@ def differences(ours: Predictions, theirs: torch.Tensor) -> str:
     for place in places[:SHOWN]:
         margin = _margin(ours.logits[place])
         best, other = (ours.classes[int(logits[place].argmax())] for logits in (ours.logits, theirs))
-        path, label = Path(ours.ids[place]), ours.classes[int(ours.labels[place])]
+        path = Path(ours.ids[place])
+        label = ours.classes[int(ours.labels[place])]
         rows.append([f"{path.parent.name}/{path.name}", label, best, other, f"{margin:.4f}"])
     usual = float(sorted(_margin(row) for row in ours.logits)[len(ours) // 2])
     more = f" (not shown: {len(places) - SHOWN:,} more)" if len(places) > SHOWN else ""

@@ -135,7 +135,8 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; of a run to resume, only the settings are used."""
-    args, resume_point = arguments.parse(list(flags)), None
+    args = arguments.parse(list(flags))
+    resume_point = None
     if args.run.resume:
         from utils.checkpoint.resume import find
 
@@ -194,16 +195,22 @@ def measured_values(args: Settings, now: Settings) -> dict[str, Any]:
 
 
 def build_variant(
-    flags: list[str], components: Components, distributed: Distributed, before: TrainingSetup,
+    flags: list[str],
+    components: Components,
+    distributed: Distributed,
+    before: TrainingSetup,
     changes: tuple[Change, ...],
-) -> TrainingSetup:  # fmt: skip
+) -> TrainingSetup:
     """``before`` with the last of ``changes``, all added to ``flags``; what does not change is shared."""
     from models.prepare import what_trains
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
 
-    change, data, loader, traval = changes[-1], components.data, before.loader, before.traval
+    change = changes[-1]
+    data = components.data
+    loader = before.loader
+    traval = before.traval
     threads = change.threads or before.threads
     if change.threads:
         return TrainingSetup(before.args, loader, traval, before.epochs, threads)
@@ -211,9 +218,11 @@ def build_variant(
     args = args.with_values(**measured_values(args, before.args))
     if change.part == "loader":
         loader = loaders(
-            stand_in(data) if "resident" in change.flags else data, args, distributed,
+            stand_in(data) if "resident" in change.flags else data,
+            args,
+            distributed,
             channels_last=loader.transform.channels_last,
-        )[0]  # fmt: skip
+        )[0]
         return TrainingSetup(args, loader, traval, before.epochs, threads)
     network = build_network(args, data, distributed)
     loader = copy.copy(loader)
@@ -252,9 +261,11 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
-        "measured": measured_values(settings(flags), now.args), "room": room, "seconds": own.seconds,
+        "measured": measured_values(settings(flags), now.args),
+        "room": room,
+        "seconds": own.seconds,
         "largest": own.largest_batch,
-    }  # fmt: skip
+    }
     command = [sys.executable, str(Path(__file__).resolve()), *flags, "--memory-of", json.dumps(task)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     figures: dict[str, Any] = {}
@@ -287,7 +298,8 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
     run = Run(args.with_values(**task["measured"]), distributed)
     data = read_data(run).shown_to(None, args.data)
     train = training_on_random(run.args, data, build_loss(run, data), distributed)
-    room, size = CpuRoom(train, task["room"], task["seconds"]), args.data.batch_size
+    room = CpuRoom(train, task["room"], task["seconds"])
+    size = args.data.batch_size
     room(size)
     print(json.dumps({"step_bytes": room.grown[size]}), flush=True)  # at once: the search may end this process
     if task["largest"]:
@@ -310,9 +322,14 @@ def training_on_random(
         network = build_network(args, data, distributed)
         loader = no_loader((data.spec.channels, data.image_size, data.image_size))
         components = Components(
-            **what_trains(args, network, distributed), data=data, train_loader=loader, validation_loader=None,
-            loader_choice="", lr_policy=None, criterion=criterion,
-        )  # fmt: skip
+            **what_trains(args, network, distributed),
+            data=data,
+            train_loader=loader,
+            validation_loader=None,
+            loader_choice="",
+            lr_policy=None,
+            criterion=criterion,
+        )
         traval = build_traval(args, components, distributed)
         return train_on_random(traval, size, len(data.classes), network.channels_last)
 

@@ -70,9 +70,11 @@ def build_parser() -> ToolParser:
     parser.usage = f"python scripts/{NAME} RUN [flag ...]"
     add_run_arguments(parser)
     parser.add_argument(
-        "--split", choices=("train", "val", "test"), default="val",
+        "--split",
+        choices=("train", "val", "test"),
+        default="val",
         help="val: what main.py validates on; train: without augmentation; test: a test/ beside val/ [val]",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--datapath",
         metavar="FOLDER",
@@ -172,7 +174,8 @@ def validated_on(own: argparse.Namespace, place: object) -> bool:
         return True
     if own.split == "train" or not isinstance(place, str):
         return False
-    root, its_root = Path(own.datapath or place), Path(place)
+    root = Path(own.datapath or place)
+    its_root = Path(place)
     read = test_folder(root) if own.split == "test" else validation_folder(root) or root
     theirs = validation_folder(its_root) or its_root  # test/ where there is no val/
     return read is not None and os.path.realpath(read) == os.path.realpath(theirs)

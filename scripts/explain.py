@@ -60,10 +60,12 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     add_run_arguments(parser)
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGES",
+        "images",
+        nargs="+",
+        metavar="IMAGES",
         help=f"files, folders with all below them, patterns, @FILE for a list with a name on each line, - for standard "
         f"input; the first {MOST_IMAGES} are shown",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--target", metavar="CLASS", help="what to explain: a class by its name, or its number from 0 [the prediction]"
     )
@@ -90,7 +92,9 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     loaded = open_run(own.run, own.raw, own.device, best=own.best)
     target = None if own.target is None else class_number(own.target, loaded.classes)
     predictor = Predictor(loaded, own)
-    explained, title, together = [], "", min(predictor.batch_size, 16)
+    explained = []
+    title = ""
+    together = min(predictor.batch_size, 16)
     with enough_memory(together):
         for batch in stream(names, loaded.preprocessing, together, 0, device=predictor.device):
             readable = [place for place, error in enumerate(batch.errors) if error is None]
@@ -120,8 +124,11 @@ def explain_batch(
     shown = [number for number, is_finite in zip(readable, finite.tolist(), strict=True) if is_finite]
     if not shown:
         return []
-    images, logits, explained = batch.images[shown], logits[finite], []
-    shares, predicted = logits.softmax(1), logits.argmax(1)
+    images = batch.images[shown]
+    logits = logits[finite]
+    explained = []
+    shares = logits.softmax(1)
+    predicted = logits.argmax(1)
     wanted = predicted.tolist() if target is None else [target] * len(images)
     maps = heat_map(loaded, images, wanted)
     pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()

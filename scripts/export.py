@@ -71,17 +71,21 @@ def build_parser() -> ToolParser:
     add_run(parser)
     parser.add_argument("--to", required=True, choices=tuple(FORMATS), help="the format, named after what loads it")
     parser.add_argument(
-        "--output", required=True, metavar="PATH",
+        "--output",
+        required=True,
+        metavar="PATH",
         help="a new folder, or for one with a file ending (.onnx, .pt2, .safetensors, .pth) the file",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--with-preprocessing", action="store_true",
+        "--with-preprocessing",
+        action="store_true",
         help="onnx, torch-export: takes uint8 images of the network's size and gives probabilities",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--quantise", choices=("dynamic", "static"),
+        "--quantise",
+        choices=("dynamic", "static"),
         help="onnx: 8 bits; the range of a layer's inputs is measured in each batch, or fixed on training images",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--calibration-images", type=whole(1, 10**5), default=256, metavar="N", help="--quantise static: how many [256]"
     )

@@ -107,7 +107,8 @@ class Display:
     def __init__(self, ramp: Ramp, progress: bool) -> None:
         from tqdm import tqdm
 
-        self.every, self.steps = max(1, ramp.steps // LINES), 0
+        self.every = max(1, ramp.steps // LINES)
+        self.steps = 0
         disabled = not (progress and sys.stderr.isatty())
         self.bar = tqdm(total=ramp.steps, unit="step", desc="Range test", leave=False, disable=disabled)
 

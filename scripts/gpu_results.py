@@ -37,7 +37,10 @@ from utils.config.settings import UserError
 NAME = "gpu_results.py"
 LEFT = 75  # run me again
 LEAST_SECONDS = 60  # with which a piece that resumes is begun
-DONE, FAILED, OMITTED, WAITING = "done", "failed", "left out", "waiting"
+DONE = "done"
+FAILED = "failed"
+OMITTED = "left out"
+WAITING = "waiting"
 
 
 def main(argv: list[str]) -> int:
@@ -70,9 +73,11 @@ def build_parser() -> ToolParser:
     parser.add_argument("--only", nargs="+", choices=names, metavar="PIECE", help="these pieces alone; see --list")
     parser.add_argument("--list", action="store_true", help="print the pieces and measure nothing")
     parser.add_argument(
-        "--seconds-limit", type=whole(SAVING_SECONDS + 10, 10**6), metavar="N",
+        "--seconds-limit",
+        type=whole(SAVING_SECONDS + 10, 10**6),
+        metavar="N",
         help="end before this many seconds have passed, with what is finished by then",
-    )  # fmt: skip
+    )
     parser.add_argument("--cifar10", metavar="DIR", help="CIFAR-10 as for main.py")
     parser.add_argument("--imagenette", metavar="DIR", help="JPEG files in class folders below train/ and val/")
     parser.add_argument("--timm-train", metavar="FILE", help="timm's train.py")
@@ -91,9 +96,11 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     own = build_parser().parse_args(argv)
     mistakes = []
     for name, exists, kind in (
-        ("cifar10", os.path.isdir, "folder"), ("imagenette", os.path.isdir, "folder"),
-        ("timm_train", os.path.isfile, "file"), ("airbench", os.path.isfile, "file"),
-    ):  # fmt: skip
+        ("cifar10", os.path.isdir, "folder"),
+        ("imagenette", os.path.isdir, "folder"),
+        ("timm_train", os.path.isfile, "file"),
+        ("airbench", os.path.isfile, "file"),
+    ):
         value = getattr(own, name)
         if value is not None and not exists(value):
             mistakes.append(f"--{name.replace('_', '-')} {value}: no such {kind}")
@@ -168,7 +175,9 @@ def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
         print(f"{piece.name}: {why}", flush=True)
         return result(piece, WAITING, why)
     print(f"{piece.name}: {piece.what}, about {piece.seconds} s", flush=True)
-    job.name, began, before = piece.name, time.monotonic(), nvidia_smi()
+    job.name = piece.name
+    began = time.monotonic()
+    before = nvidia_smi()
     job.log.parent.mkdir(exist_ok=True)
     job.log.unlink(missing_ok=True)
     try:
@@ -185,8 +194,12 @@ def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
         return result(piece, FAILED, why)
     took = round(time.monotonic() - began, 1)
     done = result(piece, DONE, "", lines) | {
-        "seconds": took, "tiny": job.own.tiny, "gpu before": before, "gpu after": nvidia_smi(), "machine": about,
-    }  # fmt: skip
+        "seconds": took,
+        "tiny": job.own.tiny,
+        "gpu before": before,
+        "gpu after": nvidia_smi(),
+        "machine": about,
+    }
     report.replace(job.folder / "pieces" / f"{piece.name}.json", report.as_json(done))
     shown = [report.cells(piece.name, line) for line in lines]
     print("\n".join("    " + "  ".join(filter(None, cells[1:])) for cells in shown), f"  [{took:.0f} s]", flush=True)

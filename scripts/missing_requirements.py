@@ -10,9 +10,12 @@ from pathlib import Path
 
 # Packages that are imported by another name.
 MODULES = {
-    "scikit-learn": "sklearn", "PyYAML": "yaml", "pillow": "PIL", "pytest-xdist": "xdist",
+    "scikit-learn": "sklearn",
+    "PyYAML": "yaml",
+    "pillow": "PIL",
+    "pytest-xdist": "xdist",
     "pytest-timeout": "pytest_timeout",
-}  # fmt: skip
+}
 
 
 def missing(path):

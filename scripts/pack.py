@@ -81,27 +81,32 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=True)
     parser.add_argument("--output", metavar="DIR", help="folder of the shards")
     parser.add_argument(
-        "--format", choices=("keep", "jpeg", "png", "raw"),
+        "--format",
+        choices=("keep", "jpeg", "png", "raw"),
         help="keep the files' bytes, or store JPEG, PNG or plain uint8 pixels [keep; jpeg with --resize; raw for "
         "images in memory]",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--resize", type=whole(8, 8192), metavar="PIXELS",
+        "--resize",
+        type=whole(8, 8192),
+        metavar="PIXELS",
         help="make the shorter side of training images this long where it is longer",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--resize-validation", action="store_true",
+        "--resize-validation",
+        action="store_true",
         help="shrink validation images as well: a network's accuracy on them differs from that on the files",
-    )  # fmt: skip
+    )
     parser.add_argument("--quality", type=whole(1, 100), help=f"quality of JPEG files that are made anew [{QUALITY}]")
     parser.add_argument(
         "--shard-samples", type=whole(1), default=2000, metavar="N", help="images of a shard at most [2000]"
     )
     parser.add_argument(
-        "--verify", metavar="DIR",
+        "--verify",
+        metavar="DIR",
         help="only read the shards in DIR again and compare every byte; of tar files without checksums, headers and "
         "sizes",
-    )  # fmt: skip
+    )
     return parser
 
 
@@ -123,7 +128,8 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
         raise UserError(f"--quality is for --format jpeg, not {chosen}; remove one")
     if own.resize_validation and not own.resize:
         raise UserError("--resize-validation needs --resize PIXELS; give both, or neither")
-    colour, check = Colour(SPECS[args.data.dataname].colour, args.data.pixel_range), args.data.skip_bad_images
+    colour = Colour(SPECS[args.data.dataname].colour, args.data.pixel_range)
+    check = args.data.skip_bad_images
     training = validation = Encoding(chosen, own.resize, own.quality or QUALITY, colour, check)
     if own.resize and not own.resize_validation and not in_memory:
         validation = dataclasses.replace(training, format="keep", resize=None)
@@ -136,7 +142,8 @@ def refuse_place(output: str, data: DataSettings) -> None:
 
     if data.datapath is None:
         return
-    root, place = Path(data.datapath).resolve(), Path(output).resolve()
+    root = Path(data.datapath).resolve()
+    place = Path(output).resolve()
     if place == root:
         raise UserError(f"--output {output}: is the folder of the images; choose another")
     trees = [*filter(None, (training_folder(root), validation_folder(root)))]
@@ -219,7 +226,8 @@ def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, pr
     from utils.data.worker_pool.pool import WorkerPool
 
     missing = [key for key, part in parts.items() if part is None]
-    began, count = time.monotonic(), 0
+    began = time.monotonic()
+    count = 0
     with progress.counting("Packing", plan.images, "images") as advance:
         advance(sum(part.shard.samples for part in parts.values() if part is not None))
         for split, number, part in WorkerPool(ShardMaker(plan), min(workers, len(missing))).read(missing):

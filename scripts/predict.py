@@ -57,10 +57,12 @@ def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     add_run_arguments(parser)
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGES",
+        "images",
+        nargs="+",
+        metavar="IMAGES",
         help="files, folders with all below them, patterns, @FILE for a list with a name on each line, - for standard "
         "input",
-    )  # fmt: skip
+    )
     parser.add_argument("--output", metavar="FILE", help="what to write; appears once all is written [standard output]")
     parser.add_argument("--format", choices=FORMATS, help="[by the ending of --output, otherwise csv]")
     parser.add_argument("--top-k", type=whole(1), default=1, metavar="N", help="likeliest classes of each image [1]")
@@ -89,10 +91,15 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     workers = cores_per_process(1) if predictor.workers == "auto" else predictor.workers
     log(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
     batches = stream(
-        names, loaded.preprocessing, predictor.batch_size, workers, device=predictor.device,
+        names,
+        loaded.preprocessing,
+        predictor.batch_size,
+        workers,
+        device=predictor.device,
         channels_last=predictor.channels_last,
-    )  # fmt: skip
-    total, failed = 0, 0
+    )
+    total = 0
+    failed = 0
     shows_lines = own.output is None and sys.stdout.isatty()  # which a bar would break up
     progress = ProgressLog(log, bar=not shows_lines)
     with progress.counting("Predicting", None, "images") as advance, warnings.catch_warnings():

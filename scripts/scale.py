@@ -46,11 +46,17 @@ FIGURES = {
     "image-kb": Figure(115.4, "kB an image", "ILSVRC2012_img_train.tar, 147,897,477,120 bytes"),
     "decode-rate": Figure(594, "images/s that a core decodes", "docs/speed.md: 640 x 427 to a training crop of 224"),
     "packed-kb": Figure(27.2, "kB an image, packed", "scale.py --measure: shorter side 256, quality 90"),
-    "packed-rate": Figure(1550, "packed images/s that a core decodes", "decode-rate x 2.61, by scale.py --measure",
-                          "decode-rate", 2.61),
+    "packed-rate": Figure(
+        1550, "packed images/s that a core decodes", "decode-rate x 2.61, by scale.py --measure", "decode-rate", 2.61
+    ),
     "resnet50-rate": Figure(2470, "images/s of ResNet-50 on a GPU", "NVIDIA, DeepLearningExamples: 1 A100, mixed"),
-    "vit-rate": Figure(2145, "images/s of ViT-S/16 on a GPU", "resnet50-rate x 1,057.92 / 1,218.01, timm's results",
-                       "resnet50-rate", 1057.92 / 1218.01),
+    "vit-rate": Figure(
+        2145,
+        "images/s of ViT-S/16 on a GPU",
+        "resnet50-rate x 1,057.92 / 1,218.01, timm's results",
+        "resnet50-rate",
+        1057.92 / 1218.01,
+    ),
     "resnet50-weights": Figure(25.56, "million weights of ResNet-50", "timm's results"),
     "vit-weights": Figure(22.05, "million weights of ViT-S/16", "timm's results"),
     "cores-per-gpu": Figure(6, "cores a GPU", f"{_AWS}: 96 vCPU, two a core"),
@@ -63,7 +69,7 @@ FIGURES = {
     "batch-size": Figure(256, "images a GPU and step", "a choice"),
     "largest-batch": Figure(32768, "images a step, at most", "You et al., ImageNet training in minutes, 2018"),
     "dollars": Figure(1.844, "dollars a GPU and hour", f"{_AWS}: EC2 capacity blocks, Ohio and Oregon, 2024"),
-}  # fmt: skip
+}
 WHOLE = {"images", "batch-size", "largest-batch"}
 MAY_BE_ZERO = {"training-cores", "latency-us", "overlap", "dollars"}
 
@@ -77,7 +83,8 @@ def main(argv: list[str]) -> int:
         measured = measure(own.measure)
         for name, value in measured.items():
             if values[name] is None:
-                values[name], sources[name] = value, MEASURED
+                values[name] = value
+                sources[name] = MEASURED
     numbers = completed(values)
     print(left([[FIGURES[name].what, plain(numbers[name]), f"  {sources[name]}"] for name in FIGURES]))
     headers = ["", "GPUs", "packed", "limit", "images/s a GPU", "cores a GPU", "epoch", "dollars"]
@@ -99,9 +106,11 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--gpus-per-machine", type=whole(1, 1024), default=8, metavar="N", help="GPUs per machine [8]")
     parser.add_argument(
-        "--measure", nargs="*", metavar="JPEG",
+        "--measure",
+        nargs="*",
+        metavar="JPEG",
         help="measure decoding and sizes here, on these files, as they are and packed [scikit-learn's photographs]",
-    )  # fmt: skip
+    )
     for name, figure in FIGURES.items():
         kind = whole(1, 10**12) if name in WHOLE else zero_or_more if name in MAY_BE_ZERO else positive_number
         text = f"{figure.what} [{figure.default:,g}: {figure.source}]".replace("%", "%%")
@@ -143,8 +152,11 @@ def measure(paths: Sequence[str]) -> dict[str, float]:
         f"{found.packed_rate:,.0f} packed: x {found.ratio:.2f}\n"
     )
     return {
-        "decode-rate": found.rate, "packed-rate": found.packed_rate, "image-kb": found.kb, "packed-kb": found.packed_kb,
-    }  # fmt: skip
+        "decode-rate": found.rate,
+        "packed-rate": found.packed_rate,
+        "image-kb": found.kb,
+        "packed-kb": found.packed_kb,
+    }
 
 
 def completed(values: dict[str, float | None]) -> dict[str, float]:
@@ -160,9 +172,15 @@ def completed(values: dict[str, float | None]) -> dict[str, float]:
 def rows(numbers: dict[str, float], own: argparse.Namespace) -> list[list[str]]:
     """The table of results: each network on each number of GPUs, on files as they are and packed."""
     machines = Machines(
-        own.gpus_per_machine, numbers["cores-per-gpu"], numbers["training-cores"], numbers["disk-mb-s"],
-        numbers["network-gbit"], numbers["latency-us"], numbers["overlap"], numbers["dollars"],
-    )  # fmt: skip
+        own.gpus_per_machine,
+        numbers["cores-per-gpu"],
+        numbers["training-cores"],
+        numbers["disk-mb-s"],
+        numbers["network-gbit"],
+        numbers["latency-us"],
+        numbers["overlap"],
+        numbers["dollars"],
+    )
     count = int(numbers["images"])
     kinds = {
         "no": Images(count, numbers["image-kb"], numbers["decode-rate"]),
@@ -171,9 +189,12 @@ def rows(numbers: dict[str, float], own: argparse.Namespace) -> list[list[str]]:
     cells = []
     for title, key in (("ResNet-50", "resnet50"), ("ViT-S/16", "vit")):
         work = Workload(
-            numbers[f"{key}-rate"], numbers[f"{key}-weights"], numbers["gradient-bytes"], int(numbers["batch-size"]),
+            numbers[f"{key}-rate"],
+            numbers[f"{key}-weights"],
+            numbers["gradient-bytes"],
+            int(numbers["batch-size"]),
             int(numbers["largest-batch"]),
-        )  # fmt: skip
+        )
         for gpus in own.gpus:
             for packed, images in kinds.items():
                 cells.append([title, f"{gpus:,}", packed, *shown(estimate(machines, images, work, gpus))])

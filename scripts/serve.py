@@ -73,10 +73,13 @@ def build_parser() -> ToolParser:
         "--host", default=LOOPBACK, metavar="NAME", help=f"address to listen on [{LOOPBACK}: this machine]"
     )
     parser.add_argument(
-        "--allow-name", action="append", default=[], metavar="NAME",
+        "--allow-name",
+        action="append",
+        default=[],
+        metavar="NAME",
         help="a name by which it may be asked, such as a reverse proxy's; may be repeated [any address, this machine's "
         "own names, --host]",
-    )  # fmt: skip
+    )
     parser.add_argument("--port", type=whole(0, 65535), default=8000, metavar="N", help="0: any free one [8000]")
     parser.add_argument("--max-megabytes", type=positive_number, default=20, metavar="X", help="largest file [20]")
     parser.add_argument("--max-megapixels", type=positive_number, default=50, metavar="X", help="largest image [50]")
@@ -159,10 +162,18 @@ def build_server(app: ASGIApp) -> uvicorn.Server:
     from scripts.serving.deadline import DeadlineProtocol
 
     config = uvicorn.Config(
-        app, loop="asyncio", http=DeadlineProtocol, ws="none", lifespan="on", log_level="critical", access_log=False,
-        server_header=False, limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=HEADER_BYTES,
+        app,
+        loop="asyncio",
+        http=DeadlineProtocol,
+        ws="none",
+        lifespan="on",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_graceful_shutdown=5,
-    )  # fmt: skip
+    )
     return uvicorn.Server(config)
 
 

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 NAME = "split_fashionmnist.py"
-CLASSES, SIDE, OF_A_CLASS, FOR_TEST, SEED = 10, 28, 7000, 1000, 0
+CLASSES = 10
+SIDE = 28
+OF_A_CLASS = 7000
+FOR_TEST = 1000
+SEED = 0
 
 
 def main(argv: list[str]) -> int:

@@ -52,13 +52,19 @@ def build_parser() -> ToolParser:
         "--seeds", type=whole(1, 1000), default=5, metavar="N", help="trainings of each combination [5]"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE,VALUE", dest="varied",
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE",
+        dest="varied",
         help="a setting and its values; given several times: every combination; a+b is a list",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--processes", default="1", metavar="{N,auto}",
+        "--processes",
+        default="1",
+        metavar="{N,auto}",
         help="trainings at once; auto: one per GPU, or one for every two cores [1]",
-    )  # fmt: skip
+    )
     parser.add_argument("--output", metavar="DIR", help="folder for the results [sweeps/RECIPE]")
     return parser
 

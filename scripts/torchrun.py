@@ -83,7 +83,8 @@ class Launcher:
             os._exit(INTERRUPTED if number == signal.SIGINT else TRY_AGAIN)
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        first, self.received = not self.received, self.received or number
+        first = not self.received
+        self.received = self.received or number
         if first:  # torch passes the exception's signal on
             name = signal.Signals(number).name
             raise SignalException(name, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)

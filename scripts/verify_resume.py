@@ -74,9 +74,12 @@ def build_parser() -> ToolParser:
         help="seed that the moments are drawn from [another each time]",
     )
     parser.add_argument(
-        "--workers-cycle", type=whole(0), nargs="+", metavar="N",
+        "--workers-cycle",
+        type=whole(0),
+        nargs="+",
+        metavar="N",
         help="after each kill go on with the next of these numbers of data workers",
-    )  # fmt: skip
+    )
     parser.add_argument("--keep", metavar="DIR", help="keep both runs' folders there")
     parser.add_argument(
         "--straight-from", metavar="DIR", help="take the straight run of an earlier --keep DIR with the same flags"
@@ -163,7 +166,9 @@ def run_killed(
     """Killed runs until there are kills enough, each finished and compared; where the kills landed."""
     from scripts.verification.comparison import compare_runs
 
-    chance, landed, comparisons = random.Random(own.kill_seed), Counter(), []
+    chance = random.Random(own.kill_seed)
+    landed = Counter()
+    comparisons = []
     free_settings = ("workers",) if own.workers_cycle else ()
     for number in range(1, MOST_ROUNDS + 1):
         killed = WatchedRun(folder / f"killed_{number}", flags, own.ranks)

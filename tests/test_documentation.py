@@ -113,7 +113,8 @@ def check(command):
         words.pop(0)
     words = words[3:] if words[:2] == ["sbatch", "--nodes"] else words[1:]
     ignored = ("...", "[flag", "of", "main.py", "...]", "--help")  # usage lines, and what every parser takes
-    program, given = words[0], [word for word in words[1:] if word not in ignored]
+    program = words[0]
+    given = [word for word in words[1:] if word not in ignored]
     assert (ROOT / program).is_file(), program
     if program == "scripts/torchrun.py":
         check_torchrun(words[1:])

@@ -21,8 +21,9 @@ LAYERS = (
     ("scripts",),  # a command, or the folder of its parts
 )
 ACROSS = {("utils.record.summary", "utils.data")}  # within a row: what the log tells of the data
-LONGEST_FILE, LONGEST_FUNCTION = 500, 60  # lines
-MOST_PARAMETERS, MOST_FILES = 8, 15
+# lines
+LONGEST_FUNCTION = 60
+MOST_PARAMETERS = 8
 # TraVal's signature is what users' programs call; a setting's declaration is a table of keywords.
 MANY_PARAMETERS = {
     ("utils.train_validation", "__init__"),
@@ -80,7 +81,8 @@ def layer_of(module):
 
 def may_import(importer, imported):
     """Whether the layers allow ``importer`` to import ``imported``."""
-    upper, lower = layer_of(importer), layer_of(imported)
+    upper = layer_of(importer)
+    lower = layer_of(imported)
     if upper == lower and upper[1] == "scripts":  # a command knows the parts in its folder and in others'; parts do not
         return importer.count(".") == 1 or importer.split(".")[1] == imported.split(".")[1]
     return upper == lower or lower[0] < upper[0] or (importer, lower[1]) in ACROSS
@@ -131,11 +133,6 @@ def test_no_file_imports_a_star(module):
 # -------------------------------------------------------------------------------------------- sizes
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_no_file_is_too_long(module):
-    assert len(FILES[module].read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
-
-
 def functions_of(tree):
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
@@ -157,12 +154,6 @@ def test_no_function_takes_too_many_parameters(module):
     counts = {node.name: len(parameters_of(node)) for node in functions_of(trees()[module])}
     many = {name for name, count in counts.items() if count > MOST_PARAMETERS}
     assert {name for name in many if (module, name) not in MANY_PARAMETERS} == set()
-
-
-def test_no_folder_holds_too_many_files():
-    folders = {path.parent for path in FILES.values() if path.parent not in (ROOT, ROOT / "scripts")}
-    counts = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
-    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
 # ------------------------------------------------------------------------------------------- safety

@@ -86,22 +86,37 @@ class TraVal:
         hooks: Hooks | None = None,
         freezing: Freezing | None = None,
     ) -> None:
-        self.model, self.ema, self.freezing = model, ema, freezing  # bare: its names are the checkpoint's
-        self.train_loader, self.validation_loader = train_loader, validation_loader
+        # bare: its names are the checkpoint's
+        self.model = model
+        self.ema = ema
+        self.freezing = freezing
+        self.train_loader = train_loader
+        self.validation_loader = validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
-        self.criterion, self.scaler = criterion, scaler
+        self.criterion = criterion
+        self.scaler = scaler
         distributed = distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
-        self.args, self.distributed, self.device = args, distributed, distributed.device
-        self.lr_policy, self.run_name, self.hooks = lr_policy, curr_scen_name, hooks or Hooks()
-        self.writer, self.checkpointer, self.description = writer or NullWriter(), checkpointer, description
+        self.args = args
+        self.distributed = distributed
+        self.device = distributed.device
+        self.lr_policy = lr_policy
+        self.run_name = curr_scen_name
+        self.hooks = hooks or Hooks()
+        self.writer = writer or NullWriter()
+        self.checkpointer = checkpointer
+        self.description = description
         self.class_names = (description or {}).get("classes", ())
         self.reporter = Reporter(
-            self.writer, args, scaled=scaler.is_enabled(), classes=len(self.class_names),
+            self.writer,
+            args,
+            scaled=scaler.is_enabled(),
+            classes=len(self.class_names),
             lr_scales=lr_scales(self.optimizers),
-        )  # fmt: skip
+        )
         self.consensus = StopConsensus(distributed, stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
-        self.progress, self._show_first_batch = Progress(), True
+        self.progress = Progress()
+        self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
             model.compile()  # in place, so that names stay as they are
@@ -133,9 +148,12 @@ class TraVal:
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.args.exchange)
         self.clip = GradientClipper(
-            self.args.optimisation, self.model, self.active, each_skips=self.scaler.is_enabled(),
+            self.args.optimisation,
+            self.model,
+            self.active,
+            each_skips=self.scaler.is_enabled(),
             over_ranks=self.distributed.norm_over_ranks,
-        )  # fmt: skip
+        )
         self.two_passes = None
         if self.args.optimisation.sam_rho:
             self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
@@ -158,7 +176,8 @@ class TraVal:
 
     def train(self, epoch: int) -> Report:
         """Train the rest of the epoch; returns its report over all ranks."""
-        steps, title = self.train_loader.steps_per_epoch, f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
+        steps = self.train_loader.steps_per_epoch
+        title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
         if self._set_frozen(epoch):
             self.distributed.unwrap(self.network)
             self._prepare_trainable()
@@ -242,9 +261,14 @@ class TraVal:
         raw = result
         if averaged:
             batch_norm_statistics.recompute(
-                self.ema.module, self.train_loader, epoch, self.args.average.ema_bn_batches, self.distributed,
-                self.autocast, self.stop_if_requested,
-            )  # fmt: skip
+                self.ema.module,
+                self.train_loader,
+                epoch,
+                self.args.average.ema_bn_batches,
+                self.distributed,
+                self.autocast,
+                self.stop_if_requested,
+            )
             result, gathered = self._validate(self.ema.module, pictured)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
@@ -254,7 +278,8 @@ class TraVal:
 
     def _validate(self, model: nn.Module, pictured: bool) -> tuple[Report, Gathered | None]:
         """The validation of ``model`` and, if ``pictured``, what pictures of it need."""
-        network, collector = in_views(model, self.args.data.tta), None
+        network = in_views(model, self.args.data.tta)
+        collector = None
         before_batch = [partial(call, self.hooks.before_validation_batch, self)]
         if pictured:
             loader = self.validation_loader
@@ -262,9 +287,15 @@ class TraVal:
             network = collector
             before_batch.append(collector.before_batch)
         report = validate(
-            network, self.validation_loader, self.distributed, self.autocast, self.writer, self.bad_images,
-            self.stop_if_requested, lambda batch: call(before_batch, batch),
-        )  # fmt: skip
+            network,
+            self.validation_loader,
+            self.distributed,
+            self.autocast,
+            self.writer,
+            self.bad_images,
+            self.stop_if_requested,
+            lambda batch: call(before_batch, batch),
+        )
         if collector is None:
             return report, None
         collector.close()
@@ -297,12 +328,15 @@ class TraVal:
         """The step's forward passes: its batches, and with SAM all of them again, at the weights uphill."""
         if self.two_passes is None:
             return batches
-        scale, seed = partial(self.scaler.scale, self._one), partial(self.watch.seed, self.progress)
+        scale = partial(self.scaler.scale, self._one)
+        seed = partial(self.watch.seed, self.progress)
         return self.two_passes.of(batches, scale, seed)
 
     def _after_step(self, epoch: int, bar: tqdm) -> None:
         """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
-        logging, progress, first = self.args.logging, self.progress, self.reporter.awaits_first_step
+        logging = self.args.logging
+        progress = self.progress
+        first = self.reporter.awaits_first_step
         if first or progress.step % logging.print_freq == 0 or self.sums.full:
             self.collect()
         self.reporter.step_ended(progress, to_console=bar.disable)
@@ -332,7 +366,8 @@ class TraVal:
     def _explain_skip(self, scale: torch.Tensor) -> None:
         """Log what was not finite in a step that the scaler skipped for some or all optimizers."""
         if not self._moved:
-            bad, by = self.watch.undo_and_explain(self.progress, scale, self.forward), ""
+            bad = self.watch.undo_and_explain(self.progress, scale, self.forward)
+            by = ""
         else:
             names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed())))
             bad = self.watch.explain_part(self.progress, scale, list(names))
@@ -454,7 +489,8 @@ class TraVal:
 
     def keep_best(self) -> None:
         """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log that it does."""
-        progress, path = self.progress, self.checkpointer.folder / "best.pt"
+        progress = self.progress
+        path = self.checkpointer.folder / "best.pt"
         if not progress.best_epoch or self.distributed.run_on_rank0(path.is_file):
             return
         if progress.best_epoch == progress.epoch and progress.validated_step == progress.step:

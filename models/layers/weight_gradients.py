@@ -61,7 +61,9 @@ def weight_gradient(images: torch.Tensor, gradient: torch.Tensor) -> torch.Tenso
     Both are laid out pixel by pixel with a margin of zeros, so that moving by a row or column is an offset, and each of
     the nine products takes its operands as they lie.
     """
-    width, channels, filters = images.shape[3], images.shape[1], gradient.shape[1]
+    width = images.shape[3]
+    channels = images.shape[1]
+    filters = gradient.shape[1]
     pixels = functional.pad(images.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).reshape(-1, channels)
     of_pixels = functional.pad(gradient.permute(0, 2, 3, 1), (0, 0, 0, 2, 0, 2)).reshape(-1, filters)
     found = gradient.new_empty(3, 3, filters, channels)
@@ -101,7 +103,8 @@ class _ByProducts:
         kind = images.device.type
         if torch.is_autocast_enabled(kind):  # which knows functions of torch, but not this one
             dtype = torch.get_autocast_dtype(kind)
-            images, weight = images.to(dtype), weight.to(dtype)
+            images = images.to(dtype)
+            weight = weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(kind, enabled=False):
             return _Convolution.apply(images, weight, bias)

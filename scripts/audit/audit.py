@@ -57,12 +57,19 @@ def audit(
         findings, attempts = _judge(runner, measured)
         notes += _notes(measured, model, attempts.choice)
     else:
-        findings, attempts = [_reference_finding(measured)], Attempts(Recommendation("", 1.0, {}, None))
+        findings = [_reference_finding(measured)]
+        attempts = Attempts(Recommendation("", 1.0, {}, None))
     return Audit(
-        layer_reports(measured, model), findings, notes, attempts.choice,
+        layer_reports(measured, model),
+        findings,
+        notes,
+        attempts.choice,
         {run: together(gradients.values()).error for run, gradients in measured.gradients.items()},
-        measured.losses, scale, measured.reference_format, attempts.trials,
-    )  # fmt: skip
+        measured.losses,
+        scale,
+        measured.reference_format,
+        attempts.trials,
+    )
 
 
 @dataclass
@@ -123,7 +130,8 @@ def _recommend(runner: Runner, measured: AuditRuns, keep: dict[str, str], statis
         attempts = _try_fp16(runner, measured, keep)
     if attempts.choice is not None:
         return attempts
-    steps, trials = [f"fp16 was given up: {attempts.why}"], attempts.trials
+    steps = [f"fp16 was given up: {attempts.why}"]
+    trials = attempts.trials
     if "bf16" in measured.failures:
         steps.append(f"bf16 was left out: {measured.failures['bf16']}")
     else:
@@ -139,7 +147,8 @@ def _recommend(runner: Runner, measured: AuditRuns, keep: dict[str, str], statis
 
 def _try_fp16(runner: Runner, measured: AuditRuns, keep: dict[str, str]) -> Attempts:
     """fp16 with remedies added one at a time until it is sound."""
-    attempts, keep = Attempts(why=f"not sound after {MOST_ATTEMPTS} trials"), dict(keep)
+    attempts = Attempts(why=f"not sound after {MOST_ATTEMPTS} trials")
+    keep = dict(keep)
     highest = rules.highest_scale(measured)
     scale = min(rules.DEFAULT_SCALE, highest)
     for _ in range(MOST_ATTEMPTS):
@@ -195,15 +204,18 @@ def _reference_finding(measured: AuditRuns) -> LayerFinding:
     origin = measured.origins["reference"]
     where = f"the output of {shown(origin)}" if origin is not None else "the loss or a gradient"
     return LayerFinding(
-        "reference", origin or "", f"{where} is not finite in {measured.reference_format} either",
+        "reference",
+        origin or "",
+        f"{where} is not finite in {measured.reference_format} either",
         "there is nothing to compare with: fix the weights or the data first",
-    )  # fmt: skip
+    )
 
 
 def _notes(measured: AuditRuns, model: nn.Module, recommendation: Recommendation) -> list[str]:
     """What is worth knowing but is not a finding."""
     notes = []
-    computed, runs = measured.operations(UNSCALED), measured.seen(UNSCALED)
+    computed = measured.operations(UNSCALED)
+    runs = measured.seen(UNSCALED)
     tight = [
         f"{shown(name)} ({measured.reference[name].largest:.3g})"
         for name, seen in runs.items()

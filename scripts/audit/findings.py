@@ -60,7 +60,9 @@ def shown(name: str) -> str:
 def overflow_findings(measured: AuditRuns, model: nn.Module) -> tuple[list[LayerFinding], dict[str, str]]:
     """Layers at which values beyond fp16's limit begin, and by module why it must be kept in float32."""
     findings: dict[str, LayerFinding] = {}
-    modules, computed, runs = dict(model.named_modules()), measured.operations(UNSCALED), measured.seen(UNSCALED)
+    modules = dict(model.named_modules())
+    computed = measured.operations(UNSCALED)
+    runs = measured.seen(UNSCALED)
     for name, module in modules.items():
         here = computed.get(name)
         own = [parameter.detach().abs().max() for parameter in module.parameters(recurse=False) if parameter.numel()]
@@ -70,7 +72,8 @@ def overflow_findings(measured: AuditRuns, model: nn.Module) -> tuple[list[Layer
                 findings[name] = _overflow(name, f"its weight's largest value is {weight:.3g}", weight)
     for overflow in measured.overflows:
         name = overflow.module
-        here, seen = computed.get(name), runs.get(name, Seen())
+        here = computed.get(name)
+        seen = runs.get(name, Seen())
         held = bool(here) and overflow.operation in here.half_operations
         if held or ("float16" in seen.dtypes and measured.reference[name].largest > FP16_LIMIT):
             is_output = next(modules[name].children(), None) is None and measured.reference[name].largest > FP16_LIMIT
@@ -91,19 +94,26 @@ def overflow_findings(measured: AuditRuns, model: nn.Module) -> tuple[list[Layer
 
 def _overflow(name: str, what: str, largest: float) -> LayerFinding:
     return LayerFinding(
-        "overflow", name, f"{what}; fp16 ends at {FP16_LIMIT:g}, {largest / FP16_LIMIT:.3g} times too small",
-        "keep it in float32, or use bf16", numbers={"largest": largest, "headroom": math.log2(FP16_LIMIT / largest)},
-    )  # fmt: skip
+        "overflow",
+        name,
+        f"{what}; fp16 ends at {FP16_LIMIT:g}, {largest / FP16_LIMIT:.3g} times too small",
+        "keep it in float32, or use bf16",
+        numbers={"largest": largest, "headroom": math.log2(FP16_LIMIT / largest)},
+    )
 
 
 def not_finite_finding(name: str, measured: AuditRuns) -> LayerFinding:
     """For a module whose half-precision result is not finite though its true values fit into fp16."""
     seen = measured.seen(UNSCALED).get(name, Seen())
     return LayerFinding(
-        "not finite", name, f"{seen.non_finite:,.0f} of {seen.values:,.0f} outputs are not finite in fp16, though the "
+        "not finite",
+        name,
+        f"{seen.non_finite:,.0f} of {seen.values:,.0f} outputs are not finite in fp16, though the "
         f"largest true one is {measured.reference[name].largest:.3g}: an intermediate value overflows, or a small one "
-        "becomes zero and divides", "keep it in float32", numbers={"non_finite": seen.non_finite},
-    )  # fmt: skip
+        "becomes zero and divides",
+        "keep it in float32",
+        numbers={"non_finite": seen.non_finite},
+    )
 
 
 def gradient_overflow_findings(measured: AuditRuns, fitting_scale: float | None) -> list[LayerFinding]:
@@ -117,7 +127,8 @@ def gradient_overflow_findings(measured: AuditRuns, fitting_scale: float | None)
             largest = measured.reference[name].largest_gradient
             if "float16" in seen.gradient_dtypes and largest > FP16_LIMIT:
                 what = f"largest gradient of its output {largest:.3g}, unscaled; fp16 ends at {FP16_LIMIT:g}"
-                advice, severity = "make the loss smaller, or use bf16", "fault"
+                advice = "make the loss smaller, or use bf16"
+                severity = "fault"
                 if fitting_scale:
                     advice, severity = f"needs a loss scale below 1; {fitting_scale:g} fixes it", "information"
                 found.append(LayerFinding("gradient overflow", name, what, advice, severity, {"largest": largest}))
@@ -150,7 +161,8 @@ def losing_layers(gradients: dict[str, Compared], measured: AuditRuns) -> dict[s
 
 def lost_share(name: str, run: str, measured: AuditRuns) -> float:
     """Of the true output gradient's values other than zero, the share that ``run`` has as zeros beyond those."""
-    true, seen = measured.reference[name], measured.seen(run).get(name, Seen())
+    true = measured.reference[name]
+    seen = measured.seen(run).get(name, Seen())
     present = true.gradients - true.zeros
     return max(0.0, seen.zeros - true.zeros) / present if present else 0.0
 
@@ -200,7 +212,8 @@ def costs(errors: tuple[float, float]) -> bool:
 
 def normalisation_finding(name: str, reason: str, errors: tuple[float, float] | None, *, fault: bool) -> LayerFinding:
     """For a module that normalises with statistics held in half precision; ``errors``: of its input and output."""
-    what, numbers = f"normalises in half precision: {reason}", {}
+    what = f"normalises in half precision: {reason}"
+    numbers = {}
     if errors:
         numbers = dict(zip(("input_error", "output_error"), errors, strict=True))
         what += f"; its output is off by {errors[1]:.2g} of the reference, its input by {errors[0]:.2g}"

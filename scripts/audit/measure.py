@@ -23,7 +23,9 @@ from utils.precision.amp import DTYPES
 
 FP16_LIMIT = 65504.0  # the largest float16
 FP16_NORMAL = 2.0**-14  # the smallest normal float16; below it precision is lost bit by bit
-LOWEST, HIGHEST = -80, 47  # exponents in the histogram of gradients
+# exponents in the histogram of gradients
+LOWEST = -80
+HIGHEST = 47
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], "torch.Tensor | dict[str, torch.Tensor]"]
 
@@ -230,7 +232,8 @@ class Meter:
             self._histograms[name] = self._histograms[name] + counts if name in self._histograms else counts
 
     def _note(self, name: str, what: str, tensor: torch.Tensor) -> None:
-        seen, dtype = self._dtypes[name, what], str(tensor.dtype).removeprefix("torch.")
+        seen = self._dtypes[name, what]
+        dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype not in seen:
             seen.append(dtype)
 
@@ -248,7 +251,8 @@ class Meter:
             if event.kind == "output":
                 seen[event.module].non_finite += event.non_finite
         for name, found in seen.items():
-            found.dtypes, found.gradient_dtypes = self._dtypes[name, "dtypes"], self._dtypes[name, "gradient_dtypes"]
+            found.dtypes = self._dtypes[name, "dtypes"]
+            found.gradient_dtypes = self._dtypes[name, "gradient_dtypes"]
             found.histogram = self._histograms[name].tolist() if name in self._histograms else []
         return seen
 
@@ -358,7 +362,8 @@ class GradientComparison:
 
 def _compare(gradient: torch.Tensor, truth: torch.Tensor, scale: float) -> torch.Tensor:
     """The fields of ``Compared`` in their order, float64 (10,) on the device."""
-    wide, truth = gradient.double(), truth.double()
+    wide = gradient.double()
+    truth = truth.double()
     present = truth != 0
     lost = (wide == 0) & present
     in_half = (gradient == gradient.half().to(gradient.dtype)).all()  # then it came through float16

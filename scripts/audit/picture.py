@@ -13,8 +13,15 @@ from scripts.audit.report import Audit, LayerReport, computing, fp16_error, perc
 from scripts.audit.runs import BF16, UNSCALED
 
 MOST_ROWS = 60
-ZERO, NORMAL, LIMIT = -25.0, -14.0, 16.0  # log2 of what rounds to zero, of the smallest normal number, of the limit
-RED, ORANGE, BLUE, GREY, GREEN = "#c62828", "#ef6c00", "#1565c0", "#9e9e9e", "#2e7d32"
+# log2 of what rounds to zero, of the smallest normal number, of the limit
+ZERO = -25.0
+NORMAL = -14.0
+LIMIT = 16.0
+RED = "#c62828"
+ORANGE = "#ef6c00"
+BLUE = "#1565c0"
+GREY = "#9e9e9e"
+GREEN = "#2e7d32"
 SMALL = 8  # points
 
 
@@ -103,7 +110,8 @@ def _activations(axis: Any, layers: list[LayerReport]) -> None:
     """Panel (b): the largest true activation against fp16's limit."""
     values = [math.log2(layer.largest) if layer.largest else None for layer in layers]
     known = [value for value in values if value is not None] or [0.0]
-    low, high = min(*known, -4.0) - 1, max(*known, LIMIT)
+    low = min(*known, -4.0) - 1
+    high = max(*known, LIMIT)
     high += 0.45 * (high - low) if any(layer.non_finite.get(UNSCALED) for layer in layers) else 2  # room for words
     for row, (layer, value) in enumerate(zip(layers, values, strict=True)):
         end = low if value is None else value
@@ -127,7 +135,8 @@ def _errors(axis: Any, layers: list[LayerReport]) -> None:
         "bf16": [(layer.error.get(BF16), row) for row, layer in enumerate(layers)],
     }
     known = [error for points in errors.values() for error, _ in points if error and math.isfinite(error)] or [1e-3]
-    low, high = min(*known, 1e-4) / 2, max(*known, 1.0) * 4
+    low = min(*known, 1e-4) / 2
+    high = max(*known, 1.0) * 4
     missing: set[int] = set()
     for run, (text, colour, marker) in styles.items():
         inside = [(error, row) for error, row in errors[run] if error is not None and math.isfinite(error)]

@@ -128,7 +128,8 @@ def layer_reports(measured: AuditRuns, model: nn.Module) -> list[LayerReport]:
 
 
 def _layer(name: str, module: nn.Module, measured: AuditRuns) -> LayerReport:
-    true, runs = measured.reference[name], measured.runs
+    true = measured.reference[name]
+    runs = measured.runs
     seen = {run: found.get(name, Seen()) for run, found in runs.items()}
     own = [f"{name}.{key}" if name else key for key, _ in module.named_parameters(recurse=False)]
     pooled = {}
@@ -140,14 +141,20 @@ def _layer(name: str, module: nn.Module, measured: AuditRuns) -> LayerReport:
     operations = {run: measured.operations(run).get(name) for run in (UNSCALED, BF16)}
     dtypes = {run: here.dtype() for run, here in operations.items() if here}
     return LayerReport(
-        name=name, kind=type(module).__name__, leaf=next(module.children(), None) is None, calls=true.calls,
+        name=name,
+        kind=type(module).__name__,
+        leaf=next(module.children(), None) is None,
+        calls=true.calls,
         parameters=sum(parameter.numel() for parameter in module.parameters(recurse=False)),
         dtype={run: "/".join(seen[run].dtypes) for run in runs if run != SCALED},
         computes_in={run: str(dtype).removeprefix("torch.") for run, dtype in dtypes.items() if dtype and own},
-        largest=true.largest, headroom=math.log2(FP16_LIMIT / true.largest) if true.largest else math.inf,
-        values=int(true.values), non_finite={run: int(seen[run].non_finite) for run in runs if run != SCALED},
+        largest=true.largest,
+        headroom=math.log2(FP16_LIMIT / true.largest) if true.largest else math.inf,
+        values=int(true.values),
+        non_finite={run: int(seen[run].non_finite) for run in runs if run != SCALED},
         gradient_dtype="/".join(seen[UNSCALED].gradient_dtypes if UNSCALED in seen else []),
-        gradient_low=percentile(true.histogram, 0.01), gradient_high=percentile(true.histogram, 0.99),
+        gradient_low=percentile(true.histogram, 0.01),
+        gradient_high=percentile(true.histogram, 0.99),
         largest_gradient=true.largest_gradient,
         output_gradient_lost={run: rules.lost_share(name, run, measured) for run in fp16},
         output_gradient_subnormal={run: seen[run].subnormal / present if present else 0.0 for run in fp16},
@@ -156,19 +163,22 @@ def _layer(name: str, module: nn.Module, measured: AuditRuns) -> LayerReport:
         parameter_gradient_subnormal={run: pooled[run].subnormal_share for run in fp16},
         error={run: compared.error if compared.reference else None for run, compared in pooled.items()},
         tensors=[_tensor(key, measured, fp16) for key in own if key in measured.noise and runs],
-    )  # fmt: skip
+    )
 
 
 def _tensor(name: str, measured: AuditRuns, fp16: Sequence[str]) -> TensorReport:
     compared = {run: gradients[name] for run, gradients in measured.gradients.items()}
     first = next(iter(compared.values()))
     return TensorReport(
-        name, int(first.values), math.sqrt(first.reference), measured.noise.get(name, math.nan),
+        name,
+        int(first.values),
+        math.sqrt(first.reference),
+        measured.noise.get(name, math.nan),
         error={run: one.error for run, one in compared.items()},
         lost={run: compared[run].lost_share for run in fp16},
         lost_norm={run: compared[run].lost_norm_share for run in fp16},
         subnormal={run: compared[run].subnormal_share for run in fp16},
-    )  # fmt: skip
+    )
 
 
 # --------------------------------------------------------------------------------------- worst layers
@@ -214,11 +224,16 @@ def _row(layer: LayerReport) -> list[str]:
 
     output, inner = (short(dtypes.get(UNSCALED, "-")) for dtypes in (layer.dtype, layer.computes_in))
     return [
-        shorten(shown(layer.name)), layer.kind, output if inner in ("-", output) else f"{output} ({inner})",
-        f"{layer.largest:.3g}", f"{layer.headroom:.1f}" if math.isfinite(layer.headroom) else "-",
-        pair(layer.output_gradient_lost), pair(layer.output_gradient_subnormal),
-        number(fp16_error(layer)), number(layer.error.get(BF16)),
-    ]  # fmt: skip
+        shorten(shown(layer.name)),
+        layer.kind,
+        output if inner in ("-", output) else f"{output} ({inner})",
+        f"{layer.largest:.3g}",
+        f"{layer.headroom:.1f}" if math.isfinite(layer.headroom) else "-",
+        pair(layer.output_gradient_lost),
+        pair(layer.output_gradient_subnormal),
+        number(fp16_error(layer)),
+        number(layer.error.get(BF16)),
+    ]
 
 
 def percent(share: float) -> str:

@@ -35,7 +35,10 @@ from utils.config.settings import UserError
 from utils.precision.amp import keep_in_fp32, resolve_amp
 from utils.precision.probe import watching
 
-UNSCALED, SCALED, BF16 = "fp16 unscaled", "fp16", "bf16"  # the runs' names
+# the runs' names
+UNSCALED = "fp16 unscaled"
+SCALED = "fp16"
+BF16 = "bf16"
 ULP = {"fp32": 2.0**-23, "fp64": 2.0**-52}
 
 
@@ -113,11 +116,20 @@ class Runner:
     """
 
     def __init__(
-        self, model: nn.Module, passes: Sequence[AuditBatch], criterion: Criterion, device: torch.device,
-        reference_format: str, seed: int,
-    ) -> None:  # fmt: skip
-        self.model, self.passes, self.criterion, self.device = model, passes, criterion, device
-        self.reference_format, self.seed = reference_format, seed
+        self,
+        model: nn.Module,
+        passes: Sequence[AuditBatch],
+        criterion: Criterion,
+        device: torch.device,
+        reference_format: str,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.passes = passes
+        self.criterion = criterion
+        self.device = device
+        self.reference_format = reference_format
+        self.seed = seed
         self.reference_trail: list[Event] = []
         wide = torch.float64 if reference_format == "fp64" else torch.float32
         self.reference = copy.deepcopy(model).to(wide)
@@ -126,9 +138,14 @@ class Runner:
             self.reference_criterion = copy.deepcopy(criterion).to(wide)
 
     def run(
-        self, number: int, form: Format, meter: Meter | None = None, trace: Any = None, model: nn.Module | None = None,
+        self,
+        number: int,
+        form: Format,
+        meter: Meter | None = None,
+        trace: Any = None,
+        model: nn.Module | None = None,
         batch: AuditBatch | None = None,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Pass ``number`` in one format; gives loss and gradients, and leaves the network as it was.
 
         ``trace``: ``Magnitudes`` or ``HalfOperations`` of the model. ``batch`` replaces the pass's own.
@@ -138,9 +155,14 @@ class Runner:
         criterion = self.reference_criterion if is_reference else self.criterion
         with undisturbed(model), watching(model, **meter.callbacks()) if meter else nullcontext():
             loss = run_pass(
-                model, batch or self.passes[number], criterion, self.device, form, self.seed + number,
+                model,
+                batch or self.passes[number],
+                criterion,
+                self.device,
+                form,
+                self.seed + number,
                 (trace,) if trace else (),
-            )  # fmt: skip
+            )
             return loss, gradients_of(model)
 
     def true_gradients(self, number: int) -> dict[str, torch.Tensor]:
@@ -163,7 +185,8 @@ def measure(runner: Runner, scale: float) -> AuditRuns:
     forms = {UNSCALED: Format("fp16"), SCALED: Format("fp16", scale), BF16: Format("bf16")}
     meters = {run: Meter(of_reference=False) for run in forms}
     comparisons = {run: GradientComparison() for run in forms}
-    true_meter, losses = Meter(of_reference=True), {run: [] for run in ("reference", *forms)}
+    true_meter = Meter(of_reference=True)
+    losses = {run: [] for run in ("reference", *forms)}
     for number in range(len(runner.passes)):
         magnitudes = Magnitudes(runner.reference)
         loss, truth = runner.run(number, Format(runner.reference_format), true_meter, magnitudes)
@@ -184,7 +207,8 @@ def measure(runner: Runner, scale: float) -> AuditRuns:
             comparisons[run].add(gradients, truth, form.scale)
             if trace:
                 measured.computed[run] = dict(trace.modules)
-    measured.reference, runner.reference_trail = true_meter.read(), true_meter.trail
+    measured.reference = true_meter.read()
+    runner.reference_trail = true_meter.trail
     ran = [run for run, form in forms.items() if form.name not in measured.failures]
     measured.runs = {run: meters[run].read() for run in ran}
     measured.origins = {run: first_non_finite(meters[run].trail, true_meter.trail) for run in ran}
@@ -236,7 +260,10 @@ def verify(runner: Runner, form: Format, keep: Sequence[str]) -> Verification:
     for name in keep:
         modules[name].float()  # where the network's code had put it to half precision
     keep_in_fp32(model, keep, runner.device)
-    meter, comparison, losses, trace = Meter(of_reference=False), GradientComparison(), [], HalfOperations(model)
+    meter = Meter(of_reference=False)
+    comparison = GradientComparison()
+    losses = []
+    trace = HalfOperations(model)
     try:
         for number in range(len(runner.passes)):
             traced = trace if number == 0 and form.half else None
@@ -245,15 +272,20 @@ def verify(runner: Runner, form: Format, keep: Sequence[str]) -> Verification:
             comparison.add(gradients, runner.true_gradients(number), form.scale)
     except RuntimeError as error:
         return Verification(form.name, form.scale, list(keep), None, False, False, math.nan, failure=reason_of(error))
-    seen, compared = meter.read(), comparison.read()
+    seen = meter.read()
+    compared = comparison.read()
     all_finite = not any(one.non_finite for one in compared.values())
     return Verification(
-        form.name, form.scale, list(keep), first_non_finite(meter.trail, runner.reference_trail),
+        form.name,
+        form.scale,
+        list(keep),
+        first_non_finite(meter.trail, runner.reference_trail),
         gradients_finite=all_finite and not any(one.gradients_non_finite for one in seen.values()),
         loss_finite=all(map(math.isfinite, read_all(losses))),
-        error=together(compared.values()).error, gradients=compared,
+        error=together(compared.values()).error,
+        gradients=compared,
         half_statistics=list(half_statistics(model, trace.modules)),
-    )  # fmt: skip
+    )
 
 
 def half_statistics(model: nn.Module, computed: dict[str, Computed]) -> dict[str, str]:
@@ -300,7 +332,8 @@ def errors_of_outputs(runner: Runner, names: Iterable[str], form: Format) -> dic
     truth, half = kept
 
     def error(name: str, kind: str) -> float:
-        true, rounded = truth[name, kind].double(), half[name, kind].double()
+        true = truth[name, kind].double()
+        rounded = half[name, kind].double()
         return (
             0.0 if torch.equal(rounded, true) else float((rounded - true).norm() / true.norm())
         )  # also where all is 0

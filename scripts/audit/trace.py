@@ -24,24 +24,57 @@ WIDTH = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float64: 8
 
 # What autocast rounds its inputs for: products, whose inputs must fit into half precision.
 PRODUCTS = (
-    "convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "mm", "addmm", "bmm", "baddbmm", "mv",
-    "addmv", "linear", "matmul", "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
-)  # fmt: skip
+    "convolution",
+    "_convolution",
+    "cudnn_convolution",
+    "mkldnn_convolution",
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "mv",
+    "addmv",
+    "linear",
+    "matmul",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
 # torch's own normalisations: (out, mean, 1 / standard deviation, ...); the kernels add up in the statistics' dtype.
 NORMALISATIONS = (
-    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
-    "miopen_batch_norm", "_batch_norm_with_update", "native_layer_norm", "native_group_norm", "_fused_rms_norm",
-)  # fmt: skip
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "_batch_norm_with_update",
+    "native_layer_norm",
+    "native_group_norm",
+    "_fused_rms_norm",
+)
 RUNNING = ("native_batch_norm", "_native_batch_norm_legit")  # (input, weight, bias, mean, variance, training, ...)
 DEVIATIONS = ("var", "var_mean", "std", "std_mean")
 LENGTHS = ("linalg_vector_norm", "norm")
 ROOTS = ("rsqrt", "sqrt")
 REDUCTIONS = ("mean", "sum")
 SHAPES = (
-    "_to_copy", "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "detach", "alias", "clone", "permute",
-    "transpose", "t", "expand", "select", "slice",
-)  # fmt: skip
+    "_to_copy",
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "unsqueeze",
+    "squeeze",
+    "detach",
+    "alias",
+    "clone",
+    "permute",
+    "transpose",
+    "t",
+    "expand",
+    "select",
+    "slice",
+)
 # What leaves a statistic a statistic: arithmetic with numbers or other statistics, other shapes, other dtypes.
 CARRIERS = ("add", "sub", "rsub", "mul", "div", "neg", "clamp", "clamp_min", "maximum", "relu", *SHAPES)
 MASKS = ("masked_fill", "where", "full", "full_like", "new_full", "scalar_tensor", "fill")  # large on purpose
@@ -97,7 +130,8 @@ class _Tracing(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.stack = model, [""]
+        self.model = model
+        self.stack = [""]
 
     def __enter__(self) -> Any:
         self._handles = []
@@ -182,8 +216,10 @@ class Magnitudes(_Tracing):
         products: dict[str, LargeInput] = {}
         for module, operation, inputs, results in self.rows:
             most = max(inputs, key=values.__getitem__, default=None)
-            before, after = 0.0 if most is None else values[most], max(values[index] for index in results)
-            source, begins = sources.get(most), after > limit >= before
+            before = 0.0 if most is None else values[most]
+            after = max(values[index] for index in results)
+            source = sources.get(most)
+            begins = after > limit >= before
             if operation in PRODUCTS and before > limit:
                 if module not in products or before > products[module].largest:
                     products[module] = LargeInput(before, source)
@@ -240,7 +276,9 @@ class HalfOperations(_Tracing):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name, inputs, results = operation_name(func), list(tensors_in(args)), list(tensors_in(result))
+        name = operation_name(func)
+        inputs = list(tensors_in(args))
+        results = list(tensors_in(result))
         if not results or name in UNFILLED:
             return result
         computed = self.modules[self.stack[-1]]
@@ -273,7 +311,8 @@ class HalfOperations(_Tracing):
     def _statistics(
         self, computed: Computed, name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]
     ) -> None:
-        out, half = results[0], results[0].dtype in HALF
+        out = results[0]
+        half = results[0].dtype in HALF
         root = name in ROOTS or (name == "pow" and _exponent(args) in (0.5, -0.5))
         computed.roots |= root
         if name in DEVIATIONS and half:

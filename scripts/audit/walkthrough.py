@@ -47,8 +47,12 @@ from utils.precision.amp import DTYPES, autocast, build_scaler, resolve_amp
 from utils.precision.probe import watching
 
 UNIT_ROUNDOFF = {name: torch.finfo(dtype).eps / 2 for name, dtype in DTYPES.items()}  # fp16 2^-11, bf16 2^-8
-ROUNDINGS, NUDGED, LARGEST = 2.0, 2.0, 0.5  # of the tolerance, see above
-NUDGE_SIZE, NUDGE_PAIRS = 2.0, 2
+# of the tolerance, see above
+ROUNDINGS = 2.0
+NUDGED = 2.0
+LARGEST = 0.5
+NUDGE_SIZE = 2.0
+NUDGE_PAIRS = 2
 HALVINGS = 20  # skipped steps at a real network's beginning that training would sit through
 LAYER_SCALE = 4096.0  # the usual first scale, 65536, lies beyond fp16's end: the layer's gradient would be infinite
 
@@ -118,7 +122,8 @@ class Start:
             output, loss = self.forward(model, self.images)
         scaled_loss = scaler.scale(loss)
         scaled_loss.backward()
-        scaled, scale = _gradients(parameters), scaler.get_scale()
+        scaled = _gradients(parameters)
+        scale = scaler.get_scale()
         scaler.unscale_(optimizer)
         unscaled = _gradients(parameters)
         before = {name: p.detach().clone() for name, p in parameters.items()}
@@ -129,9 +134,18 @@ class Start:
         scaler.update()
         update = {name: p.detach().clone() for name, p in parameters.items()}
         return Step(
-            "fp32" if settings.amp == "off" else settings.amp, scale, before, output.detach(), loss.detach(),
-            scaled_loss.detach(), scaled, unscaled, update, not stepped, len(half),
-        )  # fmt: skip
+            "fp32" if settings.amp == "off" else settings.amp,
+            scale,
+            before,
+            output.detach(),
+            loss.detach(),
+            scaled_loss.detach(),
+            scaled,
+            unscaled,
+            update,
+            not stepped,
+            len(half),
+        )
 
     def nudged(self, size: float, seed: int) -> Start:
         """The same with every weight and pixel times 1 + r, r uniform in [-size, size]; -size gives the opposite."""
@@ -161,7 +175,8 @@ def true_float32() -> Iterator[None]:
 
 def formats(device: torch.device) -> tuple[list[str], list[str]]:
     """The half-precision formats that ``device`` computes in, and a line for each that it does not."""
-    names, missing = [], []
+    names = []
+    missing = []
     for name in DTYPES:
         try:
             names.append(resolve_amp(PrecisionSettings(amp=name), device))
@@ -179,8 +194,11 @@ def single_layer(device: torch.device, init_scale: float) -> tuple[torch.Tensor,
     ``Linear(1, 1)`` and a random input, both from seed 47; learning rate 1; the output itself is the loss.
     """
     torch.manual_seed(47)
-    layer, images = nn.Linear(1, 1), torch.randn(1, 1)  # made on the CPU: a GPU's generator has other numbers
-    layer, images = layer.to(device), images.to(device)
+    # made on the CPU: a GPU's generator has other numbers
+    layer = nn.Linear(1, 1)
+    images = torch.randn(1, 1)
+    layer = layer.to(device)
+    images = images.to(device)
 
     def forward(layer: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = layer(images)
@@ -200,7 +218,8 @@ def network(start: Start, settings: PrecisionSettings, *, halve: bool) -> tuple[
     ``settings.init_scale`` is the only one.
     """
     full = dataclasses.replace(settings, amp="off")
-    reference, agreements = start.step(full), []
+    reference = start.step(full)
+    agreements = []
     for name in formats(start.device)[0]:
         tried: list[float] = []
         mixed = start.step(dataclasses.replace(settings, amp=name))
@@ -268,7 +287,8 @@ class Agreement:
 
 def agreement(step: Step, reference: Step, nudged: float = 0.0) -> Agreement:
     """Compare the update of ``step`` with that of ``reference``, in float32."""
-    size, bad = norm(reference.update), step.non_finite
+    size = norm(reference.update)
+    bad = step.non_finite
     problem = f"{bad:,} gradient values not finite" if bad else ""
     if not 0 < size < math.inf:
         problem = f"nothing to compare with: the update in fp32 has the norm {size:g}"
@@ -301,7 +321,8 @@ def worst_parameters(
     Errors are ranked in units of their format's roundoff. A parameter whose update is below float32's roundoff
     of the whole (a bias before batch norm, whose true gradient is zero) is nothing but noise and left out.
     """
-    size, rows = norm(reference.update), []
+    size = norm(reference.update)
+    rows = []
     for name, update in reference.update.items():
         share = norm({name: update}) / size if size else 0.0
         if share > torch.finfo(torch.float32).eps / 2:

@@ -46,7 +46,8 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
     """Raise ``UserError`` with a line for each that is of another kind than the first."""
-    first, mistakes = ingredients[0], []
+    first = ingredients[0]
+    mistakes = []
     for other in ingredients[1:]:
         mistakes += [f"--checkpoints {other.path}: {words}" for words in _differences(first, other)[:1]]
     if mistakes:

@@ -32,9 +32,11 @@ def greedy(ingredients: Sequence[Weights], score: Score) -> Soup:
     """From the best ingredient on, each joins if the mean with it scores at least as high (their recipe 1)."""
     scores = [score(weights, False) for weights in ingredients]
     first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equals, the first given
-    kept, best = [first], scores[first]
+    kept = [first]
+    best = scores[first]
     for place in others:
         mixed = score(mean([ingredients[one] for one in (*kept, place)]), True)
         if mixed >= best:
-            kept, best = [*kept, place], mixed
+            kept = [*kept, place]
+            best = mixed
     return Soup(mean([ingredients[place] for place in kept]), scores, kept)

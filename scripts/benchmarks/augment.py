@@ -25,7 +25,8 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.data.sets.readers import MemoryImages
 
-RESIDENT_TARGET, STREAM_TARGET = 8.0, 0.85
+RESIDENT_TARGET = 8.0
+STREAM_TARGET = 0.85
 POLICY = ("--auto-augment", "ra")
 
 
@@ -45,11 +46,17 @@ def resident(setup: Setup) -> Match:
             pixels = images.pixels.numpy()
     images = MemoryImages(torch.from_numpy(pixels), torch.arange(len(pixels)) % data.CLASSES)
     flags = ("--dataname", "cifar10", "--datapath", ".", "--loader", "resident", "--batch-size", str(BATCH_SIZE))
-    ours, spec = train_loader(images, *flags, *POLICY), SPECS["cifar10"]
-    per_sample = transforms.Compose([
-        transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.RandAugment(),
-        transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std),
-    ])  # fmt: skip
+    ours = train_loader(images, *flags, *POLICY)
+    spec = SPECS["cifar10"]
+    per_sample = transforms.Compose(
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandAugment(),
+            transforms.ToTensor(),
+            transforms.Normalize(spec.mean, spec.std),
+        ]
+    )
     samples = PillowSamples(np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), per_sample)
     reference = loading(setup, endlessly(torch_loader(samples, BATCH_SIZE, 2)), 2)
     rival = Rival("torchvision RandAugment, 2 workers", {"": reference}, RESIDENT_TARGET)
@@ -58,11 +65,20 @@ def resident(setup: Setup) -> Match:
 
 def streamed(setup: Setup) -> Match:
     """JPEG files through worker processes, with RandAugment and without."""
-    tree, workers = data.jpeg_tree(setup.images, setup.scratch), setup.threads
+    tree = data.jpeg_tree(setup.images, setup.scratch)
+    workers = setup.threads
     flags = (
-        "--dataname", "folder", "--datapath", str(tree), "--workers", str(workers), "--loader", "stream",
-        "--batch-size", str(JPEG_BATCH_SIZE),
-    )  # fmt: skip
+        "--dataname",
+        "folder",
+        "--datapath",
+        str(tree),
+        "--workers",
+        str(workers),
+        "--loader",
+        "stream",
+        "--batch-size",
+        str(JPEG_BATCH_SIZE),
+    )
     images = data.get_data(arguments.parse(list(flags)).data, CPU).train
     with_policy, without = (train_loader(images, *flags, *more) for more in (POLICY, ()))
     rival = Rival("the same without", {"": loading(setup, without.batches, workers)}, STREAM_TARGET)

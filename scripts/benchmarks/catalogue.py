@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STEP, LOADING, VALIDATION = "step", "loading", "validation"
+STEP = "step"
+LOADING = "loading"
+VALIDATION = "validation"
 
 
 class Technique(NamedTuple):

@@ -68,7 +68,8 @@ def cifar10_tree(given: str | None, scratch: Path) -> Path:
             folder = root / split / str(label)
             folder.mkdir(parents=True)
             for index in (its_labels == label).nonzero().flatten()[: count // CLASSES].tolist():
-                place, image = folder / f"{index}.png", images[index]
+                place = folder / f"{index}.png"
+                image = images[index]
                 if isinstance(image, str):
                     shutil.copyfile(image, place)
                 else:
@@ -97,7 +98,9 @@ def jpeg_tree(given: str | None, scratch: Path) -> Path:
     for path in map(Path, photographs()):
         with Image.open(path) as photograph:
             for number in range(CUT_IMAGES + 2):
-                left, top = generator.integers(0, 140), generator.integers(0, 52)  # leaves 500 x 375, as ImageNet's are
+                # leaves 500 x 375, as ImageNet's are
+                left = generator.integers(0, 140)
+                top = generator.integers(0, 52)
                 folder = root / ("train" if number < CUT_IMAGES else "val") / path.stem
                 folder.mkdir(parents=True, exist_ok=True)
                 photograph.crop((left, top, left + 500, top + 375)).save(folder / f"{number}.jpg", quality=90)

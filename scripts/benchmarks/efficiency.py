@@ -26,9 +26,22 @@ def fc_on_mnist(setup: Setup) -> Match:
     folder = data.mnist(setup.mnist, setup.scratch)
     cpu = ("--device", "cpu")
     ours = main_run(
-        setup, "--dataname", "mnist", "--datapath", folder, "--arch", "fc", *BATCH, "--augment", "none",
-        "--lr", 0.01, "--epochs", 1 + max(1, round(setup.seconds)), *cpu,
-    )  # fmt: skip
+        setup,
+        "--dataname",
+        "mnist",
+        "--datapath",
+        folder,
+        "--arch",
+        "fc",
+        *BATCH,
+        "--augment",
+        "none",
+        "--lr",
+        0.01,
+        "--epochs",
+        1 + max(1, round(setup.seconds)),
+        *cpu,
+    )
     bare = bare_ways(setup, "--mnist", folder, *BATCH, *cpu)
     loaders = {
         f"{workers} workers": peer(setup, "torchvision-mnist", "--mnist", folder, "--workers", workers, *BATCH, *cpu)
@@ -53,9 +66,24 @@ def resnet18_on_cifar10(setup: Setup) -> Match:
 def cifar10_run(setup: Setup, tree: Path, arch: str, epochs: int, *, ranks: int = 0, threads: int = 0) -> Measure:
     """main.py on class folders of 32-pixel images on a CPU; 128 images a step over all processes."""
     return main_run(
-        setup, "--dataname", "cifar10", "--datapath", tree, "--arch", arch, "--global-batch-size", 128,
-        "--epochs", epochs, "--lr", 0.01, "--device", "cpu", ranks=ranks, threads=threads,
-    )  # fmt: skip
+        setup,
+        "--dataname",
+        "cifar10",
+        "--datapath",
+        tree,
+        "--arch",
+        arch,
+        "--global-batch-size",
+        128,
+        "--epochs",
+        epochs,
+        "--lr",
+        0.01,
+        "--device",
+        "cpu",
+        ranks=ranks,
+        threads=threads,
+    )
 
 
 def bare_ways(setup: Setup, *flags: object) -> dict[str, Measure]:
@@ -73,9 +101,20 @@ def ranks(setup: Setup) -> Iterator[Match | str]:
     """The same global batch on one process and on two: on two GPUs, or on the CPU with the same threads in all."""
     if setup.on_gpu and torch.cuda.device_count() >= 2:
         flags = (
-            "--dataname", "synthetic", "--arch", "resnet50", "--global-batch-size", 256, "--epochs", 3,
-            "--amp", "fp16", "--channels-last", "--lr", 0.01,
-        )  # fmt: skip
+            "--dataname",
+            "synthetic",
+            "--arch",
+            "resnet50",
+            "--global-batch-size",
+            256,
+            "--epochs",
+            3,
+            "--amp",
+            "fp16",
+            "--channels-last",
+            "--lr",
+            0.01,
+        )
         one, two = (main_run(setup, *flags, ranks=number) for number in (1, 2))
         yield Match("two GPUs, resnet50, 256 images a step", RATE, two, [Rival("one GPU", {"": one})])
     if not setup.on_cpu:

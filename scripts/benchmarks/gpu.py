@@ -28,7 +28,9 @@ from scripts.benchmarks.measure import (
     warm_images_per_second,
 )
 
-SYNTHETIC_IMAGES, SYNTHETIC_CLASSES = 12_800, 1000  # of main.py's synthetic data
+# of main.py's synthetic data
+SYNTHETIC_IMAGES = 12_800
+SYNTHETIC_CLASSES = 1000
 CIFAR_IMAGES = 50_000
 GUESSED_RATE = 50_000  # images a second of ResNet-18 at 32 pixels: how many epochs last as long as asked for
 TINY_IMAGES = 16
@@ -38,10 +40,13 @@ LR = ("--lr", 0.01)
 
 def resnet50(setup: Setup, amp: str, compiled: bool = False) -> Iterator[Match | str]:
     """ResNet-50 at 224 pixels on random images in the GPU's memory, two epochs of a hundred steps."""
-    shape, batch_size = ("--arch", "resnet50", "--image-size", 224), 128
+    shape = ("--arch", "resnet50", "--image-size", 224)
+    batch_size = 128
     if setup.tiny:
-        shape, batch_size = ("--arch", "fc", "--image-size", 8), 8
-    batch, images = ("--batch-size", batch_size), TINY_IMAGES if setup.tiny else SYNTHETIC_IMAGES
+        shape = ("--arch", "fc", "--image-size", 8)
+        batch_size = 8
+    batch = ("--batch-size", batch_size)
+    images = TINY_IMAGES if setup.tiny else SYNTHETIC_IMAGES
     common = ("--amp", amp, "--channels-last", *["--compile"] * compiled, "--device", setup.device.type)
     few = FEW if setup.tiny else ()
     epochs = 2 if setup.tiny else 3
@@ -59,14 +64,21 @@ def resnet50(setup: Setup, amp: str, compiled: bool = False) -> Iterator[Match |
 
 def resident(setup: Setup) -> Iterator[Match | str]:
     """ResNet-18 on CIFAR-10 in the GPU's memory, in fp16: shifted, flipped and normalised there."""
-    shape, batch_size = ("--arch", "fc" if setup.tiny else "resnet18", "--image-size", 32), 512
-    which, classes, images = ("--dataname", "synthetic"), SYNTHETIC_CLASSES, SYNTHETIC_IMAGES
+    shape = ("--arch", "fc" if setup.tiny else "resnet18", "--image-size", 32)
+    batch_size = 512
+    which = ("--dataname", "synthetic")
+    classes = SYNTHETIC_CLASSES
+    images = SYNTHETIC_IMAGES
     if setup.cifar10:
-        which, classes, images = ("--dataname", "cifar10", "--datapath", setup.cifar10), 10, CIFAR_IMAGES
+        which = ("--dataname", "cifar10", "--datapath", setup.cifar10)
+        classes = 10
+        images = CIFAR_IMAGES
     epochs = 1 + max(2, math.ceil(setup.seconds * GUESSED_RATE / images))
     few = ()
     if setup.tiny:
-        batch_size, epochs, few = 8, 2, FEW
+        batch_size = 8
+        epochs = 2
+        few = FEW
     common = ("--batch-size", batch_size, "--amp", "fp16", "--channels-last", "--device", setup.device.type)
     ours = main_run(setup, *which, *shape, "--loader", "resident", *common, *few, "--epochs", epochs, *LR)
     bare = peer(setup, "bare", *shape, "--channels", 3, "--classes", classes, *common)
@@ -88,9 +100,18 @@ def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
         yield "the JPEG files are cut from two photographs; give --images DIR, class folders below train/ and val/"
     size, batch_size, epochs = (8, 8, 2) if setup.tiny else (224, 128, 4)
     common = (
-        "--arch", "fc" if setup.tiny else arch, "--image-size", size, "--batch-size", batch_size, "--amp", "fp16",
-        "--channels-last", "--device", setup.device.type,
-    )  # fmt: skip
+        "--arch",
+        "fc" if setup.tiny else arch,
+        "--image-size",
+        size,
+        "--batch-size",
+        batch_size,
+        "--amp",
+        "fp16",
+        "--channels-last",
+        "--device",
+        setup.device.type,
+    )
     few = FEW if setup.tiny else ()
     training = (*common, *few, "--epochs", epochs, *LR, "--print-freq", 1 if setup.tiny else 10)
     files = ("--dataname", "folder", "--datapath", tree, "--loader", "stream")

@@ -28,8 +28,11 @@ from utils.data.sets.readers import ImageFiles, Images, MemoryImages
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
-CIFAR10_IMAGES, BATCH_SIZE = 50_000, 128
-SIZE, RESIZED, JPEG_BATCH_SIZE = 224, 256, 64
+CIFAR10_IMAGES = 50_000
+BATCH_SIZE = 128
+SIZE = 224
+RESIZED = 256
+JPEG_BATCH_SIZE = 64
 PREFETCHED = 4  # at most this many batches per worker are ready in any loader here
 
 
@@ -63,10 +66,14 @@ def resident(setup: Setup) -> Match:
     flags = ("--dataname", "cifar10", "--datapath", ".", "--loader", "resident", "--batch-size", str(BATCH_SIZE))
     ours = train_loader(images, *flags)
     spec = SPECS["cifar10"]
-    per_sample = transforms.Compose([
-        transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std),
-    ])  # fmt: skip
+    per_sample = transforms.Compose(
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(spec.mean, spec.std),
+        ]
+    )
     samples = PillowSamples(pixels.transpose(0, 2, 3, 1), per_sample)
     torchvision_ways = {
         f"{workers} workers": loading(setup, endlessly(torch_loader(samples, BATCH_SIZE, workers)), workers)
@@ -84,7 +91,8 @@ class PillowSamples(Dataset):
     """Images as torchvision's CIFAR10 gives them: from one uint8 array (n, height, width, 3), through Pillow."""
 
     def __init__(self, pixels: np.ndarray, transform: Callable | None) -> None:
-        self.pixels, self.transform = pixels, transform
+        self.pixels = pixels
+        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -100,7 +108,9 @@ class PillowSamples(Dataset):
 
 def streamed(setup: Setup) -> Match:
     """JPEG files through worker processes, the same number on each side: random-resized-crop, flip, normalise."""
-    tree, workers, spec = data.jpeg_tree(setup.images, setup.scratch), setup.threads, SPECS["folder"]
+    tree = data.jpeg_tree(setup.images, setup.scratch)
+    workers = setup.threads
+    spec = SPECS["folder"]
     flags = ("--datapath", str(tree), "--workers", str(workers))
     read = arguments.parse(["--dataname", "folder", *flags])
     images = data.get_data(read.data, CPU).train
@@ -143,9 +153,17 @@ def torch_loader(samples: Dataset, batch_size: int, workers: int) -> DataLoader:
 def timm_loading(setup: Setup, samples: Dataset, size: int, batch_size: int, workers: int, spec: Any) -> Measure:
     """timm's loader with random-resized-crop, flip and normalisation, and without its colour jitter."""
     loader = timm.data.create_loader(
-        samples, (3, size, size), batch_size, is_training=True, color_jitter=0.0, interpolation="bilinear",
-        mean=spec.mean, std=spec.std, num_workers=workers, device=CPU,
-    )  # fmt: skip
+        samples,
+        (3, size, size),
+        batch_size,
+        is_training=True,
+        color_jitter=0.0,
+        interpolation="bilinear",
+        mean=spec.mean,
+        std=spec.std,
+        num_workers=workers,
+        device=CPU,
+    )
     return loading(setup, endlessly(loader), workers)
 
 
@@ -156,10 +174,14 @@ def endlessly(loader: Iterable[Any]) -> Callable[[int], Iterable[Any]]:
 
 def pillow_crop(spec: Any) -> transforms.Compose:
     """torchvision's training transforms of an ImageNet image, on a Pillow image."""
-    return transforms.Compose([
-        transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std),
-    ])  # fmt: skip
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(spec.mean, spec.std),
+        ]
+    )
 
 
 # ------------------------------------------------------------------------------- decoding on one core
@@ -171,7 +193,8 @@ def decode(setup: Setup) -> Iterator[Match | str]:
     A worker of ours hands over bytes and leaves flip and normalisation to the device, in batches; torchvision's ends
     with normalised floats. So the first row compares what a worker's core does, the others the whole way to floats.
     """
-    paths, spec = data.photographs(), SPECS["folder"]
+    paths = data.photographs()
+    spec = SPECS["folder"]
     count = JPEG_BATCH_SIZE
     images = ImageFiles([paths[n % 2] for n in range(count)], torch.arange(count) % 2, "RGB")
     flags = ("--dataname", "folder", "--datapath", ".", "--workers", "0", "--batch-size", str(count))
@@ -222,7 +245,11 @@ def tensor(path: str) -> torch.Tensor:
 
 def tensor_crop(spec: Any) -> v2.Compose:
     """torchvision's training transforms of an ImageNet image, on a uint8 tensor."""
-    return v2.Compose([
-        v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip(),
-        v2.ToDtype(torch.float32, scale=True), v2.Normalize(spec.mean, spec.std),
-    ])  # fmt: skip
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(spec.mean, spec.std),
+        ]
+    )

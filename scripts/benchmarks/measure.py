@@ -26,10 +26,14 @@ from scripts.common.step_timing import synchronise
 from utils.runtime.cpu import SPINS
 
 ROOT = Path(__file__).resolve().parents[2]
-MAIN, PEERS = ROOT / "main.py", ROOT / "scripts" / "benchmarks" / "peers.py"
-RATE, SECONDS, PERCENT = "images/s", "s", "%"
+MAIN = ROOT / "main.py"
+PEERS = ROOT / "scripts" / "benchmarks" / "peers.py"
+RATE = "images/s"
+SECONDS = "s"
+PERCENT = "%"
 COMMAND_SECONDS = 1800  # no command here takes nearly as long
-BARE, TIMM = "bare loop", "timm's train.py"
+BARE = "bare loop"
+TIMM = "timm's train.py"
 WITHOUT_TIMM = "timm's train.py is left out: give --timm-train PATH, the file of a checkout of timm"
 
 Measure = Callable[[], float]
@@ -152,7 +156,9 @@ def _row(
     failed = failures.get(OURS) or next((failures[number, way] for way in rival.ways if not ways), "")
     if failed:
         return Row(*about, rival.name, rival.target, failure=failed)
-    ours, other, name = figures[OURS], None, rival.name
+    ours = figures[OURS]
+    other = None
+    name = rival.name
     if ways:
         way = hardest_way(ours, ways, match.unit)
         other = ways[way]
@@ -194,7 +200,8 @@ def throughput(
     for _ in range(warm_up):
         next(batches)
     synchronise(device)
-    images, began = 0, clock()
+    images = 0
+    began = clock()
     while True:
         images += next(batches)
         if clock() - began >= seconds:

@@ -29,7 +29,9 @@ from scripts.benchmarks.measure import throughput
 from scripts.common.step_timing import synchronise
 from utils.config.groups.model import ModelSettings
 
-MEAN, STD = 0.1307, 0.3081  # of MNIST
+# of MNIST
+MEAN = 0.1307
+STD = 0.3081
 TIMM_RATE = re.compile(r"Train: (\d+) \[.*\(\d+\.\d+s, +([\d.]+)/s\)")  # an epoch's number, its images a second so far
 GIVEN_RATE = "given batches: epoch {} at {} images/s"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -147,12 +149,38 @@ def timm(own: argparse.Namespace) -> float:
     with ``plain_crops`` the augmentation is ours. Otherwise it gets random batches that are on the device already.
     """
     command = [
-        sys.executable, __file__, "timm-script", own.train_script, own.arch, own.image_size, own.given_batches,
-        "--data-dir", own.tree or ".", "--val-split", "val", "--model", "benchmark_network",
-        "--num-classes", own.classes, "--batch-size", own.batch_size,
-        "--input-size", own.channels, own.image_size, own.image_size, "--epochs", 3 if own.given_batches else 2,
-        "--warmup-epochs", 0, "--cooldown-epochs", 0, "--device", own.device, "--checkpoint-hist", 1,
-    ]  # fmt: skip
+        sys.executable,
+        __file__,
+        "timm-script",
+        own.train_script,
+        own.arch,
+        own.image_size,
+        own.given_batches,
+        "--data-dir",
+        own.tree or ".",
+        "--val-split",
+        "val",
+        "--model",
+        "benchmark_network",
+        "--num-classes",
+        own.classes,
+        "--batch-size",
+        own.batch_size,
+        "--input-size",
+        own.channels,
+        own.image_size,
+        own.image_size,
+        "--epochs",
+        3 if own.given_batches else 2,
+        "--warmup-epochs",
+        0,
+        "--cooldown-epochs",
+        0,
+        "--device",
+        own.device,
+        "--checkpoint-hist",
+        1,
+    ]
     command += ["--amp", "--amp-dtype", TIMM_DTYPES[own.amp]] if own.amp != "off" else []
     command += ["--channels-last"] * own.channels_last + ["--torchcompile"] * own.compile
     command += ["--workers", own.workers] if own.workers else []
@@ -185,7 +213,8 @@ def run_timm_script(script: str, arch: str, image_size: int, given_batches: int,
         return build_model(ModelSettings(arch=arch), classes=num_classes, channels=in_chans, image_size=image_size)
 
     if given_batches:
-        classes, channels_last = int(flags[flags.index("--num-classes") + 1]), "--channels-last" in flags
+        classes = int(flags[flags.index("--num-classes") + 1])
+        channels_last = "--channels-last" in flags
         timm.data.create_dataset = lambda *_, **__: ()  # train.py asks for one that is not None
         timm.data.create_loader = lambda _, **options: GivenBatches(given_batches, classes, channels_last, options)
     sys.argv = [script, *flags]
@@ -202,8 +231,10 @@ class GivenBatches:
     mixup_enabled = False
 
     def __init__(self, count: int, classes: int, channels_last: bool, options: dict[str, Any]) -> None:
-        self.device, self.training = torch.device(options["device"]), options["is_training"]
-        self.count, self.epoch = count if self.training else 1, 0
+        self.device = torch.device(options["device"])
+        self.training = options["is_training"]
+        self.count = count if self.training else 1
+        self.epoch = 0
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = torch.randn(options["batch_size"], *options["input_size"], device=self.device)
         targets = torch.randint(classes, (options["batch_size"],), device=self.device)

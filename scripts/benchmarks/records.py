@@ -43,10 +43,27 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
     epoch that it is a share of: epochs with and without a writer differ by more, as the machine's pace does.
     """
     folder = data.mnist(setup.mnist, setup.scratch)
-    args = arguments.parse([
-        "--dataname", "mnist", "--datapath", str(folder), "--arch", "fc", "--batch-size", "128", "--augment", "none",
-        "--lr", "0.01", "--epochs", "1000000", "--device", "cpu", *flags,
-    ])  # fmt: skip
+    args = arguments.parse(
+        [
+            "--dataname",
+            "mnist",
+            "--datapath",
+            str(folder),
+            "--arch",
+            "fc",
+            "--batch-size",
+            "128",
+            "--augment",
+            "none",
+            "--lr",
+            "0.01",
+            "--epochs",
+            "1000000",
+            "--device",
+            "cpu",
+            *flags,
+        ]
+    )
     with (
         Distributed(RankInfo(), args.run) as distributed,
         TemporaryDirectory(dir=setup.scratch) as run,
@@ -56,7 +73,8 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
         traval = build(args, distributed, Path(run), writer)
 
         def measure() -> float:
-            writer.seconds, began = 0.0, time.perf_counter()
+            writer.seconds = 0.0
+            began = time.perf_counter()
             with redirect_stdout(console):
                 traval.train(traval.progress.epoch)
                 traval.validation(traval.progress.epoch, report=True)
@@ -71,7 +89,8 @@ class TimedWriter:
     """A writer that counts the ``seconds`` spent in its methods."""
 
     def __init__(self, writer: NullWriter) -> None:
-        self._writer, self.seconds = writer, 0.0
+        self._writer = writer
+        self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._writer, name)
@@ -95,10 +114,24 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
     Copying, waiting and what the writing thread takes from the training: all of it is in the seconds.
     """
     tree = data.cifar10_tree(setup.cifar10, setup.scratch)
-    args = arguments.parse([
-        "--dataname", "cifar10", "--datapath", str(tree), "--arch", "resnet18", "--batch-size", "128", "--lr", "0.01",
-        "--epochs", "1000000", "--device", setup.device.type,
-    ])  # fmt: skip
+    args = arguments.parse(
+        [
+            "--dataname",
+            "cifar10",
+            "--datapath",
+            str(tree),
+            "--arch",
+            "resnet18",
+            "--batch-size",
+            "128",
+            "--lr",
+            "0.01",
+            "--epochs",
+            "1000000",
+            "--device",
+            setup.device.type,
+        ]
+    )
     with Distributed(RankInfo(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
         writer = build_writer(True, Path(run), progress=False)
         traval = build(args, distributed, Path(run), writer, Checkpointer(Path(run), True))
@@ -115,7 +148,8 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
             return seconds
 
         def measure() -> float:
-            without, saving = epoch_seconds(False), epoch_seconds(True)
+            without = epoch_seconds(False)
+            saving = epoch_seconds(True)
             step = without / traval.train_loader.steps_per_epoch
             return 100 * (saving - without) / (STEPS_A_CHECKPOINT * step)
 

@@ -14,7 +14,9 @@ from scripts.benchmarks.measure import SECONDS, Row
 from scripts.common.figures import GREY, Spread, device_name
 
 WIDTHS = {"what": 49, "against": 44, "ours": 9, "the other": 9, "ratio": 9, "min - max": 16, "target": 13}
-MET, MISSED, OPEN = "#3b78c3", "#c8553d", "#7f8c9a"
+MET = "#3b78c3"
+MISSED = "#c8553d"
+OPEN = "#7f8c9a"
 LEGEND = "Blue: meets its target (orange). Red: misses it. Grey: has none. Dark line: smallest to largest round."
 
 
@@ -81,14 +83,21 @@ def csv_rows(rows: Sequence[Row], about: dict[str, Any]) -> list[dict[str, Any]]
 
     return [
         {
-            "part": row.part, "what": row.what, "unit": row.unit, "against": row.against,
-            **of("ours", row.ours), **of("other", row.other),
+            "part": row.part,
+            "what": row.what,
+            "unit": row.unit,
+            "against": row.against,
+            **of("ours", row.ours),
+            **of("other", row.other),
             "result_is": "ratio" if row.is_ratio else "difference" if row.other else "figure",
             **of("result", row.result),
-            "target": row.target, "missed": row.missed, "failure": row.failure, **about,
+            "target": row.target,
+            "missed": row.missed,
+            "failure": row.failure,
+            **about,
         }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def draw(path: Path, title: str, rows: Sequence[Row]) -> None:
@@ -106,7 +115,9 @@ def draw(path: Path, title: str, rows: Sequence[Row]) -> None:
     axes.set_ylim(max(1, len(rows)) - 0.4, -0.6)  # the first row on top
     axes.set_xscale("log")
     reach = [value for row in rows for value in (*row.result, row.target or 1.0)] or [1.0]
-    low, high = min(0.5, 0.8 * min(reach)), max(2.5, 1.7 * max(reach))  # with room for the values
+    # with room for the values
+    low = min(0.5, 0.8 * min(reach))
+    high = max(2.5, 1.7 * max(reach))
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= tick <= high]
     axes.set_xlim(low, high)
     axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks], fontsize=8, color=GREY)
@@ -131,6 +142,12 @@ def _bar(axes: Any, place: int, row: Row) -> None:
     if row.target is not None:
         axes.plot([row.target] * 2, [place - 0.4, place + 0.4], color="#e08a3c", linewidth=2.5)
     axes.annotate(
-        f"{median:.2f}x", (max(high, row.target or 1, 1), place), (6, 0), textcoords="offset points", va="center",
-        fontsize=8, color=GREY, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-    )  # fmt: skip
+        f"{median:.2f}x",
+        (max(high, row.target or 1, 1), place),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=GREY,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+    )

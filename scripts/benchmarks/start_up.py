@@ -59,7 +59,8 @@ def whole(environ: Mapping[str, str], *flags: str, code: int = 0) -> Measure:
 
 def seconds_to_line(command: Sequence[str], begin: str, environ: Mapping[str, str]) -> float:
     """Seconds until ``command`` prints a line that begins with ``begin``; it then runs on to its end."""
-    began, seconds = time.perf_counter(), None
+    began = time.perf_counter()
+    seconds = None
     with subprocess.Popen(
         command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

@@ -64,7 +64,9 @@ class _Side(AbstractContextManager):
     """main.py's training under ``flags``, ready to be measured."""
 
     def __init__(self, flags: Sequence[str], what: str, units: int) -> None:
-        self.flags, self.what, self.units = flags, what, units
+        self.flags = flags
+        self.what = what
+        self.units = units
         self._stack = ExitStack()
 
     def __enter__(self) -> Seconds:
@@ -77,9 +79,11 @@ class _Side(AbstractContextManager):
         if self.what == VALIDATION:
             return lambda: _timed(lambda: traval.validation(0, report=False)) / len(components.data.validation)
         if self.what == STEP:
-            work, untimed = _steps(traval), 1
+            work = _steps(traval)
+            untimed = 1
         else:  # what the workers have made ready while the other side was measured is not timed
-            work, untimed = _batches(traval), 1 + PREFETCHED * args.data.workers
+            work = _batches(traval)
+            untimed = 1 + PREFETCHED * args.data.workers
 
         def measure() -> float:
             for _ in range(untimed):

@@ -56,7 +56,8 @@ def figures(result: Result, first: Result, batch_size: int) -> Figures:
     if result.failure:
         return Figures()
     ms = Spread.of([1000 * seconds for seconds in result.seconds])
-    peak, base = result.peak_bytes, first.peak_bytes
+    peak = result.peak_bytes
+    base = first.peak_bytes
     return Figures(
         ms=ms,
         images_per_second=1000 * batch_size / ms.median,
@@ -99,7 +100,9 @@ def published(results: Sequence[Result], shown: Sequence[Figures]) -> str:
     }
     if "fp16" not in plain or results[0].row.format != "fp32" or plain["fp16"].speed_up is None:
         return ""
-    ours, seconds, size = plain["fp16"], PUBLISHED_SECONDS, PUBLISHED_BYTES
+    ours = plain["fp16"]
+    seconds = PUBLISHED_SECONDS
+    size = PUBLISHED_BYTES
     memory = f", memory {ours.memory_ratio:.2f}x" if ours.memory_ratio is not None else ""
     before, after = (1000 * total / PUBLISHED_STEPS for total in seconds)
     return (
@@ -151,13 +154,20 @@ def csv_rows(header: dict[str, Any], results: Sequence[Result], shown: Sequence[
         ms = figures.ms or (None, None, None)
         rows.append(
             {
-                "format": result.row.format, "channels_last": result.row.channels_last, "compiled": result.row.compiled,
-                "ms_per_step": ms[0], "ms_min": ms[1], "ms_max": ms[2],
-                "images_per_second": figures.images_per_second, "speed_up": figures.speed_up,
-                "peak_bytes": figures.peak_bytes, "memory_ratio": figures.memory_ratio, "failure": result.failure,
+                "format": result.row.format,
+                "channels_last": result.row.channels_last,
+                "compiled": result.row.compiled,
+                "ms_per_step": ms[0],
+                "ms_min": ms[1],
+                "ms_max": ms[2],
+                "images_per_second": figures.images_per_second,
+                "speed_up": figures.speed_up,
+                "peak_bytes": figures.peak_bytes,
+                "memory_ratio": figures.memory_ratio,
+                "failure": result.failure,
                 **header,
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -212,9 +222,15 @@ def _panel(
             axes.plot(spreads[place], [place, place], color="#222222", linewidth=1.5, solid_capstyle="butt")
         text = result.failure or "-" if value is None else form.format(value)
         axes.annotate(
-            text, (end, place), (6, 0), textcoords="offset points", va="center", fontsize=9, color=GREY,
+            text,
+            (end, place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=GREY,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},  # or the grid runs through the digits
-        )  # fmt: skip
+        )
     axes.set_xlim(0, 1.35 * max(ends) or 1)  # room for the values
     axes.tick_params(axis="x", labelsize=8, colors=GREY)
     axes.tick_params(axis="y", length=0)

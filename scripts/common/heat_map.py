@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from models.load import Loaded
 
 LEAST_CELLS = 4  # a side of the map, below which it says little about where
-LEAST_CELLS_OF_SMALL, SMALL = 2, 16  # and for images with fewer pixels a side
+# and for images with fewer pixels a side
+LEAST_CELLS_OF_SMALL = 2
+SMALL = 16
 MOST_PREFIX_TOKENS = 8  # class, distillation and register tokens in front of the patches'
 PROBES = 2  # images of noise, with which the layer is found
 
@@ -72,7 +74,8 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
     need_captum()
     from captum.attr import LayerAttribution, LayerGradCam, LayerGradientXActivation, Saliency
 
-    network, targets = loaded.network, [int(index) for index in class_indices]
+    network = loaded.network
+    targets = [int(index) for index in class_indices]
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
         images = images.detach().clone().float()  # a leaf that may have a gradient, also if made in inference mode
         layer = explained_layer(network, images)
@@ -146,7 +149,8 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
 def _outputs(network: nn.Module, images: torch.Tensor) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor]:
     """What each layer that runs once gave, by its name, in the order in which they ended; and the logits."""
     ended: list[tuple[str, torch.Tensor]] = []
-    handles, hidden = [], _inside_attention(network)
+    handles = []
+    hidden = _inside_attention(network)
     try:
         for name, module in network.named_modules():
             if name and name not in hidden and not isinstance(module, nn.Identity):

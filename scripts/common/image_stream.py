@@ -23,7 +23,8 @@ from utils.data.sets.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.sources import empty_batch
 from utils.data.worker_pool.pool import WorkerPool
 
-STDIN, LIST = "-", "@"
+STDIN = "-"
+LIST = "@"
 CPU = torch.device("cpu")
 
 
@@ -79,7 +80,8 @@ def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:
 
 def _file_or_folder(path: str, unread: Counter[str]) -> Iterable[str]:
     if os.path.isdir(path):
-        before, images = unread.copy(), _below(path, unread)
+        before = unread.copy()
+        images = _below(path, unread)
         first = next(images, None)
         if first is None:
             others = sorted(unread - before)
@@ -123,7 +125,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _contains(link: str, folder: str) -> bool:
     """Whether a link leads to ``folder`` itself or to one above it."""
-    target, inner = os.path.realpath(link), os.path.realpath(folder)
+    target = os.path.realpath(link)
+    inner = os.path.realpath(folder)
     return os.path.commonpath([target, inner]) == target
 
 
@@ -146,9 +149,14 @@ def _lines_of(file: BinaryIO) -> Iterator[str]:
 
 
 def stream(
-    paths: Iterable[str | os.PathLike[str]], preprocessing: Preprocessing, batch_size: int, workers: int,
-    *, device: torch.device = CPU, channels_last: bool = False,
-) -> Iterator[ImageBatch]:  # fmt: skip
+    paths: Iterable[str | os.PathLike[str]],
+    preprocessing: Preprocessing,
+    batch_size: int,
+    workers: int,
+    *,
+    device: torch.device = CPU,
+    channels_last: bool = False,
+) -> Iterator[ImageBatch]:
     """The files ``paths`` in batches of ``batch_size``, in order, with the pixels that validation shows a network.
 
     ``workers`` processes read ahead, each a few batches (0, and for a single batch: none); ``paths`` is read no
@@ -168,7 +176,8 @@ class _Reader(Dataset):
     """What a worker does: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
-        self.view, self.colour = preprocessing.view(preprocessing.val_image_size), preprocessing.colour
+        self.view = preprocessing.view(preprocessing.val_image_size)
+        self.colour = preprocessing.colour
         self.channels = preprocessing.channels
 
     def __getitem__(self, paths: tuple[str, ...]) -> tuple[tuple[str, ...], torch.Tensor, tuple[str | None, ...]]:

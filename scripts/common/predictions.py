@@ -113,7 +113,8 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
             if (samples := _trained_on(args, chosen, images)) is not None:
-                loader, others = loader.part(samples), len(images) - len(samples)
+                loader = loader.part(samples)
+                others = len(images) - len(samples)
                 left_out = f"{others:,} training images, on which the run did not train, are left out"
                 notes = (*notes, f"--train-samples {len(samples):,}: {left_out}")
         for note in notes:
@@ -131,10 +132,15 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
     order = np.argsort(numbers)
     files = images.paths if isinstance(images, ImageFiles) else None
     return Predictions(
-        logits=torch.cat(logits)[order], labels=torch.cat(labels)[order], classes=loaded.classes,
+        logits=torch.cat(logits)[order],
+        labels=torch.cat(labels)[order],
+        classes=loaded.classes,
         ids=[files[number] if files else f"{chosen.split}[{number}]" for number in numbers[order]],
-        report=report, notes=notes, images=images, numbers=numbers[order],
-    )  # fmt: skip
+        report=report,
+        notes=notes,
+        images=images,
+        numbers=numbers[order],
+    )
 
 
 def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
@@ -144,9 +150,13 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     of the run had in a forward pass. Files are decoded on the CPU where ``--decode gpu`` cannot work.
     """
     flags = {
-        "datapath": chosen.datapath, "device": chosen.device, "amp": chosen.amp, "val-batch-size": chosen.batch_size,
-        "tta": chosen.tta, "workers": chosen.workers,
-    }  # fmt: skip
+        "datapath": chosen.datapath,
+        "device": chosen.device,
+        "amp": chosen.amp,
+        "val-batch-size": chosen.batch_size,
+        "tta": chosen.tta,
+        "workers": chosen.workers,
+    }
     line = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     line += ["--skip-bad-images"] * chosen.skip_bad_images
     begun = point_of(loaded).settings
@@ -185,10 +195,12 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
         settings = dataclasses.replace(settings, datapath=str(tree), val_split=None)
     if chosen.split == "train" and tree is None:
         data = get_data(settings, device)
-        images, notes = data.train, _other_images(loaded, data)
+        images = data.train
+        notes = _other_images(loaded, data)
     else:
         data = get_test_data(settings, device, point_of(loaded), val_split_is_explicit=False, leave_out_unknown=True)
-        images, notes = data.validation, (*filter(None, [data.seen]), *data.warnings)
+        images = data.validation
+        notes = (*filter(None, [data.seen]), *data.warnings)
     if data.classes != loaded.classes:
         raise UserError(f"{loaded.path}: its classes are not those of {settings.dataname}; give --datapath FOLDER")
     return in_colour_of(loaded.preprocessing, images), notes
@@ -259,10 +271,12 @@ def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distrib
     spec = SPECS[settings.dataname]
     data = Data(spec, loaded.preprocessing, "", loaded.classes, train=None, validation=images)
     _, loader, _ = loaders(
-        data, dataclasses.replace(args, data=settings), distributed,
+        data,
+        dataclasses.replace(args, data=settings),
+        distributed,
         channels_last=to_memory_format(args, loaded.network, distributed.device),
         progress=ProgressLog(_tell, args.logging.progress),
-    )  # fmt: skip
+    )
     return loader
 
 
@@ -271,7 +285,8 @@ class _Recorder(nn.Module):
 
     def __init__(self, network: nn.Module, advance: Callable[[int], None]) -> None:
         super().__init__()
-        self.network, self.advance = network, advance
+        self.network = network
+        self.advance = advance
         self.kept: list[tuple[np.ndarray, torch.Tensor, torch.Tensor]] = []
         self.unreadable: list[str] = []
 
@@ -295,11 +310,18 @@ def _validated(
     with log.counting("Validation", len(loader), "batches") as advance:
         recorder = _Recorder(in_views(loaded.network, args.data.tta), advance)
         report = validate(
-            recorder, loader, distributed, autocast(args.precision, distributed.device), NullWriter(),
-            BadImages(False, distributed, NullWriter()), lambda: None, recorder.before_batch,
-        )  # fmt: skip
+            recorder,
+            loader,
+            distributed,
+            autocast(args.precision, distributed.device),
+            NullWriter(),
+            BadImages(False, distributed, NullWriter()),
+            lambda: None,
+            recorder.before_batch,
+        )
     loaded.network.eval()
-    batches, unreadable = [], []
+    batches = []
+    unreadable = []
     for kept, paths in distributed.gather((recorder.kept, recorder.unreadable)):
         batches += kept
         unreadable += paths

@@ -24,9 +24,11 @@ class Predictor:
     def __init__(self, loaded: Loaded, own: argparse.Namespace) -> None:
         args = settings_of(loaded, Chosen.of(own))
         with Distributed(RankInfo(), args.run, args.precision.tf32) as here:  # sets threads, TF32 and memory up
-            self.loaded, self.device = loaded, here.device
+            self.loaded = loaded
+            self.device = here.device
         self.batch_size = args.data.val_batch_size or args.data.batch_size
-        self.workers, self.tta = args.data.workers, args.data.tta
+        self.workers = args.data.workers
+        self.tta = args.data.tta
         self.channels_last = to_memory_format(args, loaded.network, self.device)
         self._autocast = autocast(args.precision, self.device)
         self._network = in_views(loaded.network, self.tta)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from utils.config.arguments import CONFIGS
 
-REFERENCE, MEASURED, NOT_MEASURED = "Literature:", "Measured:", "Not measured here"
+REFERENCE = "Literature:"
+MEASURED = "Measured:"
+NOT_MEASURED = "Not measured here"
 FIGURE = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? %")
 
 

@@ -72,7 +72,8 @@ def identity(args: Settings) -> dict[str, Any]:
 
 def matches(args: Settings, wanted: Settings) -> bool:
     """Whether a run with ``args`` is of the experiment ``wanted``, of which a value to be measured may be any."""
-    ours, theirs = identity(args), identity(wanted)
+    ours = identity(args)
+    theirs = identity(wanted)
     return ours == theirs | {name: ours[name] for name in wanted.unmeasured()}
 
 
@@ -130,11 +131,17 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
             return None
         top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
         return RunResult(
-            folder=folder, args=args, command=_comment(text, "main.py "), machine=_of_all_starts(text, log, MACHINE),
-            commit=_of_all_starts(text, log, COMMIT), epochs=len(rows), top1=top1[-1], best_top1=float(ends[-1][2]),
+            folder=folder,
+            args=args,
+            command=_comment(text, "main.py "),
+            machine=_of_all_starts(text, log, MACHINE),
+            commit=_of_all_starts(text, log, COMMIT),
+            epochs=len(rows),
+            top1=top1[-1],
+            best_top1=float(ends[-1][2]),
             seconds=sum(float(row["seconds"]) for row in rows),
             doubts=tuple(doubt.sign for doubt in doubts(rows, args.data.dataname)),
-        )  # fmt: skip
+        )
     except UserError as error:
         raise UserError(f"{folder}: {error.mistakes[0]}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -86,9 +86,12 @@ class Training:
         *,
         momentum: float,
     ) -> None:
-        self.network, self.batches, self.criterion = network, batches, criterion
+        self.network = network
+        self.batches = batches
+        self.criterion = criterion
         self.optimizer = torch.optim.SGD(network.parameters(), lr=LR, momentum=momentum)
-        self.autocast, self.scaler = autocast(settings, device), build_scaler(settings, device)
+        self.autocast = autocast(settings, device)
+        self.scaler = build_scaler(settings, device)
 
     def run(self, steps: int) -> None:
         """``steps`` optimizer steps and nothing else: no metric, no norm, no synchronisation."""
@@ -122,7 +125,8 @@ class Workload:
     def start(self, row: StepVariant, device: torch.device) -> Training:
         """Network and data on ``device``, as ``row`` wants them."""
         torch.manual_seed(0)
-        batches, network = self.make_batches(device), self.build().to(device)
+        batches = self.make_batches(device)
+        network = self.build().to(device)
         if row.channels_last:
             network = network.to(memory_format=torch.channels_last)
             batches = [(images.contiguous(memory_format=torch.channels_last), targets) for images, targets in batches]
@@ -148,9 +152,14 @@ def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
 
     return Workload(
         text=f"MLP of {layers} linear layers {width}-{width}, batch {batch_size}",
-        build=build, make_batches=make_batches, criterion=nn.MSELoss(), momentum=0.0,
-        batch_size=batch_size, steps=steps, is_default=(width, layers, batch_size, steps) == (4096, 3, 512, 50),
-    )  # fmt: skip
+        build=build,
+        make_batches=make_batches,
+        criterion=nn.MSELoss(),
+        momentum=0.0,
+        batch_size=batch_size,
+        steps=steps,
+        is_default=(width, layers, batch_size, steps) == (4096, 3, 512, 50),
+    )
 
 
 def classification(
@@ -167,9 +176,13 @@ def classification(
 
     return Workload(
         text=f"{name}, {classes} classes, images 3x{image_size}x{image_size}, batch {batch_size}",
-        build=build, make_batches=make_batches, criterion=nn.CrossEntropyLoss(), momentum=0.9,
-        batch_size=batch_size, steps=steps,
-    )  # fmt: skip
+        build=build,
+        make_batches=make_batches,
+        criterion=nn.CrossEntropyLoss(),
+        momentum=0.9,
+        batch_size=batch_size,
+        steps=steps,
+    )
 
 
 # ------------------------------------------------------------------------------------- measurements
@@ -204,7 +217,8 @@ def warm_up(run: Callable[[int], None], device: torch.device) -> None:
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """In this context, float32 multiplications may (or may not) be rounded to TF32; then as before."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = allowed
     try:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from models.load import Loaded
 
-AUTO, RUNS = "auto", Path("runs")  # the newest run below that folder
+# the newest run below that folder
+AUTO = "auto"
+RUNS = Path("runs")
 BEGINNING = re.compile(r"\d{4}-\d\d-\d\d_")
 FORMATS = ("off", "fp16", "bf16")
 NOT_FINITE = "the network's output is not finite; try --amp off"  # about an image whose numbers overflow, say
@@ -28,10 +30,12 @@ NOT_FINITE = "the network's output is not finite; try --amp off"  # about an ima
 def add_run(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """RUN, or with ``several`` one or more, and which of its weights."""
     parser.add_argument(
-        "run", metavar="RUN", nargs="+" if several else None,
+        "run",
+        metavar="RUN",
+        nargs="+" if several else None,
         help=f"a checkpoint file, a run folder (its newest checkpoint; after early stopping its best), or auto: the "
         f"newest run below {RUNS}/",
-    )  # fmt: skip
+    )
     add_best(parser)
     parser.add_argument("--raw", action="store_true", help="the trained weights, even if the run kept an average")
 
@@ -89,9 +93,13 @@ def _checkpoints_in(folder: Path) -> bool:
 
 
 def open_run(
-    text: str, raw: bool = False, device: str | torch.device = "auto", *, best: bool | None = None,
+    text: str,
+    raw: bool = False,
+    device: str | torch.device = "auto",
+    *,
+    best: bool | None = None,
     for_autocast: bool = True,
-) -> Loaded:  # fmt: skip
+) -> Loaded:
     """The network of RUN ``text``, on ``device`` and in evaluation mode.
 
     Warnings go to stderr, and which file of a folder it is. ``best``: as ``load_model`` takes it. ``raw``: the trained

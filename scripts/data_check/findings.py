@@ -21,12 +21,20 @@ TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
 LOST = ("few levels", "cut off")  # kinds of remarks that spoil a training
 HUGE_PIXELS = 20_000_000
 EXTREME_RATIO = 4.0  # longer over shorter side
-NO_ENDING, HIDDEN_FOLDER = "no image ending", "hidden folder of a class"
-LOOSE, OTHER_FORMAT = "loose image", "format that is not read"
+NO_ENDING = "no image ending"
+HIDDEN_FOLDER = "hidden folder of a class"
+LOOSE = "loose image"
+OTHER_FORMAT = "format that is not read"
 FORMATS = {
-    "JPEG": (".jpg", ".jpeg"), "MPO": (".jpg", ".jpeg"), "PNG": (".png",), "PPM": (".ppm", ".pgm"), "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"), "WEBP": (".webp",), "NPY": (".npy",),
-}  # fmt: skip
+    "JPEG": (".jpg", ".jpeg"),
+    "MPO": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "PPM": (".ppm", ".pgm"),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "NPY": (".npy",),
+}
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,8 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
     conflicts: dict[str, list[np.ndarray]] = {"train": [], "val": []}
     repeats: dict[str, list[tuple[int, int]]] = {"train": [], "val": []}
     for _, group in sorted(groups, key=lambda item: item[0]):
-        train, validation = group[group < survey.training], group[group >= survey.training]
+        train = group[group < survey.training]
+        validation = group[group >= survey.training]
         if len(train):
             leaked += [(index, _twin(survey, records, index, train)) for index in validation]
         for split, equal in (("train", train), ("val", validation)):
@@ -202,9 +211,10 @@ def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], fin
     firsts = {int(group[0]) for group in groups}
     named = some((_pair(survey, pair, labels=True) for pair in pairs if pair[0] in firsts), len(groups))
     findings.fault(
-        "label conflicts", len(pairs),
+        "label conflicts",
+        len(pairs),
         f"{images(len(pairs))} of {split} with equal pixels and different classes: {named}; keep the right ones",
-    )  # fmt: skip
+    )
     for index, other in pairs:
         findings.problem(index, f"label conflict with {survey.name(other)}")
 
@@ -220,9 +230,12 @@ def _pair(survey: Survey, pair: tuple[int, int], labels: bool = False) -> str:
 
 def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Images of an unsuitable size, after EXIF rotation."""
-    width, height = records["width"].astype(np.int64), records["height"].astype(np.int64)
-    known, side = records["pixel_hash"] != b"", survey.spec.image_size
-    short, long = np.minimum(width, height), np.maximum(width, height)
+    width = records["width"].astype(np.int64)
+    height = records["height"].astype(np.int64)
+    known = records["pixel_hash"] != b""
+    side = survey.spec.image_size
+    short = np.minimum(width, height)
+    long = np.maximum(width, height)
 
     def add(chosen: np.ndarray, to: Callable[[str, int, str], None], kind: str, what: str, advice: str) -> None:
         places = np.flatnonzero(known & chosen)
@@ -236,12 +249,23 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         wrong = (width != side) | (height != side)
         add(wrong, findings.fault, "wrong size", f"not {side}x{side}", "; they would be resampled, replace them")
     else:
-        limit, size = TOO_SMALL * survey.image_size, survey.image_size
+        limit = TOO_SMALL * survey.image_size
+        size = survey.image_size
         add(short < limit, findings.note, "small", f"below half of the {size} pixels that the network sees", "")
-        add(width * height > HUGE_PIXELS, findings.note, "huge", f"above {HUGE_PIXELS / 1e6:.0f} million pixels",
-             "; shrink them once, and each epoch is faster")  # fmt: skip
-        add(long > EXTREME_RATIO * short, findings.note, "extreme ratio",
-             f"more than {EXTREME_RATIO:.0f} times as long as wide", "; a crop shows little of them")  # fmt: skip
+        add(
+            width * height > HUGE_PIXELS,
+            findings.note,
+            "huge",
+            f"above {HUGE_PIXELS / 1e6:.0f} million pixels",
+            "; shrink them once, and each epoch is faster",
+        )
+        add(
+            long > EXTREME_RATIO * short,
+            findings.note,
+            "extreme ratio",
+            f"more than {EXTREME_RATIO:.0f} times as long as wide",
+            "; a crop shows little of them",
+        )
 
 
 def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
@@ -254,7 +278,8 @@ def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """Converted modes, EXIF rotation, and endings that do not match the content."""
-    known, colour = records["pixel_hash"] != b"", survey.colour
+    known = records["pixel_hash"] != b""
+    colour = survey.colour
     odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode() != colour)
     if odd:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
@@ -266,10 +291,11 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         for place in rotated:
             findings.problem(place, "EXIF rotation")
     other = [
-        (place, kind) for place in np.flatnonzero(known)
+        (place, kind)
+        for place in np.flatnonzero(known)
         if os.path.splitext(path := survey.paths[place])[1]  # rows of a table have none
         and not path.lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
-    ]  # fmt: skip
+    ]
     if other:
         named = some((f"{survey.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), len(other))
         findings.note("other format", len(other), f"{images(len(other))} not in the format of their ending: {named}")
@@ -286,7 +312,8 @@ def _ignored(survey: Survey, findings: Findings) -> None:
     for tree in survey.trees:
         for kind, path in _unread(tree):
             kinds.setdefault(kind, []).append(survey.below(path))
-    loose, unread = kinds.pop(LOOSE, []), kinds.pop(OTHER_FORMAT, [])
+    loose = kinds.pop(LOOSE, [])
+    unread = kinds.pop(OTHER_FORMAT, [])
     if survey.trees and survey.trees[0] != survey.root:
         own = {*(tree.name for tree in survey.trees), FOLDER}
         beside = [
@@ -295,16 +322,18 @@ def _ignored(survey: Survey, findings: Findings) -> None:
         kinds |= {"beside the splits": beside} if beside else {}
     if loose:
         findings.fault(
-            "outside class folders", len(loose),
+            "outside class folders",
+            len(loose),
             f"{images(len(loose))} in no class folder, and so not read: {some(sorted(loose))}; move them into one",
-        )  # fmt: skip
+        )
     if unread:
         endings = Counter(unread_ending(path)[0] for path in unread)
         counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common())
         findings.fault(
-            "formats that are not read", len(unread),
+            "formats that are not read",
+            len(unread),
             f"{images(len(unread))} ({counts}): {some(sorted(unread))}; convert them to JPEG or PNG",
-        )  # fmt: skip
+        )
     for kind, paths in kinds.items():
         if kind == NO_ENDING:
             endings = Counter(os.path.splitext(path)[1] or "none" for path in paths)

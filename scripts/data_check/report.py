@@ -111,7 +111,14 @@ def write_files(
 def _csv_row(survey: Survey, index: int, record: np.void, findings: Findings) -> list[object]:
     sha256, pixel_hash, width, height, mode, kind, *_ = record.item()
     return [
-        survey.name(index) if survey.paths is None else survey.paths[index], survey.split_of(index),
-        survey.classes[survey.labels[index]], width or "", height or "", mode.decode(), kind.decode(),
-        hexadecimal(sha256, 32), hexadecimal(pixel_hash, HASH_BYTES), "; ".join(findings.problems.get(index, ())),
-    ]  # fmt: skip
+        survey.name(index) if survey.paths is None else survey.paths[index],
+        survey.split_of(index),
+        survey.classes[survey.labels[index]],
+        width or "",
+        height or "",
+        mode.decode(),
+        kind.decode(),
+        hexadecimal(sha256, 32),
+        hexadecimal(pixel_hash, HASH_BYTES),
+        "; ".join(findings.problems.get(index, ())),
+    ]

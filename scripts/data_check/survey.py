@@ -46,11 +46,23 @@ HASH_BYTES = 16  # of the SHA-256 over an image's pixels
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
 # One image. A hash that cannot be computed is empty. numpy drops zero bytes at a hash's end, see ``hexadecimal``.
-RECORD = np.dtype([
-    ("sha256", "S32"), ("pixel_hash", f"S{HASH_BYTES}"), ("width", "i4"), ("height", "i4"), ("mode", "S8"),
-    ("format", "S8"), ("rotated", "?"), ("bits", "u1"), ("further", "u1"), ("frames", "u2"), ("numbers", "f8", 2),
-    ("alpha", "i2", 2), ("seen", "f4", 3),
-])  # fmt: skip
+RECORD = np.dtype(
+    [
+        ("sha256", "S32"),
+        ("pixel_hash", f"S{HASH_BYTES}"),
+        ("width", "i4"),
+        ("height", "i4"),
+        ("mode", "S8"),
+        ("format", "S8"),
+        ("rotated", "?"),
+        ("bits", "u1"),
+        ("further", "u1"),
+        ("frames", "u2"),
+        ("numbers", "f8", 2),
+        ("alpha", "i2", 2),
+        ("seen", "f4", 3),
+    ]
+)
 NO_FACTS = (0, 0, 0, (np.nan,) * 2, (-1,) * 2, (np.nan,) * 3)  # those of a ``Look``, which has None
 UNREAD = (b"", b"", 0, 0, b"", b"", False, *NO_FACTS)
 
@@ -109,7 +121,8 @@ class Joined(Sequence[str]):
     """Two sequences as one, without a copy: the names of images in shards are made as they are asked for."""
 
     def __init__(self, first: Sequence[str], second: Sequence[str]) -> None:
-        self.first, self.second = first, second
+        self.first = first
+        self.second = second
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -128,7 +141,8 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     Class folders that training refuses are listed too, with all classes of both splits. Raises ``UserError`` if there
     is nothing to list.
     """
-    spec, name = SPECS[settings.dataname], settings.dataname
+    spec = SPECS[settings.dataname]
+    name = settings.dataname
     if name == "synthetic":
         raise UserError("--dataname synthetic: random images, new in each run; there is nothing to check")
     root = Path(settings.datapath) if settings.datapath is not None and name != "digits" else None
@@ -136,7 +150,8 @@ def take_survey(settings: DataSettings, lister: Lister = LISTER) -> Survey:
     refusal = None
     try:
         data = get_data(settings, torch.device("cpu"), lister)
-        classes, images = data.classes, (data.train, data.validation)
+        classes = data.classes
+        images = (data.train, data.validation)
         trees = trees if isinstance(data.train, ImageFiles) else ()
     except UserError as error:
         classes, images = _listed(trees, Colour(spec.colour, settings.pixel_range))
@@ -193,7 +208,8 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.
     """
     if survey.paths is None:
         return np.concatenate([_of_pixels(images.pixels.numpy()) for images in survey.images]), {}
-    records, damage = np.empty(len(survey), dtype=RECORD), {}
+    records = np.empty(len(survey), dtype=RECORD)
+    damage = {}
     chunks = [range(first, min(first + CHUNK, len(survey))) for first in range(0, len(survey), CHUNK)]
     stop = multiprocessing.Event()
     inspector = _ChunkInspector(survey.paths, survey.colour, stop)
@@ -214,10 +230,13 @@ class _ChunkInspector(Dataset):
     """What a worker does: the records of a range of the files, and the damaged ones."""
 
     def __init__(self, paths: Sequence[str], colour: str, stop: Any) -> None:
-        self.paths, self.colour, self.stop = paths, colour, stop
+        self.paths = paths
+        self.colour = colour
+        self.stop = stop
 
     def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, str]]:
-        rows, damage = [], {}
+        rows = []
+        damage = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about metadata and large images: no damage to the pixels
             for index in chunk:
@@ -251,7 +270,8 @@ def inspect_file(path: str, colour: str) -> tuple[tuple[Any, ...], str | None]:
             return (sha256, pixels, *image.size, image.mode.encode(), b"NPY", False, *NO_FACTS), None
         with Image.open(io.BytesIO(data)) as header:  # reads no pixels; open_image gives only pixels
             kinds = (header.mode.encode(), (header.format or "").encode(), _is_rotated(header))
-            size, about = header.size, (*kinds, *NO_FACTS)
+            size = header.size
+            about = (*kinds, *NO_FACTS)
         image = open_image(io.BytesIO(data), colour)
         found = look(io.BytesIO(data), colour, image)
         about = (*about[:3], *_facts(found))
@@ -276,11 +296,16 @@ def looks(survey: Survey, records: np.ndarray) -> list[Seen]:
         record = records[index]
         low, high = record["numbers"].tolist()
         facts = Look(
-            kind_of(record["mode"].decode()), int(record["bits"]), record["format"].decode(),
-            (int(record["width"]), int(record["height"])), *((None, None) if np.isnan(low) else (low, high)),
-            tuple(record["alpha"].tolist()) if record["alpha"][0] >= 0 else None, int(record["further"]),
-            int(record["frames"]), tuple(record["seen"].tolist()),
-        )  # fmt: skip
+            kind_of(record["mode"].decode()),
+            int(record["bits"]),
+            record["format"].decode(),
+            (int(record["width"]), int(record["height"])),
+            *((None, None) if np.isnan(low) else (low, high)),
+            tuple(record["alpha"].tolist()) if record["alpha"][0] >= 0 else None,
+            int(record["further"]),
+            int(record["frames"]),
+            tuple(record["seen"].tolist()),
+        )
         name = survey.name(index)
         found.append(Seen(survey.classes[survey.labels[index]], survey.split_of(index), name, facts))
     return found

@@ -49,10 +49,15 @@ class Temperature:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "temperature": self.temperature, "fitted_on_images": self.fitted, "scored_on_images": self.scored,
-            "loss_before": self.loss[0], "loss_after": self.loss[1], "calibration_error_before": self.error[0],
-            "calibration_error_after": self.error[1], "at_limit": self.at_limit,
-        }  # fmt: skip
+            "temperature": self.temperature,
+            "fitted_on_images": self.fitted,
+            "scored_on_images": self.scored,
+            "loss_before": self.loss[0],
+            "loss_after": self.loss[1],
+            "calibration_error_before": self.error[0],
+            "calibration_error_after": self.error[1],
+            "at_limit": self.at_limit,
+        }
 
 
 def reliability(logits: torch.Tensor, labels: torch.Tensor) -> list[Bin]:
@@ -87,25 +92,31 @@ def fit_temperature(predictions: Predictions) -> Temperature | None:
 
     They are drawn at random, but always the same.
     """
-    logits, labels = predictions.logits[predictions.finite], predictions.labels[predictions.finite]
+    logits = predictions.logits[predictions.finite]
+    labels = predictions.labels[predictions.finite]
     if len(labels) < FEWEST:
         return None
     order = np.random.default_rng(SEED).permutation(len(labels))
     fitted, scored = map(np.sort, np.split(order, [min(len(order) // 2, MOST)]))
     best = minimize_scalar(
-        lambda log: _loss(logits[fitted], labels[fitted], math.exp(log)), bounds=LOG_LIMITS, method="bounded",
+        lambda log: _loss(logits[fitted], labels[fitted], math.exp(log)),
+        bounds=LOG_LIMITS,
+        method="bounded",
         options={"xatol": 1e-6},
-    )  # fmt: skip
+    )
     log = float(best.x)
     temperature = math.exp(log)
-    rest, their = logits[scored], labels[scored]
+    rest = logits[scored]
+    their = labels[scored]
     return Temperature(
-        temperature, len(fitted), len(scored),
+        temperature,
+        len(fitted),
+        len(scored),
         loss=(_loss(rest, their, 1.0), _loss(rest, their, temperature)),
         error=tuple(expected_error(reliability(rest / factor, their)) for factor in (1.0, temperature)),
         at_limit=bool((logits[fitted].argmax(1) == labels[fitted]).all())
         or min(abs(log - limit) for limit in LOG_LIMITS) < 0.01,
-    )  # fmt: skip
+    )
 
 
 def _loss(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> float:

@@ -15,11 +15,19 @@ from scripts.evaluation.figures import CONFIDENCE, Figures
 from utils.config.settings import UserError
 
 EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
-RESAMPLES, SEED = 10_000, 0
+RESAMPLES = 10_000
+SEED = 0
 # The settings that say which images.
 DATA = (
-    "dataname", "datapath", "val_split", "val_split_by", "image_column", "label_column", "train_samples", "seed",
-)  # fmt: skip
+    "dataname",
+    "datapath",
+    "val_split",
+    "val_split_by",
+    "image_column",
+    "label_column",
+    "train_samples",
+    "seed",
+)
 
 
 class Counts(NamedTuple):
@@ -61,7 +69,8 @@ class Comparison:
 
     @cached_property
     def counts(self) -> Counts:
-        one, two = self.first_right, self.second_right
+        one = self.first_right
+        two = self.second_right
         return Counts(*(int(which.sum()) for which in (one & two, one & ~two, ~one & two, ~one & ~two)))
 
     @property
@@ -128,11 +137,16 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "images": len(self.first_right), "both_right": self.counts.both, "first_right": self.counts.first,
-            "second_right": self.counts.second, "neither_right": self.counts.neither,
-            "top1_difference": self.difference, "top1_difference_interval": self.interval, "mcnemar_test": self.test,
+            "images": len(self.first_right),
+            "both_right": self.counts.both,
+            "first_right": self.counts.first,
+            "second_right": self.counts.second,
+            "neither_right": self.counts.neither,
+            "top1_difference": self.difference,
+            "top1_difference_interval": self.interval,
+            "mcnemar_test": self.test,
             "mcnemar_p": self.p_value,
-        }  # fmt: skip
+        }
 
 
 def _name(names: tuple[str, ...], place: int) -> str:

@@ -117,10 +117,12 @@ class Figures:
         return [
             Confusion(label, predicted, count, 100 * count / int(support[label]))
             for label, predicted, count in zip(
-                (pairs[order] // classes).tolist(), (pairs[order] % classes).tolist(), counts[order].tolist(),
+                (pairs[order] // classes).tolist(),
+                (pairs[order] % classes).tolist(),
+                counts[order].tolist(),
                 strict=True,
             )
-        ]  # fmt: skip
+        ]
 
     # ----------------------------------------------------------------------------------------- overall
 

@@ -24,9 +24,13 @@ NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png")
 
 
 def save(
-    folder: Path, description: dict[str, Any], figures: Figures, bins: Sequence[Bin], temperature: Temperature | None,
+    folder: Path,
+    description: dict[str, Any],
+    figures: Figures,
+    bins: Sequence[Bin],
+    temperature: Temperature | None,
     comparison: Comparison | None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Write all files into ``folder``, in place of those of an earlier evaluation; gives their names.
 
     Where ``JSON_FILE`` is, all files are of the evaluation that it tells of: the earlier one goes first and the new one
@@ -58,9 +62,13 @@ def _refuse_folders(folder: Path, names: Sequence[str]) -> None:
 
 
 def _write_all(
-    work: Path, description: dict[str, Any], figures: Figures, bins: Sequence[Bin], temperature: Temperature | None,
+    work: Path,
+    description: dict[str, Any],
+    figures: Figures,
+    bins: Sequence[Bin],
+    temperature: Temperature | None,
     comparison: Comparison | None,
-) -> None:  # fmt: skip
+) -> None:
     content = {
         **description,
         "figures": figures.summary,
@@ -77,9 +85,10 @@ def _write_all(
     _write_csv(work / "reliability.csv", Bin._fields, bins)
     _write_csv(work / "predictions.csv", PREDICTION, _predictions(figures))
     _write_csv(
-        work / "confusions.csv", ["class", "predicted", "images", "percent_of_class"],
+        work / "confusions.csv",
+        ["class", "predicted", "images", "percent_of_class"],
         ((names[one.label], names[one.predicted], one.count, one.share) for one in figures.confusions),
-    )  # fmt: skip
+    )
     if figures.matrix is not None:
         rows = ([name, *row] for name, row in zip(names, figures.matrix.tolist(), strict=True))
         _write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
@@ -94,8 +103,14 @@ def _write_all(
 
 PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
 COMPARED = (
-    "image", "class", "right", "first_predicted", "first_probability", "second_predicted", "second_probability",
-)  # fmt: skip
+    "image",
+    "class",
+    "right",
+    "first_predicted",
+    "first_probability",
+    "second_predicted",
+    "second_probability",
+)
 
 
 def _predictions(figures: Figures) -> Iterable[tuple[Any, ...]]:

@@ -9,7 +9,9 @@ from typing import Any
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.names import short
 
-COLUMNS, ROWS = 6, 2  # of each of the two groups
+# of each of the two groups
+COLUMNS = 6
+ROWS = 2
 LARGEST_SIDE = 224  # pixels of a tile's image
 
 

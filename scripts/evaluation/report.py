@@ -16,14 +16,19 @@ from utils.record.metrics import shows_top5
 
 MOST_CLASSES = 20  # in a table; of more, the worst are shown
 MOST_COLUMNS = 10  # classes of a confusion matrix
-WORST, PAIRS, CHANGES, IMAGES = 10, 10, 10, 5  # rows shown
+# rows shown
+WORST = 10
+PAIRS = 10
+CHANGES = 10
+IMAGES = 5
 COLUMN_LETTERS = 9  # of a class's name there
 SIGNIFICANT = 0.05
 
 
 def heading(description: dict[str, Any], images: int) -> str:
     """Which network, which images, and how they were shown to it."""
-    of, checkpoint = description, description["checkpoint"]
+    of = description
+    checkpoint = description["checkpoint"]
     lines = [f"{checkpoint}: {of['arch']}{', raw weights' if of['raw_weights'] else ''}"]
     views = "" if of["tta"] == "none" else f", test-time augmentation {of['tta']}"
     amp = "" if of["amp"] == "off" else f", in {of['amp']}"
@@ -87,7 +92,8 @@ def classes(figures: Figures, rest_is_in: str) -> str:
     most = {one.label: one for one in reversed(figures.confusions)}  # the first, that is the most frequent, stays
     rows = []
     for n in shown:
-        row, wrong = figures.by_class[n], most.get(n)
+        row = figures.by_class[n]
+        wrong = most.get(n)
         recall = "-" if row["recall"] is None else f"{row['recall']:.2f}"
         taken = f"{_name(figures, wrong.predicted)} ({wrong.count})" if wrong else "-"
         rows.append(
@@ -117,14 +123,21 @@ def confusion(figures: Figures, rest_is_in: str) -> str:
 def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     """The reliability table and what a temperature would change."""
     rows = [
-        [f"{one.low:.2f} to {one.high:.2f}", f"{one.images:,}", f"{one.confidence:.2f}", f"{one.accuracy:.2f}",
-         f"{one.confidence - one.accuracy:+.2f}"]
-        for one in bins if one.images
-    ]  # fmt: skip
+        [
+            f"{one.low:.2f} to {one.high:.2f}",
+            f"{one.images:,}",
+            f"{one.confidence:.2f}",
+            f"{one.accuracy:.2f}",
+            f"{one.confidence - one.accuracy:+.2f}",
+        ]
+        for one in bins
+        if one.images
+    ]
     lines = ["Calibration", table(["probability", "images", "mean %", "right %", "too sure by"], rows)]
     if temperature is None:
         return "\n".join([*lines, "No temperature is fitted to so few images"])
-    (loss, better_loss), (error, better_error) = temperature.loss, temperature.error
+    (loss, better_loss) = temperature.loss
+    (error, better_error) = temperature.error
     lines += [
         f"Temperature {temperature.temperature:.3f}, fitted on {temperature.fitted:,} images drawn at random, which "
         f"are not scored. On the other {temperature.scored:,}:",
@@ -146,7 +159,8 @@ def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
 
 def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
     """Whether two networks differ, and where. ``checkpoints``: theirs."""
-    counts, n = comparison.counts, len(comparison.first_right)
+    counts = comparison.counts
+    n = len(comparison.first_right)
     low, high = comparison.interval
     lines = [
         f"A  {checkpoints[0]}",
@@ -160,10 +174,15 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
     changed = [one for one in comparison.classes if one.first != one.second]
     if changed:
         rows = [
-            [short(one.name), f"{one.images:,}", f"{100 * one.first / one.images:.2f}",
-             f"{100 * one.second / one.images:.2f}", f"{100 * (one.second - one.first) / one.images:+.2f}"]
+            [
+                short(one.name),
+                f"{one.images:,}",
+                f"{100 * one.first / one.images:.2f}",
+                f"{100 * one.second / one.images:.2f}",
+                f"{100 * (one.second - one.first) / one.images:+.2f}",
+            ]
             for one in changed[:CHANGES]
-        ]  # fmt: skip
+        ]
         more = f" (not shown: {len(changed) - CHANGES:,} more that differ)" if len(changed) > CHANGES else ""
         lines += ["", f"Classes that differ most{more}", table(["class", "images", "A %", "B %", "B - A"], rows)]
     for second, letter in ((False, "A"), (True, "B")):

@@ -59,7 +59,8 @@ def _table(one: Exported) -> str:
 
 
 def _facts(one: Exported) -> Iterator[tuple[str, str]]:
-    subject, settings = one.subject, one.subject.loaded.settings
+    subject = one.subject
+    settings = one.subject.loaded.settings
     parameters = sum(parameter.numel() for parameter in subject.loaded.network.parameters())
     library = "its training repository" if subject.library == "own" else subject.library
     yield "network", f"{subject.loaded.arch}, of {library}; {parameters:,} parameters"
@@ -110,7 +111,8 @@ def _classes(classes: tuple[str, ...]) -> str:
 
 
 def _input(subject: Subject) -> str:
-    shown, (channels, size, _) = subject.loaded.preprocessing, subject.shape
+    shown = subject.loaded.preprocessing
+    (channels, size, _) = subject.shape
     colour = "grey" if channels == 1 else "red, green, blue"
     mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (shown.mean, shown.std))
     steps = ["Rotate the image as its EXIF orientation says; make it " + ("grey." if channels == 1 else "RGB.")]
@@ -131,7 +133,8 @@ def _input(subject: Subject) -> str:
 
 
 def _resizing(shown: Preprocessing) -> Iterator[str]:
-    size, how = shown.val_image_size, shown.interpolation
+    size = shown.val_image_size
+    how = shown.interpolation
     target = resized_side(shown)
     if shown.stored_size:
         yield f"The images of the data set have {shown.stored_size} pixels a side; resize others to that (bilinear)."
@@ -178,9 +181,11 @@ def code(one: Exported) -> str:
     }[one.name]
     beside = metadata_beside(Path(one.model)).name
     values = {
-        '"MODEL"': json.dumps(one.model), '"BESIDE"': json.dumps(beside), "METADATA": METADATA,
+        '"MODEL"': json.dumps(one.model),
+        '"BESIDE"': json.dumps(beside),
+        "METADATA": METADATA,
         "NAME": one.subject.name,
-    }  # fmt: skip
+    }
     load = re.sub("|".join(values), lambda found: values[found[0]], load)  # at once: a file may be called NAME
     shown = one.subject.loaded.preprocessing
     result = _PROBABILITIES if one.subject.inside else _SOFTMAX
@@ -192,7 +197,8 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
 
     Its pixels are Pillow's, from which those of validation differ by a level or two where an image is resized.
     """
-    size, target = shown.val_image_size, resized_side(shown)
+    size = shown.val_image_size
+    target = resized_side(shown)
     lines = [opening(shown), "", "", "def prepare(path):", f'    image = opened(path).convert("{shown.colour}")']
     how = f"Image.Resampling.{shown.interpolation.upper()}"
     if shown.stored_size:
@@ -212,7 +218,8 @@ def preparation(shown: Preprocessing, inside: bool) -> str:
     if inside:
         lines.append("    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])")
     else:
-        mean, std = list(shown.mean), list(shown.std)
+        mean = list(shown.mean)
+        std = list(shown.std)
         lines.append(f"    pixels = (pixels / np.float32(255) - np.float32({mean})) / np.float32({std})")
         lines.append("    return np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])")
     return "\n".join(lines)

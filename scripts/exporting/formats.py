@@ -69,7 +69,8 @@ class Place:
     @classmethod
     def of(cls, output: str, name: str) -> Place:
         """For --output ``output`` and format ``name``. Raises ``UserError`` if something is there already."""
-        path, kind = Path(output), FORMATS[name]
+        path = Path(output)
+        kind = FORMATS[name]
         if not output.strip() or "\0" in output:
             raise UserError("--output must not be empty or hold a NUL character")
         endings = [other.ending for other in FORMATS.values() if other.ending and other != kind]

@@ -71,7 +71,8 @@ def to_calibrate_on(loaded: Loaded, datapath: str | None, count: int) -> torch.T
 
     None of them is validated on. Raises ``UserError`` if there are no others.
     """
-    training, validation = _split(loaded, "train", datapath), _split(loaded, "val", datapath)
+    training = _split(loaded, "train", datapath)
+    validation = _split(loaded, "val", datapath)
     if isinstance(training, ImageFiles) and isinstance(validation, ImageFiles):
         scored = {os.path.realpath(path) for path in validation.paths}
         places = [place for place, path in enumerate(training.paths) if os.path.realpath(path) not in scored]

@@ -90,10 +90,17 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
             quantize_dynamic(path, target, weight_type=QuantType.QUInt8, op_types_to_quantize=QUANTISED)
         else:
             quantize_static(
-                path, target, _Calibration(subject.inputs(calibration).numpy()), quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=QUANTISED, per_channel=True, activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8, reduce_range=True, extra_options={"CalibMovingAverage": True},
-            )  # fmt: skip
+                path,
+                target,
+                _Calibration(subject.inputs(calibration).numpy()),
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=QUANTISED,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                reduce_range=True,
+                extra_options={"CalibMovingAverage": True},
+            )
     model = onnx.load(target)
     target.unlink()
     if not _in_8_bits(model):

@@ -37,7 +37,8 @@ def main(requests: str) -> None:
 
 def in_batches(predict: Predict, inputs: np.ndarray) -> np.ndarray:
     """The outputs for ``inputs`` (n, ...), in batches of ``SIZES``."""
-    parts, first = [], 0
+    parts = []
+    first = 0
     while first < len(inputs):
         last = first + SIZES[min(len(parts), len(SIZES) - 1)]
         parts.append(predict(inputs[first:last]))
@@ -73,9 +74,11 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     shown = metadata["preprocessing"]
     network = build_model(
-        shape_of(metadata["arch"], metadata), classes=len(metadata["classes"]), channels=shown["channels"],
+        shape_of(metadata["arch"], metadata),
+        classes=len(metadata["classes"]),
+        channels=shown["channels"],
         image_size=shown["image_size"],
-    )  # fmt: skip
+    )
     network.load_state_dict(weights, strict=True)
     return _of_module(network.eval())
 
@@ -87,7 +90,8 @@ def with_timm(path: str, _: dict[str, Any]) -> Predict:
     from safetensors.torch import load_file
 
     network = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
-    saved, taken = load_file(f"{path}/model.safetensors"), network.state_dict()
+    saved = load_file(f"{path}/model.safetensors")
+    taken = network.state_dict()
     if saved.keys() != taken.keys() or not all(torch.equal(saved[name], taken[name]) for name in saved):
         raise ValueError("timm does not load all weights as they are")
     return _of_module(network)

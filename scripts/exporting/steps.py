@@ -54,13 +54,16 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
         calibration = to_calibrate_on(subject.loaded, chosen.datapath, count)
         origin = f"calibrated on {len(calibration):,} training images"
     else:  # an image's answer depends on the others in its batch
-        calibration, data = None, settings_of(subject.loaded, chosen).data
+        calibration = None
+        data = settings_of(subject.loaded, chosen).data
         origin = f"in batches of {data.val_batch_size or data.batch_size:,}"
-    in_float, bytes_before = score(subject, path, chosen), path.stat().st_size
+    in_float = score(subject, path, chosen)
+    bytes_before = path.stat().st_size
     onnx_files.quantise(path, how, subject, calibration)
     in_8_bits = score(subject, path, chosen)
     same = 100 * (in_8_bits.logits.argmax(1) == in_float.logits.argmax(1)).double().mean().item()
-    before, after = in_float.report, in_8_bits.report
+    before = in_float.report
+    after = in_8_bits.report
     onnx_files.replace_metadata(path, {"validation": {**figures_of(after), "same_answer_as_float": same}})
     return (
         f"{how} quantisation: the same answer for {same:.2f} %, top-1 {before.top1:.2f} % before and "

@@ -84,9 +84,12 @@ class Subject:
         """See ``constructor_arguments``; raises ``UserError``."""
         shown = self.loaded.preprocessing
         return constructor_arguments(
-            self.shape_settings, self.loaded.network, classes=len(self.loaded.classes), channels=shown.channels,
+            self.shape_settings,
+            self.loaded.network,
+            classes=len(self.loaded.classes),
+            channels=shown.channels,
             image_size=shown.image_size,
-        )  # fmt: skip
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -134,7 +137,8 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
 
     What sets them apart from those of the exported network on all images is named as the run's settings name it.
     """
-    progress, settings = loaded.progress, loaded.settings
+    progress = loaded.progress
+    settings = loaded.settings
     if progress is None or Progress.problems(progress):
         return None
     loss, top1, top5, count = progress["last_validation"]
@@ -143,9 +147,10 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
     apart = {name: settings.get(name) for name in ("tta", "amp", "max_val_batches")}
     apart["amp"] = apart["amp"] or ("fp16" if loaded.loss_scaled else None)  # a GPU's default is no setting
     return {
-        **figures_of(Report(loss, top1, top5, int(count))), "epoch": progress["epoch"],
+        **figures_of(Report(loss, top1, top5, int(count))),
+        "epoch": progress["epoch"],
         **{name: value for name, value in apart.items() if value not in (None, "none", "off")},
-    }  # fmt: skip
+    }
 
 
 def figures_of(report: Report) -> dict[str, Any]:

@@ -86,9 +86,14 @@ class Job:
         if self.own.tiny:
             environ |= {"TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
         process = subprocess.Popen(
-            line, cwd=cwd, env=environ, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            line,
+            cwd=cwd,
+            env=environ,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
             start_new_session=True,  # so that all that it starts can be ended with it
-        )  # fmt: skip
+        )
         try:
             return process.wait(self.left())
         except subprocess.TimeoutExpired as error:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-RATIO, DIFFERENCE, FIGURE = "ratio", "difference", "figure"
+RATIO = "ratio"
+DIFFERENCE = "difference"
+FIGURE = "figure"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,16 @@ def _benchmark_line(row: dict[str, str]) -> Line:
         return float(row[name]) if row[name] else None
 
     return Line(
-        row["what"], row["unit"], row["against"], number("ours"), number("other"), number("result"),
-        number("result_min"), number("result_max"), row["result_is"], number("target"), row["unit"] == "images/s",
+        row["what"],
+        row["unit"],
+        row["against"],
+        number("ours"),
+        number("other"),
+        number("result"),
+        number("result_min"),
+        number("result_max"),
+        row["result_is"],
+        number("target"),
+        row["unit"] == "images/s",
         row["failure"],
-    )  # fmt: skip
+    )

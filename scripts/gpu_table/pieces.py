@@ -78,7 +78,8 @@ def mixed_precision(job: Job) -> list[Line]:
     larger = ("--width", 8192, "--batch-size", 4096, "--steps", 10, "--rounds", job.own.rounds, "--no-memory")
     if job.own.tiny:
         tiny = ("--layers", 2, "--batch-size", 8, "--steps", 2, "--rounds", 1, "--no-memory")
-        published, larger = ("--width", 32, *tiny), ("--width", 64, *tiny)
+        published = ("--width", 32, *tiny)
+        larger = ("--width", 64, *tiny)
     lines = mlp_lines(job, "amp", "MLP of PyTorch's AMP recipe", published, PUBLISHED_SPEED_UP)
     return lines + mlp_lines(job, "amp-larger", "the same, 8192 wide, batch 4096", larger, None)
 
@@ -131,7 +132,8 @@ def accounting(job: Job) -> list[Line]:
 
 def benchmark(job: Job, part: str, rounds_fewer: int = 0) -> list[Line]:
     """A part of benchmark.py."""
-    own, out = job.own, fresh(job.folder / "benchmarks" / part)
+    own = job.own
+    out = fresh(job.folder / "benchmarks" / part)
     rounds = 1 if own.tiny else max(1, own.rounds - rounds_fewer)
     flags = ["--device", job.device, "--rounds", rounds, "--seconds", own.seconds, "--output", out]
     flags += ["--tiny"] * own.tiny
@@ -163,20 +165,52 @@ PIECES = (
     Piece("tests", "the tests that need a GPU", 100, gpu_tests),
     Piece("amp", "PyTorch's AMP recipe in each number format", 70, mixed_precision),
     Piece("accounting", "what main.py's step adds to a bare loop", 50, accounting),
-    Piece("resnet50-fp16", "resnet50 at 224 pixels in fp16 against a bare loop and timm", 215,
-          partial(benchmark, part="resnet50-fp16")),
+    Piece(
+        "resnet50-fp16",
+        "resnet50 at 224 pixels in fp16 against a bare loop and timm",
+        215,
+        partial(benchmark, part="resnet50-fp16"),
+    ),
     Piece("resnet50-bf16", "the same in bf16", 215, partial(benchmark, part="resnet50-bf16")),
     Piece("resnet50-compiled", "the same in fp16, compiled", 300, partial(benchmark, part="resnet50-compiled")),
     Piece("resident", "resnet18 on resident CIFAR-10 against a bare loop", 150, partial(benchmark, part="resident")),
     Piece("fast", "CIFAR-10 to 94 %, five seeds", 110, trainings.fast, ("cifar10",), resumes=True),
-    Piece("airbench", "airbench's own script on the same images", 200, trainings.airbench, ("cifar10", "airbench"),
-          only_gpu=True),
-    Piece("resnet18-short", "resnet18 on CIFAR-10 to 95.4 %, three seeds", 300, trainings.short, ("cifar10",),
-          resumes=True),
-    Piece("jpeg-resnet18", "resnet18 from JPEG files, decoded by CPU and GPU", 150,
-          partial(benchmark, part="jpeg-resnet18", rounds_fewer=1), ("imagenette",)),
-    Piece("jpeg-resnet50", "resnet50 from JPEG files, decoded by CPU and GPU", 210,
-          partial(benchmark, part="jpeg-resnet50", rounds_fewer=1), ("imagenette",)),
-    Piece("imagenette", "resnet50 on Imagenette, the whole recipe", 240, trainings.imagenette, ("imagenette",),
-          resumes=True),
-)  # fmt: skip
+    Piece(
+        "airbench",
+        "airbench's own script on the same images",
+        200,
+        trainings.airbench,
+        ("cifar10", "airbench"),
+        only_gpu=True,
+    ),
+    Piece(
+        "resnet18-short",
+        "resnet18 on CIFAR-10 to 95.4 %, three seeds",
+        300,
+        trainings.short,
+        ("cifar10",),
+        resumes=True,
+    ),
+    Piece(
+        "jpeg-resnet18",
+        "resnet18 from JPEG files, decoded by CPU and GPU",
+        150,
+        partial(benchmark, part="jpeg-resnet18", rounds_fewer=1),
+        ("imagenette",),
+    ),
+    Piece(
+        "jpeg-resnet50",
+        "resnet50 from JPEG files, decoded by CPU and GPU",
+        210,
+        partial(benchmark, part="jpeg-resnet50", rounds_fewer=1),
+        ("imagenette",),
+    ),
+    Piece(
+        "imagenette",
+        "resnet50 on Imagenette, the whole recipe",
+        240,
+        trainings.imagenette,
+        ("imagenette",),
+        resumes=True,
+    ),
+)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-CLASSES, IMAGES = 10, {"train": 4, "val": 2}  # a class
+# a class
+CLASSES = 10
+IMAGES = {"train": 4, "val": 2}
 
 
 def made_up(folder: Path, ending: str, size: int) -> str:

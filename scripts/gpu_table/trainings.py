@@ -16,7 +16,9 @@ from utils.config import arguments
 CIFAR_IMAGES = 50_000
 AIRBENCH_RUNS = 5
 MANY_RUNS = re.compile(r"for run in range\(\d+\)")
-AIRBENCH, SHORT, IMAGENETTE = "cifar10/airbench", "cifar10/resnet18_short", "imagenette/resnet50"
+AIRBENCH = "cifar10/airbench"
+SHORT = "cifar10/resnet18_short"
+IMAGENETTE = "imagenette/resnet50"
 TINY = {
     AIRBENCH: ("--global-batch-size", 8),
     SHORT: ("--global-batch-size", 8, "--arch", "fc"),
@@ -28,9 +30,18 @@ def trained(job: Job, recipe: str, seeds: int, data: str) -> list[RunResult]:
     """The finished runs of ``recipe``, which sweep.py makes or completes; their folders are those of the table."""
     seeds = 1 if job.own.tiny else seeds
     job.run(
-        "scripts/sweep.py", recipe, "--seeds", seeds, "--output", sweep_folder(job, recipe), "--datapath", data,
-        "--device", job.device, *flags(job, recipe),
-    )  # fmt: skip
+        "scripts/sweep.py",
+        recipe,
+        "--seeds",
+        seeds,
+        "--output",
+        sweep_folder(job, recipe),
+        "--datapath",
+        data,
+        "--device",
+        job.device,
+        *flags(job, recipe),
+    )
     return finished(job, recipe, data)
 
 
@@ -127,7 +138,8 @@ def airbench(job: Job) -> list[Line]:
     ours = [clocked_seconds(run) for run in finished(job, AIRBENCH, job.own.cifar10)]
     if not ours:
         return [*lines, Line(f"{AIRBENCH} beside it", note="left out: the piece 'fast' has no runs")]
-    a, b = statistics.median(ours), statistics.median(seconds)
+    a = statistics.median(ours)
+    b = statistics.median(seconds)
     lines.append(Line(f"{AIRBENCH} beside it", "s", script.name, a, b, a / b, kind=RATIO, aim=1.0, at_least=False))
     return lines
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from scripts.lr_range.measure import FIRST_STEPS, Point, RangeTest
 
 BELOW_DIVERGENCE = 10.0
-FELL, BACK = 0.98, 1.05  # times the loss at first: fallen by more than noise, and back above where it began
+# times the loss at first: fallen by more than noise, and back above where it began
+FELL = 0.98
+BACK = 1.05
 
 
 class Advice(NamedTuple):

@@ -77,7 +77,9 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[Point], None]) -> RangeTest:
     ``show`` is called after each step. A step that the loss scaler skips is taken again at the same rate, as in
     training; more skipped in a row than --max-skipped-steps count as divergence.
     """
-    test, writer, progress = RangeTest(), traval.writer, traval.progress
+    test = RangeTest()
+    writer = traval.writer
+    progress = traval.progress
     traval.network.train()
     for passes in _steps(traval):
         skipped = progress.skipped_steps

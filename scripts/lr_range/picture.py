@@ -7,7 +7,10 @@ from pathlib import Path
 from scripts.lr_range.advice import BELOW_DIVERGENCE, Advice
 from scripts.lr_range.measure import RangeTest
 
-RED, GREEN, BLUE, GREY = "#c62828", "#2e7d32", "#1565c0", "#9e9e9e"
+RED = "#c62828"
+GREEN = "#2e7d32"
+BLUE = "#1565c0"
+GREY = "#9e9e9e"
 
 
 def draw(path: Path, title: str, test: RangeTest, advice: Advice) -> None:
@@ -30,7 +33,8 @@ def draw(path: Path, title: str, test: RangeTest, advice: Advice) -> None:
         if rate is not None:
             axis.axvline(rate, color=colour, ls=style, lw=1.3, label=text.format(rate))
     # Above, there is only the explosion, next to which the descent would be a flat line.
-    low, high = min(point.loss for point in test.points), 1.5 * test.points[0].smoothed
+    low = min(point.loss for point in test.points)
+    high = 1.5 * test.points[0].smoothed
     axis.set_ylim(low - 0.05 * abs(high - low), high)
     axis.set_xscale("log")
     axis.set_xlabel("learning rate")

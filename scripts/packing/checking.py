@@ -36,7 +36,8 @@ class _Checker(Dataset):
     """What a worker does: it reads one shard."""
 
     def __init__(self, folder: Path, splits: Mapping[str, Split]) -> None:
-        self.folder, self.splits = folder, splits
+        self.folder = folder
+        self.splits = splits
 
     def __getitem__(self, key: tuple[str, int]) -> list[str]:
         split = self.splits[key[0]]
@@ -49,7 +50,8 @@ class _Checker(Dataset):
 
 
 def _faults_of_shard(path: Path, file: BinaryIO, split: Split, number: int) -> list[str]:
-    shard, records = split.shards[number], split.records[split.records["shard"] == number]
+    shard = split.shards[number]
+    records = split.records[split.records["shard"] == number]
     faults = []
     if shard.sha256 and _sha256(file) != shard.sha256:
         faults.append(f"{path}: its bytes are not those that the index was written for (SHA-256)")
@@ -67,9 +69,11 @@ def _sha256(file: BinaryIO) -> str:
 
 
 def _is_whole(file: BinaryIO, record: np.void, checked: bool) -> bool:
-    offset, size = int(record["offset"]), int(record["size"])
+    offset = int(record["offset"])
+    size = int(record["size"])
     file.seek(offset - BLOCK)
-    head, content = file.read(BLOCK), file.read(size)
+    head = file.read(BLOCK)
+    content = file.read(size)
     right = zlib.crc32(head) == record["head"] and len(content) == size
     return right and (not checked or zlib.crc32(content) == record["crc"])
 

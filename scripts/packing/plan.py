@@ -58,8 +58,10 @@ class Plan:
         """All of ``data``."""
         about = {
             **{split: dataclasses.asdict(encoding) for split, encoding in encodings.items()},
-            "shard_samples": shard_samples, "skip_bad_images": skip_bad, "source": listing_of(data.fingerprint),
-        }  # fmt: skip
+            "shard_samples": shard_samples,
+            "skip_bad_images": skip_bad,
+            "source": listing_of(data.fingerprint),
+        }
         ranges = {range_of(encoding.colour) for encoding in encodings.values() if encoding.format != "keep"} - {None}
         if ranges:  # the packed images have 8 bits, so nothing but this says how they came about
             about["pixel_range"] = list(*ranges)
@@ -139,9 +141,12 @@ class Plan:
         path = self._part(split, number)
         np.save(path, part.records, allow_pickle=False)
         described = {
-            "shard": dataclasses.asdict(part.shard), "numbers": part.numbers.tolist(), "left_out": part.left_out,
-            "sources": part.sources, "records": hashlib.sha256(part.records.tobytes()).hexdigest(),
-        }  # fmt: skip
+            "shard": dataclasses.asdict(part.shard),
+            "numbers": part.numbers.tolist(),
+            "left_out": part.left_out,
+            "sources": part.sources,
+            "records": hashlib.sha256(part.records.tobytes()).hexdigest(),
+        }
         write_whole(path.with_suffix(".json"), json.dumps(described).encode())
 
     def forget(self, split: str, number: int) -> None:
@@ -169,7 +174,8 @@ class Plan:
 
     def refuse_full_disk(self, finished_bytes: int) -> None:
         """Raise ``UserError`` if the shards will not fit."""
-        needed, free = self.needed_bytes() - finished_bytes, shutil.disk_usage(self.folder).free
+        needed = self.needed_bytes() - finished_bytes
+        free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise UserError(
                 f"--output {self.folder}: the shards need about {needed / 1e9:,.2f} GB more, {free / 1e9:,.2f} GB are "

@@ -47,9 +47,12 @@ class ShardMaker(Dataset):
         return split, number, Part(shard, np.array(numbers, dtype=np.int64), records, left_out, sources)
 
     def _write(self, tar: _Tar, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
-        images, labels = self.plan.splits[split], labels_of(self.plan.splits[split])
+        images = self.plan.splits[split]
+        labels = labels_of(self.plan.splits[split])
         encoding = self.plan.encodings[split]
-        numbers, rows, left_out = [], [], []
+        numbers = []
+        rows = []
+        left_out = []
         for number in self.plan.numbers(split, shard).tolist():
             try:
                 ending, content = encoding.encode(images, number)
@@ -58,7 +61,8 @@ class ShardMaker(Dataset):
                     raise
                 left_out.append(f"{error.path}\t{error.reason}")
                 continue
-            key, label = f"{number:09}", int(labels[number])
+            key = f"{number:09}"
+            label = int(labels[number])
             offset, head = tar.add(f"{key}.{ending}", content)
             tar.add(f"{key}.cls", str(label).encode())
             about = {"class": self.plan.classes[label], "label": label, "name": _name(images, split, number)}
@@ -77,7 +81,9 @@ class _Tar:
     """A tar file as it is written: no times, no owners, so that equal contents give equal bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.bytes, self.digest = file, 0, hashlib.sha256()
+        self.file = file
+        self.bytes = 0
+        self.digest = hashlib.sha256()
 
     def add(self, name: str, content: bytes) -> tuple[int, int]:
         """Append a file; gives where its content begins, and the CRC-32 of its header."""

@@ -83,7 +83,8 @@ class Gathered:
     """What the predictions add to the page, run by run; the logits of a run are let go before the next."""
 
     def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:
-        self.thumbnails, self.own = thumbnails, own
+        self.thumbnails = thumbnails
+        self.own = own
         self.data: dict[str, Any] = {"details": [], "classes": [], "images": thumbnails.uris}
         self.figures: dict[int, list[Figure]] = {}
         self.notes: list[str] = []
@@ -98,19 +99,23 @@ class Gathered:
         """Analyse the predictions of run ``number`` of ``runs`` and choose what is shown of them."""
         analysis = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
         predicted = Predicted(
-            run=number, analysis=analysis, classes=predictions.classes, ids=short_ids(predictions.ids),
+            run=number,
+            analysis=analysis,
+            classes=predictions.classes,
+            ids=short_ids(predictions.ids),
             picture=lambda place: predictions.pictures([place])[0],
             source=" ".join(
                 map(str, (loaded.fingerprint or number, *map(loaded.settings.get, ("dataname", "datapath"))))
             ),
             heat_map=explainer(loaded) if self.own.heat_maps else None,
-        )  # fmt: skip
+        )
         self.thumbnails.budget += BUDGET_BYTES // runs
         chosen = choose(predicted, runs)
         with bar(len(chosen.samples), f"pictures of {source.name}") as advance:
             sides = add_pictures(predicted, chosen, self.thumbnails, advance)
         made = detail(predicted, chosen, self.thumbnails, sides, runs)
-        figures, (words, agrees) = figures_of(analysis, predictions), self._check(analysis, record, loaded.path.name)
+        figures = figures_of(analysis, predictions)
+        (words, agrees) = self._check(analysis, record, loaded.path.name)
         self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
         self.figures[number] = figures
         if self.own.split == "val" and self.own.datapath is None:
@@ -139,7 +144,8 @@ class Gathered:
 
         Runs with the same names of classes share them.
         """
-        shared, names = self.data["classes"], [name.encode("utf-8", "replace").decode() for name in classes]
+        shared = self.data["classes"]
+        names = [name.encode("utf-8", "replace").decode() for name in classes]
         size = len(as_json(made)) + (0 if names in shared else len(as_json(names)))
         if size > self.room:
             self.left_out.append((name, "pictures, confusions and classes, for which this file has no room"))

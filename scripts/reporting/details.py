@@ -61,7 +61,8 @@ class Chosen:
 
 def choose(predicted: Predicted, runs: int) -> Chosen:
     """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
-    analysis, each = predicted.analysis, max(8, SHOWN_SAMPLES // runs)
+    analysis = predicted.analysis
+    each = max(8, SHOWN_SAMPLES // runs)
     budget = MOST_PICTURES // runs
     cells = [
         (pair, analysis.samples_of(pair)[:SHOWN_IN_CELL].tolist())
@@ -71,9 +72,10 @@ def choose(predicted: Predicted, runs: int) -> Chosen:
     kept = set([*listed, *turns([rows for _, rows in cells])][:budget])
     cells = [(pair, [row for row in rows if row in kept]) for pair, rows in cells]
     return Chosen(
-        analysis.worst_mistakes(each).tolist(), analysis.least_certain_hits(each).tolist(),
+        analysis.worst_mistakes(each).tolist(),
+        analysis.least_certain_hits(each).tolist(),
         [(pair, rows) for pair, rows in cells if rows],
-    )  # fmt: skip
+    )
 
 
 def add_pictures(
@@ -83,7 +85,9 @@ def add_pictures(
 
     An image that cannot be read any more has no picture.
     """
-    sides, gone, explained = {}, [], {*chosen.mistakes, *chosen.unsure}
+    sides = {}
+    gone = []
+    explained = {*chosen.mistakes, *chosen.unsure}
     for sample in chosen.samples:
         advance()
         key = (predicted.source, predicted.ids[sample])
@@ -107,7 +111,8 @@ def add_pictures(
 
 def detail(predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, sides: dict[int, int], runs: int) -> dict:
     """The run's part of the page's JSON; ``classes`` is left to the caller, since runs may share them."""
-    analysis, rows = predicted.analysis, chosen.samples
+    analysis = predicted.analysis
+    rows = chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
     cells, dropped = _cells(analysis, MOST_CELLS // runs)
     order = analysis.order_by_confusion()
@@ -140,7 +145,8 @@ def _cells(analysis: Analysis, most: int) -> tuple[list[Pair], int]:
 
 def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[int, int]) -> list[Any]:
     """Id, picture, truth, likeliest classes, probability of the truth, longer side in pixels, heat map."""
-    analysis, truth = predicted.analysis, int(predicted.analysis.labels[sample])
+    analysis = predicted.analysis
+    truth = int(predicted.analysis.labels[sample])
     likely = [[one, number(share, 5)] for one, share in analysis.most_likely(sample, LIKELIEST)]
     own = analysis.probability(np.array([sample]), np.array([truth]))
     name = predicted.ids[sample]
@@ -151,7 +157,8 @@ def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[
 
 def calibration_words(analysis: Analysis) -> str:
     """What the reliability diagram says, in a sentence."""
-    sure, right = 100 * float(analysis.confidence.mean()), analysis.top1
+    sure = 100 * float(analysis.confidence.mean())
+    right = analysis.top1
     gap = sure - right
     words = (
         "as sure as it is right" if abs(gap) < 0.5 else "surer than it is right" if gap > 0 else "less sure than right"

@@ -55,7 +55,8 @@ def recorded(run: RunRecord) -> list[Figure]:
 
 def of_training(run: RunRecord) -> list[Figure]:
     """Best epoch, time and speed of a run."""
-    made, top1 = [], run.epochs.get("val_top1", ())
+    made = []
+    top1 = run.epochs.get("val_top1", ())
     finite = [place for place, value in enumerate(top1) if math.isfinite(value)]
     if finite:
         best = max(finite, key=lambda place: top1[place])

@@ -47,9 +47,12 @@ def render(report: Report) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return Template(template("page.html")).substitute(
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        title=escaped(f"{title(report.runs)} \u2013 training report"), style=template("style.css"), script=script,
-        data=as_json(report.data), body=body(report),
-    )  # fmt: skip
+        title=escaped(f"{title(report.runs)} \u2013 training report"),
+        style=template("style.css"),
+        script=script,
+        data=as_json(report.data),
+        body=body(report),
+    )
 
 
 def template(name: str) -> Html:
@@ -92,7 +95,8 @@ def body(report: Report) -> Html:
 
 def sections(report: Report) -> Iterator[tuple[str, str, Html | None]]:
     """Anchor, name and content of each part; None for one with nothing to show."""
-    runs, data = report.runs, report.data
+    runs = report.runs
+    data = report.data
     batches = first_batches(runs)  # names in the overview what it cannot show
     yield "overview", "Overview", overview(report)
     yield "curves", "Curves", template("curves.html") if data["charts"] else None
@@ -144,11 +148,13 @@ def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
     if runs == 1:
         return list(about)
     return [
-        f"{line} (all runs)" if len(names) == runs
-        else f"{line} ({len(names)} of {runs} runs)" if len(names) > 2
+        f"{line} (all runs)"
+        if len(names) == runs
+        else f"{line} ({len(names)} of {runs} runs)"
+        if len(names) > 2
         else f"{' and '.join(names)}: {line}"
         for line, names in about.items()
-    ]  # fmt: skip
+    ]
 
 
 def checked(report: Report) -> list[tuple[str, bool | None]]:
@@ -188,12 +194,16 @@ def class_table(run: RunRecord) -> list[dict[str, Any]] | None:
     """Rows of class_metrics.csv, which stand in where there are no predictions; shares between 0 and 1."""
     return [
         {
-            "name": row["class"], "number": number, "support": int(row["val_count"]),
-            "accuracy": _share(row["val_accuracy"]), "precision": _share(row.get("val_precision")) or 0,
-            "f1": _share(row.get("val_f1")) or 0, "pair": None,
+            "name": row["class"],
+            "number": number,
+            "support": int(row["val_count"]),
+            "accuracy": _share(row["val_accuracy"]),
+            "precision": _share(row.get("val_precision")) or 0,
+            "f1": _share(row.get("val_f1")) or 0,
+            "pair": None,
         }
         for number, row in enumerate(run.classes)
-    ] or None  # fmt: skip
+    ] or None
 
 
 def _share(percent: str | None) -> float | None:

@@ -78,7 +78,8 @@ def legend(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     seen: Counter[tuple[str, str]] = Counter()
     made = []
     for run in runs:
-        group, label = words(run, [name for name in chosen if name != last]), words(run, [last])
+        group = words(run, [name for name in chosen if name != last])
+        label = words(run, [last])
         seen[group, label] += 1
         made.append((group, f"{label} ({count})" if (count := seen[group, label]) > 1 else label))
     return made if len({group for group, _ in made}) < len(runs) else own
@@ -95,7 +96,8 @@ def settings_table(
     heads = [element("th", swatch(number), named(run.name), scope="col") for number, run in enumerate(runs)]
     if len(runs) == 1:
         heads = [element("th", "Value", scope="col"), element("th", "From", scope="col")]
-    lines, group = [], ""
+    lines = []
+    group = ""
     for name in names:
         row = values[name]
         own = next((value.group for value in row if value.group), "")
@@ -119,7 +121,8 @@ def first_batches(runs: Sequence[RunRecord]) -> Html | None:
     for number, run in enumerate(runs):
         if run.first_batch:
             seen.setdefault(run.first_batch, []).append(number)
-    kept, cards = list(seen.items())[:MOST_BATCHES], []
+    kept = list(seen.items())[:MOST_BATCHES]
+    cards = []
     for content, numbers in kept:
         try:
             uri = picture_uri(content, BATCH_BYTES // len(kept))

@@ -94,7 +94,8 @@ def read(folder: Path, name: str) -> RunRecord:
     record = RunRecord(name, folder)
     text = _attempt(record, "config.yaml", "settings and environment", lambda path: path.read_text(encoding="utf-8"))
     if text is not None:
-        record.header, record.settings = parse_header(text), parse_settings(text)
+        record.header = parse_header(text)
+        record.settings = parse_settings(text)
     record.epochs, cut = _attempt(record, "metrics.csv", "figures of each epoch", read_epochs) or ({}, False)
     if cut:
         record.missing.append("Figures of an epoch: its row in metrics.csv is cut off, so it is left out")
@@ -166,7 +167,9 @@ def parse_header(text: str) -> dict[str, str]:
 
 def parse_settings(text: str) -> dict[str, Setting]:
     """Every setting in config.yaml, including those that are comments because they follow from others."""
-    settings, group, known = {}, "", set(groups())
+    settings = {}
+    group = ""
+    known = set(groups())
     for line in text.splitlines():
         found = SETTING.match(line)
         if found:

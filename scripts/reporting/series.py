@@ -35,43 +35,59 @@ class Chart(NamedTuple):
     note: str = ""
 
 
-TRAINING, VALIDATION = "training", "validation"
+TRAINING = "training"
+VALIDATION = "validation"
 CHARTS = (
     Chart(
-        "Loss", (Curve(TRAINING, "steps:loss"), Curve(VALIDATION, "epochs:val_loss", "points")),
+        "Loss",
+        (Curve(TRAINING, "steps:loss"), Curve(VALIDATION, "epochs:val_loss", "points")),
         note="Training: what is minimised, with smoothing, mixing and other terms if any. Validation: cross entropy.",
     ),
     Chart(
-        "Top-1", (Curve(TRAINING, "steps:top1"), Curve(VALIDATION, "epochs:val_top1", "points")), "%",
+        "Top-1",
+        (Curve(TRAINING, "steps:top1"), Curve(VALIDATION, "epochs:val_top1", "points")),
+        "%",
         note="Training: of augmented and, with mixup or CutMix, mixed images.",
     ),
     Chart("Top-5", (Curve(TRAINING, "steps:top5"), Curve(VALIDATION, "epochs:val_top5", "points")), "%"),
     Chart("Top-1 of the raw weights", (Curve(VALIDATION, "epochs:raw_val_top1", "points"),), "%"),
     Chart("Macro F1", (Curve(VALIDATION, "epochs:val_macro_f1", "points"),), "%", note="The mean of the classes' F1."),
     Chart(
-        "Calibration error", (Curve(VALIDATION, "epochs:val_ece", "points"),), "%",
+        "Calibration error",
+        (Curve(VALIDATION, "epochs:val_ece", "points"),),
+        "%",
         note="Expected calibration error, 15 bins: how far confidence and accuracy are apart.",
     ),
     Chart("Learning rate", (Curve("learning rate", "steps:lr", reduce="last"),)),
     Chart(
-        "Gradient norm", (Curve("gradient norm", "steps:gradient_norm"),), log=True,
+        "Gradient norm",
+        (Curve("gradient norm", "steps:gradient_norm"),),
+        log=True,
         note="Of unscaled gradients, before clipping. Steps whose gradient is not finite leave a gap.",
     ),
     Chart("Loss scale", (Curve("loss scale", "steps:loss_scale", reduce="last"),), log=True),
     Chart(
-        "Skipped steps", (Curve("skipped so far", "epochs:skipped_steps", "points"),), zero=True,
+        "Skipped steps",
+        (Curve("skipped so far", "epochs:skipped_steps", "points"),),
+        zero=True,
         note="Steps without an update, because the scaled gradient was not finite.",
     ),
     Chart("Speed", (Curve("training", "scalars:Speed/images_per_second"),), "images/s", zero=True),
     Chart(
-        "Waiting for data", (Curve("waiting", "scalars:Speed/data_wait_percent"),), "%", zero=True,
+        "Waiting for data",
+        (Curve("waiting", "scalars:Speed/data_wait_percent"),),
+        "%",
+        zero=True,
         note="The share of the time in which training waits for its next batch.",
     ),
     Chart(
-        "Time of an epoch", (Curve("epoch", "epochs:seconds", "points"),), "s", zero=True,
+        "Time of an epoch",
+        (Curve("epoch", "epochs:seconds", "points"),),
+        "s",
+        zero=True,
         note="Training, validation and checkpoints.",
     ),
-)  # fmt: skip
+)
 
 
 def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ class Source:
 
 def find(texts: Sequence[str]) -> list[Source]:
     """The runs, each once, in order. Raises ``UserError`` for what is no run, all such mistakes together."""
-    found, mistakes = [], []
+    found = []
+    mistakes = []
     for text in texts:
         try:
             found.append(_find(text))

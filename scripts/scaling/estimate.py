@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-DECODE, DISK, STEP, NETWORK = "decode", "disk", "step", "network"
+DECODE = "decode"
+DISK = "disk"
+STEP = "step"
+NETWORK = "network"
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,13 @@ def estimate(machines: Machines, images: Images, work: Workload, gpus: int) -> E
     limit = min(rates, key=rates.__getitem__)
     seconds = images.count / (gpus * rates[limit]) if rates[limit] else math.inf
     return Estimate(
-        limit, rates[limit], math.ceil(consumed / images.rate + machines.training_cores), batch, seconds,
+        limit,
+        rates[limit],
+        math.ceil(consumed / images.rate + machines.training_cores),
+        batch,
+        seconds,
         gpus * seconds / 3600 * machines.dollars_per_gpu_hour,
-    )  # fmt: skip
+    )
 
 
 def exchange_seconds(machines: Machines, work: Workload, gpus: int) -> float:

@@ -18,7 +18,9 @@ from utils.config.settings import UserError
 from utils.data.images.decoding import decode_crop, open_image
 from utils.data.images.view import View
 
-PIXELS, QUALITY, CROP = 256, 90, 224
+PIXELS = 256
+QUALITY = 90
+CROP = 224
 TURNS = 60  # of all images, with other crops each
 
 
@@ -45,7 +47,8 @@ def measure(paths: Sequence[str], turns: int = TURNS) -> Decoding:
     Raises ``UserError`` for a file that cannot be read.
     """
     torch.set_num_threads(1)
-    view, chance = View(CROP), np.random.default_rng(0)
+    view = View(CROP)
+    chance = np.random.default_rng(0)
     with TemporaryDirectory() as folder:
         pairs = [(path, _packed(path, Path(folder) / f"{number}.jpg")) for number, path in enumerate(paths)]
         taken = np.zeros((turns, 2))

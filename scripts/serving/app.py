@@ -57,7 +57,9 @@ class Service:
     """Answers requests with ``predictor``'s network."""
 
     def __init__(self, predictor: Predictor, limits: Limits, decoders: int) -> None:
-        self.predictor, self.loaded, self.limits = predictor, predictor.loaded, limits
+        self.predictor = predictor
+        self.loaded = predictor.loaded
+        self.limits = limits
         self.batcher = Batcher(predictor.logits, predictor.batch_size)
         self._decoders = ThreadPoolExecutor(decoders, "decoder")
         self._in_hand = 0
@@ -67,9 +69,13 @@ class Service:
     async def model(self, _: Request) -> Response:
         """What is served."""
         about = {
-            "arch": self.loaded.arch, "checkpoint": str(self.loaded.path.name), "classes": self.loaded.classes,
-            "image_size": self.loaded.preprocessing.val_image_size, "tta": self.predictor.tta, **asdict(self.limits),
-        }  # fmt: skip
+            "arch": self.loaded.arch,
+            "checkpoint": str(self.loaded.path.name),
+            "classes": self.loaded.classes,
+            "image_size": self.loaded.preprocessing.val_image_size,
+            "tta": self.predictor.tta,
+            **asdict(self.limits),
+        }
         return Json(about)
 
     async def predict(self, request: Request) -> Response:
@@ -182,10 +188,13 @@ def build_app(service: Service, names: set[str]) -> ASGIApp:
             Route("/heat_map", service.heat_map, methods=["POST"]),
         ],
         exception_handlers={
-            Refused: _refusal, HTTPException: _http_error, ClientDisconnect: _gone, Exception: _failure,
+            Refused: _refusal,
+            HTTPException: _http_error,
+            ClientDisconnect: _gone,
+            Exception: _failure,
         },
         lifespan=lifespan,
-    )  # fmt: skip
+    )
     return Guard(app, names)  # around all of it: answers to failures get its headers, too
 
 

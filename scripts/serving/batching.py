@@ -28,7 +28,8 @@ class Batcher:
     """
 
     def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor], batch_size: int) -> None:
-        self._forward, self._batch_size = forward, batch_size
+        self._forward = forward
+        self._batch_size = batch_size
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "network")
 

@@ -30,7 +30,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, names: set[str]) -> None:
-        self.app, self.names = app, names
+        self.app = app
+        self.names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,7 +48,8 @@ class Guard:
         await app(scope, receive, send_with_headers)
 
     def _problem(self, headers: Headers) -> str | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if (name := name_of(host)) not in self.names and not is_address(name):
             return "ask for this machine by its address, not by another name; serve.py's --allow-name allows one"
         if origin is not None and urlsplit_or_none(origin) != host:

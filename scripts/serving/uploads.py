@@ -17,7 +17,9 @@ from utils.data.images.decoding import UnreadableImage, open_image
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 # Of a form: the fields, a field's own headers, and what RFC 2046 allows a boundary.
-MOST_FIELDS, PART_HEADER_BYTES, BOUNDARY_BYTES = 20, 4096, 70
+MOST_FIELDS = 20
+PART_HEADER_BYTES = 4096
+BOUNDARY_BYTES = 70
 FORM_BYTES = 65_536  # that a form may have besides its file
 
 
@@ -26,7 +28,8 @@ class Refused(Exception):
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ def file_in(form: bytes, content_type: str) -> bytes:
     boundary = (header.get_boundary() or "").encode("ascii", "replace")
     if not 0 < len(boundary) <= BOUNDARY_BYTES:
         raise Refused(400, "the form is malformed: its Content-Type names no boundary of at most 70 characters")
-    delimiter, files, fields = b"\r\n--" + boundary, [], []
+    delimiter = b"\r\n--" + boundary
+    files = []
+    fields = []
     begin = len(delimiter) - 2 if form.startswith(delimiter[2:]) else -1
     while begin >= 0 and form[begin : begin + 2] == b"\r\n":
         end = form.find(delimiter, begin + 2)

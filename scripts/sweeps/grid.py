@@ -65,7 +65,8 @@ def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Seque
 def _values(text: str) -> list[tuple[str, str]]:
     """'lr=0.05,0.1' as (setting, value) pairs."""
     name, equals, values = text.partition("=")
-    name, given = name.removeprefix("--").replace("-", "_"), values.split(",")
+    name = name.removeprefix("--").replace("-", "_")
+    given = values.split(",")
     known = [option.replace("_", "-") for option in OPTIONS]
     if name not in OPTIONS:
         raise UserError(f"--set {text}: {name.replace('_', '-')} is not a setting{meant_value(name, known)}")

@@ -70,7 +70,10 @@ def run_all(
     trainings, which save, and are raised here when all have ended. Raises ``UserError`` if one of them reports the
     user's mistake.
     """
-    waiting, jobs, failures, works = list(trials), [], [], False
+    waiting = list(trials)
+    jobs = []
+    failures = []
+    works = False
     try:
         while waiting or jobs:
             free = [place for place in range(places.count) if place not in {job.place for job in jobs}]
@@ -108,9 +111,12 @@ def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
     with file:
         begins = file.tell()
         process = subprocess.Popen(
-            [sys.executable, str(MAIN), *flags], stdout=file, stderr=subprocess.STDOUT, env=places.environment(place),
+            [sys.executable, str(MAIN), *flags],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=places.environment(place),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
-        )  # fmt: skip
+        )
     return Job(trial, process, place, output, begins)
 
 
@@ -128,9 +134,11 @@ def _outcome(job: Job) -> RunResult | str:
 
     It knows its run better than ``finished`` does: main.py recognises images that were moved.
     """
-    said, code = _said(job), job.process.returncode
+    said = _said(job)
+    code = job.process.returncode
     if code == 0:
-        named, doubts = RUN.findall(said), []
+        named = RUN.findall(said)
+        doubts = []
         result = read_run(Path(named[-1]), doubts.append) if named else None
         if doubts:
             return f"{doubts[0]}; move it away, and it is trained anew"

@@ -13,7 +13,8 @@ from scripts.common.runs import RunResult, deviation, doubtful
 from scripts.sweeps.grid import Trial
 from utils.record.metrics import cut_words
 
-BLUE, GREY = "#3b78c3", "#555555"
+BLUE = "#3b78c3"
+GREY = "#555555"
 
 
 def points_of(results: Mapping[Trial, RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
@@ -64,9 +65,15 @@ def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunRe
                 values = [value.partition("=")[2] for value in trial.point]
                 figures = [f"{result.top1:.6g}", f"{result.best_top1:.6g}", result.epochs, f"{result.seconds:.6g}"]
                 out.writerow(
-                    [*values, trial.seed, *figures, result.args.data.max_val_batches, result.folder,
-                     "; ".join(result.doubts)]
-                )  # fmt: skip
+                    [
+                        *values,
+                        trial.seed,
+                        *figures,
+                        result.args.data.max_val_batches,
+                        result.folder,
+                        "; ".join(result.doubts),
+                    ]
+                )
     os.replace(temporary, path)
 
 
@@ -112,8 +119,9 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
         axes.errorbar(statistics.fmean(values), place, xerr=error, fmt="|", color=GREY, capsize=4, markersize=14)
     axes.set_yticks(
         range(len(points)),
-        [f"{label(point, runs)}  (n={len(runs)}{doubtful(runs)})" for point, runs in points.items()], fontsize=8,
-    )  # fmt: skip
+        [f"{label(point, runs)}  (n={len(runs)}{doubtful(runs)})" for point, runs in points.items()],
+        fontsize=8,
+    )
     axes.set_ylim(len(points) - 0.5, -0.5)  # the first on top
     axes.set_xlabel("top-1 at the end of training (%): runs, mean and standard deviation", fontsize=8)
     axes.tick_params(axis="x", labelsize=8, labelcolor=GREY)

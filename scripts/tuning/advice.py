@@ -71,7 +71,8 @@ def limit(measured: PartSpeeds) -> str:
     If the loop is nearly as fast as its slower part, that part limits; within the loader, the part that takes longest.
     Otherwise one has to wait for the other, and it matters little which is slower alone.
     """
-    loader, compute = measured.loader.median, measured.compute.median
+    loader = measured.loader.median
+    compute = measured.compute.median
     overlap = measured.gpu and measured.workers
     if not overlap and measured.together.median < SHARED * min(loader, compute):
         return _in_each_others_way(measured)
@@ -158,7 +159,8 @@ def _loader_changes(place: Hardware) -> list[Change]:
     if place.workers is None:
         return []
     found = [Change("loader", "loader", ("--workers", str(count))) for count in ladder(place.workers, place.cores)]
-    size, room = place.resident_bytes / 1e9, place.resident_room / 1e9
+    size = place.resident_bytes / 1e9
+    room = place.resident_room / 1e9
     reason = "" if size <= room else f"{size:,.1f} GB of images, where {room:,.1f} GB may be taken"
     reason = reason if place.same_images else "images are made from whole ones in each epoch"
     found.append(Change("loader", "loader", ("--loader", "resident"), not_tried=reason))
@@ -176,10 +178,13 @@ def _compute_changes(place: Hardware) -> list[Change]:
     small = f"an epoch has {place.samples:,} images" if 2 * place.batch_size > place.samples else ""
     found.append(
         Change(
-            "compute", "batch", ("--batch-size", str(2 * place.batch_size)), not_tried=small,
+            "compute",
+            "batch",
+            ("--batch-size", str(2 * place.batch_size)),
+            not_tried=small,
             caution="another global batch: raise --lr with it",
         )
-    )  # fmt: skip
+    )
     if not place.gpu:
         counts = sorted({max(1, place.cores // 2), place.cores, 1} - {place.threads})
         found += [Change("compute", "threads", threads=count) for count in counts]
@@ -318,7 +323,9 @@ def largest_batch(
     The bisection ends when the largest that fits and the smallest that does not are within ``tolerance`` times the
     former of each other; 0 finds exactly the largest. ``fits`` may raise ``StopSearch``.
     """
-    good, bad, size = 0, cap + 1, min(start, cap)
+    good = 0
+    bad = cap + 1
+    size = min(start, cap)
     try:
         while good < bad - 1 and bad - good > max(1, tolerance * good):
             if fits(size):

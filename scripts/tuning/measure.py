@@ -23,7 +23,8 @@ from utils.data.sources import StreamSource
 from utils.train_validation import TraVal
 
 LR = 1e-6
-WINDOWS, FEWEST_WINDOWS = 5, 3
+WINDOWS = 5
+FEWEST_WINDOWS = 3
 READ_AT_ONCE = 32  # images, where reading is timed in this process
 PROFILED_STEPS = 5
 
@@ -53,11 +54,15 @@ class TrainingSetup:
     def __init__(
         self, args: Settings, loader: TrainLoader, traval: TraVal, epochs: Iterator[int], threads: int
     ) -> None:
-        self.args, self.loader, self.traval = args, loader, traval
-        self.epochs, self.threads = epochs, threads
+        self.args = args
+        self.loader = loader
+        self.traval = traval
+        self.epochs = epochs
+        self.threads = threads
         self.device = traval.device
         self._passes: list[Batch] | None = None
-        self._waited, self._images = 0.0, 0
+        self._waited = 0.0
+        self._images = 0
 
     @property
     def workers(self) -> int | None:
@@ -95,7 +100,8 @@ class TrainingSetup:
     def measure_compute(self, steps: int, windows: int) -> list[Window]:
         """Training steps on one batch that is on the device already."""
         torch.set_num_threads(self.threads)
-        passes, found = self.passes, []
+        passes = self.passes
+        found = []
         for _ in range(windows):
             synchronise(self.device)
             began = time.perf_counter()
@@ -114,7 +120,8 @@ class TrainingSetup:
 
     def _stand_at(self, epoch: int, step: int) -> None:
         """Set the position from which a skipped step is read again."""
-        self.traval.progress.epoch, self.traval.progress.step_in_epoch = epoch, step
+        self.traval.progress.epoch = epoch
+        self.traval.progress.step_in_epoch = step
 
     def _go_through(self, steps: int, windows: int, work: Callable[[Iterable[Batch]], Any]) -> list[Window]:
         """``work`` on the passes of each of steps x windows steps.
@@ -123,7 +130,8 @@ class TrainingSetup:
         worked on, the first batch of the next is fetched, so that each window holds exactly its number of fetches.
         """
         torch.set_num_threads(self.threads)
-        before, found = max(1, self.workers or 0), []
+        before = max(1, self.workers or 0)
+        found = []
         for number, passes in enumerate(self._feed(before + steps * windows + 1), 1 - before):
             if number == 1:
                 began = self._begin_window()
@@ -138,7 +146,8 @@ class TrainingSetup:
 
     def _begin_window(self) -> float:
         synchronise(self.device)
-        self._waited, self._images = 0.0, 0
+        self._waited = 0.0
+        self._images = 0
         return time.perf_counter()
 
     def _feed(self, steps: int) -> Iterator[Iterable[Batch]]:
@@ -146,7 +155,8 @@ class TrainingSetup:
         per_epoch = self.loader.steps_per_epoch
         while steps:
             part = steps % per_epoch or per_epoch
-            epoch, first = next(self.epochs), per_epoch - part
+            epoch = next(self.epochs)
+            first = per_epoch - part
             self._stand_at(epoch, first)
             batches = self._timed(self.loader.batches(epoch, first))
             for _, passes in itertools.groupby(batches, key=lambda batch: batch.number):
@@ -207,8 +217,11 @@ def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> tup
 
 def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
     """Seconds that an image takes in each part of the loader; medians over about ``seconds``."""
-    source, device = subject.loader.source, subject.device
-    read, augmented, copied = [], [], []
+    source = subject.loader.source
+    device = subject.device
+    read = []
+    augmented = []
+    copied = []
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(read) < 3:
         micro_batch = subject.loader.plan.micro_batches(next(subject.epochs), 0)[0]
@@ -290,7 +303,8 @@ def busy_share(subject: TrainingSetup, step_seconds: float) -> float | None:
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
     """The length of the union of (start, end) spans."""
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)

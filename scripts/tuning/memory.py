@@ -62,7 +62,8 @@ class GpuRoom:
     """Whether a batch fits onto the GPU: by trying. ``train``: steps on a batch of that size; gives seconds a step."""
 
     def __init__(self, train: Callable[[int], float], longest_step_seconds: float) -> None:
-        self.train, self.longest = train, longest_step_seconds
+        self.train = train
+        self.longest = longest_step_seconds
         self.last = (0, 0.0)  # size and seconds of the step before
 
     def __call__(self, size: int) -> bool:
@@ -85,7 +86,9 @@ class CpuRoom:
     """
 
     def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
-        self.train, self.room, self.longest = train, room, longest_step_seconds
+        self.train = train
+        self.room = room
+        self.longest = longest_step_seconds
         self.last = (0, 0.0)
         self.grown: dict[int, int] = {}  # bytes by batch size
         loading = mlp(width=8, layers=1, batch_size=8, steps=1)  # of libraries
@@ -121,7 +124,8 @@ def refuse_long_step(size: int, last: tuple[int, float], longest_seconds: float)
 
 def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
     """The largest batch that fits, up to the whole training set."""
-    cap, reason = min(samples, LARGEST_SIZE), f"{LARGEST_SIZE:,} images are enough for any training"
+    cap = min(samples, LARGEST_SIZE)
+    reason = f"{LARGEST_SIZE:,} images are enough for any training"
     return largest_batch(room, start, cap, "the whole training set" if cap == samples else reason, TOLERANCE)
 
 

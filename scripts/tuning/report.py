@@ -18,7 +18,9 @@ PART_NAMES = {
 }
 
 
-LEAST_BYTES, LESS = 10**6, "less than 1 MB"  # what a step takes of free parts of pages is not seen, nor is any less
+# what a step takes of free parts of pages is not seen, nor is any less
+LEAST_BYTES = 10**6
+LESS = "less than 1 MB"
 BUSY_MACHINE = 1.3  # windows of the loop that differ by this factor cast doubt on all figures
 LEGEND = (
     "'to now': the part alone, in turns with that part now. What gives more than 5 % is measured again in the real\n"
@@ -54,7 +56,9 @@ def report(header: str, measured: PartSpeeds, advice: Advice, memory: Memory, ba
 
 def verdict(measured: PartSpeeds, advice: Advice) -> list[str]:
     """The limit and what it means, in a line or two; it agrees with the advice."""
-    what, loader, compute = final_limit(measured, advice), measured.loader.median, measured.compute.median
+    what = final_limit(measured, advice)
+    loader = measured.loader.median
+    compute = measured.compute.median
     alone = f"{loader:,.0f} and {compute:,.0f} images/s"
     if what == "both":
         lines = [f"Limit: {LIMITS[what]} ({alone})"]

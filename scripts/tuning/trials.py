@@ -35,7 +35,9 @@ from utils.runtime.cpu import cores_per_process
 from utils.train_validation import TrainingFailure
 
 SHARES_STEPS = 10
-FIRST_PAIRS, PAIRS = 2, 4  # of windows, at first and in the loop
+# of windows, at first and in the loop
+FIRST_PAIRS = 2
+PAIRS = 4
 STAND_IN_IMAGES = 512  # random ones, in place of a resident data set that is not decoded yet
 
 Begin = Callable[[str], None]  # called with what comes next
@@ -50,7 +52,8 @@ def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartS
     loader = spread(windows_of(subject.measure_loader, seconds))
     split = loader_split(subject, seconds / 4)
     begin("compute alone")
-    gpu, peak = subject.device.type == "cuda", None
+    gpu = subject.device.type == "cuda"
+    peak = None
     if gpu:
         torch.cuda.reset_peak_memory_stats(subject.device)
     compute = spread(windows_of(subject.measure_compute, seconds))
@@ -67,21 +70,31 @@ def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartS
 
 def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardware:
     """What decides which changes make sense for ``subject``."""
-    args, device, transform = subject.args, subject.device, subject.loader.transform
-    gpu, amp = device.type == "cuda", resolve_amp(args.precision, device)
+    args = subject.args
+    device = subject.device
+    transform = subject.loader.transform
+    gpu = device.type == "cuda"
+    amp = resolve_amp(args.precision, device)
     formats = {name: unsupported(name, device) or "" for name in ("bf16", "fp16", "off") if name != amp}
     if not gpu and "fp16" in formats:
         formats["fp16"] = "emulated on a CPU"
     size = data.spec.image_size if data.spec.fixed_size else data.image_size
     return Hardware(
-        gpu=gpu, cores=cores_per_process(1), threads=subject.threads, workers=subject.workers,
-        batch_size=args.data.batch_size, samples=len(data.train),
+        gpu=gpu,
+        cores=cores_per_process(1),
+        threads=subject.threads,
+        workers=subject.workers,
+        batch_size=args.data.batch_size,
+        samples=len(data.train),
         resident_bytes=(len(data.train) + len(data.validation)) * data.spec.channels * size**2,
         resident_room=RESIDENT_MEMORY_SHARE * memory_bytes(device),
         same_images=shown_otherwise_resident(args, data.spec) is None,
         convolutions=any(isinstance(module, nn.Conv2d) for module in subject.traval.model.modules()),
-        channels_last=transform.channels_last, formats=formats, compiled=args.model.compile, try_compile=try_compile,
-    )  # fmt: skip
+        channels_last=transform.channels_last,
+        formats=formats,
+        compiled=args.model.compile,
+        try_compile=try_compile,
+    )
 
 
 def stand_in(data: Data) -> Data:
@@ -109,12 +122,14 @@ class Trials:
         loader keeps up.
         """
         trials = [self._first(change) for change in changes(place)]
-        best, helped = self.now, []
+        best = self.now
+        helped = []
         for trial in to_measure_again(trials, limit(self.measured)):
             self.begin(f"in turns with the settings before: {trial.change.label}")
             after = self._again(trial, best, tuple(other.change for other in helped))
             if trial.helps:
-                best, helped = after, [*helped, trial]
+                best = after
+                helped = [*helped, trial]
         together = None
         if len(helped) > 1:
             self.begin("all that help together, in turns with the present settings")
@@ -141,8 +156,10 @@ class Trials:
 
         A gain by a part that does not limit would contradict what the parts alone say: it is measured twice.
         """
-        after, limiting = before, part_of(limit(self.measured))
-        trial.doubts, trial.twice = self.measured.varied, limiting not in (None, trial.change.part)
+        after = before
+        limiting = part_of(limit(self.measured))
+        trial.doubts = self.measured.varied
+        trial.twice = limiting not in (None, trial.change.part)
         _forget_others(before.device)
         try:
             after = self.variant(before, (*present, trial.change))

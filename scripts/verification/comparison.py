@@ -41,7 +41,8 @@ class RunComparison:
 
 def compare_runs(straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()) -> list[RunComparison]:
     """Compare everything that two finished runs leave, except clock readings. ``free_settings`` may differ."""
-    left, right = straight.run_folder(), killed.run_folder()
+    left = straight.run_folder()
+    right = killed.run_folder()
     free = {*OF_THE_CALL, *free_settings}
     return [
         *(_table(name, checkpoint(left / name, free), checkpoint(right / name, free)) for name in _checkpoints(left)),

@@ -37,9 +37,12 @@ IN_A_SAVE = {
 }
 POINTS = IN_TRAINING | IN_A_SAVE
 SIGNALS = {
-    "kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM, "int": signal.SIGINT,
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "term": signal.SIGTERM,
+    "int": signal.SIGINT,
     "usr1": signal.SIGUSR1,
-}  # fmt: skip
+}
 ACTIONS = (*SIGNALS, "killall", "exit", "nan", "enospc")
 
 

@@ -67,7 +67,10 @@ class RunRecorder:
     def _before_forward(self, traval: TraVal, batch: Batch) -> None:
         step = traval.progress.step + 1
         if step != self._step:
-            self._step, self._pass, self._crc, self._samples = step, 0, 0, []
+            self._step = step
+            self._pass = 0
+            self._crc = 0
+            self._samples = []
             self.reach("step", step, epoch=_epoch(traval))
         if self._lines is not None:
             for tensor in (batch.images, batch.targets):
@@ -142,7 +145,9 @@ def _written_in_two_halves(original: Callable, recorder: RunRecorder, now: _Save
     def hooked(state: Any, file: Any, *args: Any, **options: Any) -> None:
         if not (isinstance(state, dict) and "progress" in state):  # not a checkpoint
             return original(state, file, *args, **options)
-        now.step, now.unflushed, now.manifests = state["progress"]["step"], True, 0
+        now.step = state["progress"]["step"]
+        now.unflushed = True
+        now.manifests = 0
         memory = io.BytesIO()
         original(state, memory, *args, **options)
         content = memory.getvalue()
@@ -162,11 +167,14 @@ def _renamed(original: Callable, recorder: RunRecorder, now: _Save) -> Callable:
         if path.parent.name != "checkpoints":
             return original(source, target, **options)
         now.manifests += path.name == MANIFEST
-        point, details = "rename", {"name": path.stem}
+        point = "rename"
+        details = {"name": path.stem}
         if path.name == MANIFEST:
-            point, details = "manifest", {"nth": now.manifests}
+            point = "manifest"
+            details = {"nth": now.manifests}
         elif path.name == "previous.pt":
-            point, details = "prune", {}
+            point = "prune"
+            details = {}
         recorder.reach(point, now.step, when="before", **details)
         original(source, target, **options)
         recorder.reach(point, now.step, when="after", **details)

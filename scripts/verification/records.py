@@ -16,7 +16,8 @@ from typing import NamedTuple
 from scripts.verification.faults import IN_A_SAVE
 
 BYTES = 48  # of a field
-IDLE, DONE = "idle", "done"
+IDLE = "idle"
+DONE = "done"
 LOOP = {
     "start": "before the first step",
     "step": "at the beginning of step {}",

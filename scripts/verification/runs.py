@@ -25,7 +25,9 @@ PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
 RUN_LINE = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)
 POLL_SECONDS = 0.002
 STALL_SECONDS = 3600  # without progress for so long, a training counts as hanging
-START_SHARE, GAP_SHARE = 0.15, 0.25  # of the kills: before the first step, in a long gap between two
+# of the kills: before the first step, in a long gap between two
+START_SHARE = 0.15
+GAP_SHARE = 0.25
 LAST_LINES = 15
 
 
@@ -87,9 +89,14 @@ class WatchedRun:
             mark.unlink()
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
         line = [
-            sys.executable, *(launcher if self.ranks > 1 else []), str(PROGRAM), *self.flags,
-            "--output", str(self.folder / "runs"), *more_flags,
-        ]  # fmt: skip
+            sys.executable,
+            *(launcher if self.ranks > 1 else []),
+            str(PROGRAM),
+            *self.flags,
+            "--output",
+            str(self.folder / "runs"),
+            *more_flags,
+        ]
         environment = {name: value for name, value in os.environ.items() if name != "HOOK_FAULT"}
         environment["HOOK_RECORD"] = str(self.records)
         # A killed launcher's temporary files are removed with this folder.
@@ -128,7 +135,8 @@ class WatchedRun:
                     process.wait(delay)
             if process.poll() is None:
                 stopped = stop_tree(process.pid)
-                seconds, place = time.monotonic() - began, self.place()
+                seconds = time.monotonic() - began
+                place = self.place()
                 alive = process.poll() is None and place.loop != records.DONE
                 kill_stopped(stopped)
                 process.wait()
@@ -140,7 +148,8 @@ class WatchedRun:
 
     def _watch(self, process: subprocess.Popen, reached: Callable[[], bool], stall_seconds: float) -> bool:
         """Wait for ``reached`` or the end; whether it was reached."""
-        place, since = self.place(), time.monotonic()
+        place = self.place()
+        since = time.monotonic()
         while process.poll() is None:
             if reached():
                 return True
@@ -168,7 +177,8 @@ class WatchedRun:
 
 def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun, Timeline]:
     """The training run once to its end. Raises ``Failure``."""
-    run, began = WatchedRun(folder, flags, ranks), time.time()
+    run = WatchedRun(folder, flags, ranks)
+    began = time.time()
     run.finish()
     ended = records.done_at(run.records)
     clocks = [line.seconds for line in records.lines(run.records, 0)]

@@ -14,11 +14,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 300
 IMPORTED = [
-    "main", "scripts.verification.hooked_main", "scripts.verification.hooks", "utils.train_validation",
-    "utils.record.writer", "models", "timm",
-    "torch.utils.tensorboard", "torch._dynamo", "torch.distributed.fsdp",
+    "main",
+    "scripts.verification.hooked_main",
+    "scripts.verification.hooks",
+    "utils.train_validation",
+    "utils.record.writer",
+    "models",
+    "timm",
+    "torch.utils.tensorboard",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
-]  # fmt: skip
+]
 
 
 @functools.cache
@@ -46,7 +53,8 @@ class Forked:
 
     def __init__(self, *flags, processes=1, program="main.py", **environment):
         self._files = [tempfile.NamedTemporaryFile(), tempfile.NamedTemporaryFile()]  # noqa: SIM115 - go with this
-        names, line = [file.name for file in self._files], [str(ROOT / program), "--device", "cpu", *map(str, flags)]
+        names = [file.name for file in self._files]
+        line = [str(ROOT / program), "--device", "cpu", *map(str, flags)]
         self.ranks = [
             server().Process(target=_run, args=(names, os.getcwd(), {**os.environ, **rank, **environment}, line))
             for rank in _ranks(processes)
@@ -107,5 +115,6 @@ def _run(files, folder, environment, line):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv, sys.path[0] = line, str(Path(line[0]).parent)
+    sys.argv = line
+    sys.path[0] = str(Path(line[0]).parent)
     runpy.run_path(line[0], run_name="__main__")

@@ -23,7 +23,8 @@ HEADS = {
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     """Two classes of ten images, which have no val/."""
-    root, numbers = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("photographs")
+    numbers = np.random.default_rng(0)
     for name in ("ant", "bee"):
         (root / name).mkdir()
         for number in range(10):
@@ -34,9 +35,20 @@ def photographs(tmp_path_factory):
 
 def flags(recipe, photographs):
     return (
-        "--config", recipe, "--dataname", "folder", "--datapath", photographs, "--val-split", "0.2", "--device", "cpu",
-        "--workers", "0", "--no-progress",
-    )  # fmt: skip
+        "--config",
+        recipe,
+        "--dataname",
+        "folder",
+        "--datapath",
+        photographs,
+        "--val-split",
+        "0.2",
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--no-progress",
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

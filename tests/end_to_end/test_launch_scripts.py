@@ -61,23 +61,42 @@ def test_a_launcher_with_flags_and_no_data_says_how_it_is_used(script, flags, en
     [
         pytest.param(
             "imagenet_resnet18.sh",
-            ["resnet18", "x 90 epochs", "256 in total", "multistep  epoch 0: 0.1", "epoch 45: 0.01", "epoch 67.5: 0.001",
-             "momentum 0.9, weight decay 0.0001"],
+            [
+                "resnet18",
+                "x 90 epochs",
+                "256 in total",
+                "multistep  epoch 0: 0.1",
+                "epoch 45: 0.01",
+                "epoch 67.5: 0.001",
+                "momentum 0.9, weight decay 0.0001",
+            ],
             marks=pytest.mark.thorough,
         ),
         pytest.param(
             "imagenet_resnet50.sh",
-            ["resnet50", "x 90 epochs", "2048 in total", "cosine  epoch 0: 0.03657", "epoch 8: 2.048",
-             "momentum 0.875, weight decay 3.05e-05 (not on norms and biases)"],
+            [
+                "resnet50",
+                "x 90 epochs",
+                "2048 in total",
+                "cosine  epoch 0: 0.03657",
+                "epoch 8: 2.048",
+                "momentum 0.875, weight decay 3.05e-05 (not on norms and biases)",
+            ],
             marks=pytest.mark.thorough,
         ),
         (
             "cifar10_resnet18.sh",
-            ["resnet18", "x 200 epochs", "128 in total", "cosine  epoch 0: 0.1 ", "epoch 100: 0.05",
-             "momentum 0.9, weight decay 0.0005"],
+            [
+                "resnet18",
+                "x 200 epochs",
+                "128 in total",
+                "cosine  epoch 0: 0.1 ",
+                "epoch 100: 0.05",
+                "momentum 0.9, weight decay 0.0005",
+            ],
         ),
     ],
-)  # fmt: skip
+)
 def test_the_plan_of_a_launcher_holds_the_figures_of_its_recipe(script, figures, environment, tmp_path):
     plan = run("bash", SCRIPTS / script, "DATA", *SYNTHETIC, "--dry-run", env=environment, cwd=tmp_path).stdout
     for figure in figures:
@@ -152,7 +171,9 @@ def test_the_launchers_exit_code_says_what_to_do_next(codes, received, expected,
 @pytest.mark.parametrize(("unasked", "received", "expected"), [([], 0, 1), ([75], 0, 75), ([], signal.SIGTERM, 75)])
 def test_a_process_that_the_launcher_itself_had_to_end_does_not_say_stopped(unasked, received, expected, monkeypatch):
     launcher = Launcher()
-    launcher.received, launcher.unasked = received, unasked  # [] after contact with the other machine was lost
+    # [] after contact with the other machine was lost
+    launcher.received = received
+    launcher.unasked = unasked
     monkeypatch.setattr(launcher, "exit_codes", lambda: [75])
     assert launcher.exit_code(succeeded=False) == expected
 
@@ -190,9 +211,10 @@ def test_a_port_that_another_program_has_is_named_by_the_program_where_no_launch
         port = listening.getsockname()[1]
         process = Forked("--arch", "fc", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         assert process.communicate(60) == [
-            "", f"main.py: environment: port {port} is in use on this machine, by another training perhaps; "
+            "",
+            f"main.py: environment: port {port} is in use on this machine, by another training perhaps; "
             "set another MASTER_PORT\n",
-        ]  # fmt: skip
+        ]
     assert process.returncode == 2
     process = Forked("--arch", "fc")
     assert "MASTER_ADDR and MASTER_PORT must be set" in process.communicate(60)[1] and process.returncode == 2
@@ -234,7 +256,10 @@ class Place:
     """A copy of the scripts with one fake python on PATH, and nothing else that could be one."""
 
     def __init__(self, folder):
-        self.root, self.bin, self.log, self.fail = folder / "repo", folder / "bin", folder / "log", folder / "fail"
+        self.root = folder / "repo"
+        self.bin = folder / "bin"
+        self.log = folder / "log"
+        self.fail = folder / "fail"
         shutil.copytree(SCRIPTS, self.root / "scripts")
         self.bin.mkdir()
         for tool in TOOLS:

@@ -19,9 +19,17 @@ from tests.end_to_end.processes import FINAL_LINE, load, rows
 from utils.config.arguments import parse
 
 SCALARS = {
-    "Loss/Training", "Loss/Test", "Top1/Training", "Top1/Test", "Top5/Training", "Top5/Test", "Optim/lr",
-    "Optim/Gradient_Norm", "Speed/images_per_second", "Speed/data_wait_percent",
-}  # fmt: skip
+    "Loss/Training",
+    "Loss/Test",
+    "Top1/Training",
+    "Top1/Test",
+    "Top5/Training",
+    "Top5/Test",
+    "Optim/lr",
+    "Optim/Gradient_Norm",
+    "Speed/images_per_second",
+    "Speed/data_wait_percent",
+}
 FLAGS = (
     "--device",
     "cpu",
@@ -47,8 +55,12 @@ def run(tmp_path_factory):
             extra = ("--resume", str(checkpoint))
         process = subprocess.run(
             [sys.executable, "main.py", *FLAGS, "--output", str(output), *extra],
-            cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=120,
-        )  # fmt: skip
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
     found = FINAL_LINE.fullmatch(process.stdout.splitlines()[-1])
     return Path(found["run"]), process, found
 
@@ -70,8 +82,17 @@ def test_the_final_line_is_the_last_row_of_metrics_csv(run):
     folder, _, found = run
     last = rows(folder)[-1]
     assert list(last)[:10] == [
-        "epoch", "step", "lr", "train_loss", "train_top1", "train_top5", "val_loss", "val_top1", "val_top5", "val_count",
-    ]  # fmt: skip
+        "epoch",
+        "step",
+        "lr",
+        "train_loss",
+        "train_top1",
+        "train_top5",
+        "val_loss",
+        "val_top1",
+        "val_top5",
+        "val_count",
+    ]
     assert float(found["top1"]) == pytest.approx(float(last["val_top1"]), abs=5e-5)
     assert float(found["loss"]) == pytest.approx(float(last["val_loss"]), abs=5e-5)
     assert found["count"] == last["val_count"] == "360"
@@ -108,9 +129,16 @@ def test_the_checkpoint_has_clean_names_and_all_that_is_needed_without_the_code_
     assert not torch.equal(content["model"]["layers.1.weight"], content["ema"]["model"]["layers.1.weight"])
     assert content["classes"] == [str(n) for n in range(10)]
     assert content["preprocessing"] == {
-        "channels": 1, "image_size": 8, "val_image_size": 8, "mean": [0.3055], "std": [0.3756], "crop_pct": 1.0,
-        "crop_mode": "center", "interpolation": "bilinear", "stored_size": 8,
-    }  # fmt: skip
+        "channels": 1,
+        "image_size": 8,
+        "val_image_size": 8,
+        "mean": [0.3055],
+        "std": [0.3756],
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+        "interpolation": "bilinear",
+        "stored_size": 8,
+    }
     assert (content["progress"]["epoch"], content["progress"]["step"], content["progress"]["samples_seen"]) == (
         2,
         46,
@@ -147,8 +175,9 @@ def test_a_tensorboard_server_answers_with_every_tag_each_step_once(run, fast):
         port = free.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", "--logdir", str(run[0]), "--port", str(port), "--load_fast", fast],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
     def get(path):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/{path}", timeout=10) as answer:

@@ -69,7 +69,8 @@ def test_a_recipe_parses_into_what_its_name_says(name):
 
 @pytest.mark.parametrize("name", OF_A_SET)
 def test_a_recipe_opens_with_its_source_its_command_and_its_figures(name):
-    recipe, lines = FOUND[name], header(name)
+    recipe = FOUND[name]
+    lines = header(name)
     data = "" if name.startswith("digits/") else " --datapath DATA"
     launcher = r"(scripts/torchrun\.py --nproc-per-node 8 )?"
     assert re.fullmatch(rf"python {launcher}main\.py --config {name}{data}", recipe.command)
@@ -119,7 +120,8 @@ def test_a_header_is_read_part_by_part(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Folders by data set: idx files, or class folders with an image each, four of which have one for validation."""
-    root, generator = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
 
     def pixels(*shape):
         return generator.integers(0, 256, shape, dtype=np.uint8)
@@ -157,7 +159,8 @@ def test_a_recipe_can_be_planned(name, data, capsys):
 
 @pytest.mark.parametrize("name", OF_A_SET)
 def test_a_recipe_trains(name, data, tmp_path, monkeypatch, capsys):
-    recipe, small = parsed(name), []
+    recipe = parsed(name)
+    small = []
     if name.split("/")[0] in OF_ANY_SIZE:
         small += ["--image-size", "64" if recipe.data.progressive_size else "32"]
         small += ["--val-image-size", "32"] if recipe.data.val_image_size else []

@@ -45,7 +45,8 @@ def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(
     assert differences(whole, resumed) == []
     assert rows(whole) == rows(resumed)
     assert curves(whole) == curves(resumed)
-    expected, found = points(whole), points(resumed)
+    expected = points(whole)
+    found = points(resumed)
     for tag, values in found.items():
         steps = [step for step, _ in values]
         assert len(steps) == len(set(steps)), f"{tag}: a step is there twice"
@@ -152,7 +153,19 @@ def test_a_second_process_is_kept_out_of_a_run_that_is_being_written(tmp_path, c
 def test_settings_that_do_not_shape_the_result_may_differ(tmp_path, capsys):
     run = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 5)["run"]
     again = in_process(
-        capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--resume", "auto", "--workers", 1, "--print-freq", 7,
-        "--val-batch-size", 50,
-    )  # fmt: skip
+        capsys,
+        *FLAGS,
+        "--epochs",
+        1,
+        "--output",
+        tmp_path,
+        "--resume",
+        "auto",
+        "--workers",
+        1,
+        "--print-freq",
+        7,
+        "--val-batch-size",
+        50,
+    )
     assert again["run"] == run

@@ -19,12 +19,36 @@ from utils.loop.hooks import Hooks
 from utils.runtime.sharding import local
 
 VIT = (
-    "--arch", "timm/test_vit", "--image-size", "32", "--optimizer", "adamw", "--lr", "0.001", "--amp", "off",
-    "--global-batch-size", "30", "--accumulate", "2", "--clip-grad-norm", "1", "--ema-decay", "0.9", "--no-progress",
-    "--print-freq", "1", "--val-batch-size", "120", "--deterministic",
-)  # fmt: skip
-EPOCHS, STEPS, CUT = ("--train-samples", "90", "--epochs", "2"), 6, 4
-LR, COMPARED = 0.001, ("/model", "/ema", "/optimizer/state")
+    "--arch",
+    "timm/test_vit",
+    "--image-size",
+    "32",
+    "--optimizer",
+    "adamw",
+    "--lr",
+    "0.001",
+    "--amp",
+    "off",
+    "--global-batch-size",
+    "30",
+    "--accumulate",
+    "2",
+    "--clip-grad-norm",
+    "1",
+    "--ema-decay",
+    "0.9",
+    "--no-progress",
+    "--print-freq",
+    "1",
+    "--val-batch-size",
+    "120",
+    "--deterministic",
+)
+EPOCHS = ("--train-samples", "90", "--epochs", "2")
+STEPS = 6
+CUT = 4
+LR = 0.001
+COMPARED = ("/model", "/ema", "/optimizer/state")
 # Of a gradient, as a share: each is a chain of some thirty sums of up to 1,000 float32 products (2**-24 each), which
 # other processes add in another order.
 ERROR = 1e-5
@@ -76,7 +100,8 @@ def runs(tmp_path_factory):
 
 
 def test_losses_gradients_weights_and_average_are_those_of_whole_parameters(runs):
-    sharded, whole = curves(runs["sharded"]), curves(runs["whole"])
+    sharded = curves(runs["sharded"])
+    whole = curves(runs["whole"])
     for name in ("loss", "gradient_norm"):
         assert np.allclose(sharded[name], whole[name], rtol=ERROR, atol=0), name
     assert len(sharded["loss"]) == STEPS and (sharded["gradient_norm"] > 1).any(), "something was clipped"
@@ -127,7 +152,8 @@ def test_a_run_killed_while_saving_continues_to_the_same_bits_and_leaves_no_shar
 
 
 def test_every_tool_reads_shards_and_one_file_made_of_them(runs, tmp_path):
-    best, whole = runs["sharded"] / "checkpoints/best.pt", tmp_path / "whole.pt"
+    best = runs["sharded"] / "checkpoints/best.pt"
+    whole = tmp_path / "whole.pt"
     assert join_shards.main([str(best), "--output", str(whole)]) == 0
     assert checkpoint.SHARDS not in torch.load(whole, weights_only=True)
     assert all(
@@ -201,11 +227,22 @@ def test_an_overflow_in_one_ranks_part_of_the_gradient_skips_the_step_on_all_ran
 @pytest.mark.parametrize(
     "flags",
     [
-        "--optimizer muon", "--optimizer lamb", "--clip-grad-agc 0.01", "--sam-rho 0.05", "--grad-penalty 0.1",
-        "--lookahead 6 0.5", "--swa-start-epoch 2", "--compile", "--freeze patch_embed --unfreeze-epoch 1", "--freeze patch_embed --freeze-epoch 1",
-        "--fp32-layers head", "--dump-bad-batch", "--bucket-mb 8", "--grad-compression bf16",
+        "--optimizer muon",
+        "--optimizer lamb",
+        "--clip-grad-agc 0.01",
+        "--sam-rho 0.05",
+        "--grad-penalty 0.1",
+        "--lookahead 6 0.5",
+        "--swa-start-epoch 2",
+        "--compile",
+        "--freeze patch_embed --unfreeze-epoch 1",
+        "--freeze patch_embed --freeze-epoch 1",
+        "--fp32-layers head",
+        "--dump-bad-batch",
+        "--bucket-mb 8",
+        "--grad-compression bf16",
     ],
-)  # fmt: skip
+)
 def test_what_needs_whole_parameters_is_refused_before_the_start(flags):
     command_line = arguments.read(["--shard-model", *flags.split()])
     with pytest.raises(UserError) as caught:

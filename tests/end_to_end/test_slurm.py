@@ -43,7 +43,9 @@ class Job:
         (folder / "bin").mkdir()
         executable(folder / "bin" / "srun", FAKE_SRUN)
         executable(folder / "bin" / "scontrol", FAKE_SCONTROL)
-        self.script, self.requeued, self.id = folder / "slurm_script", folder / "requeued", str(os.getpid())
+        self.script = folder / "slurm_script"
+        self.requeued = folder / "requeued"
+        self.id = str(os.getpid())
         shutil.copy(SCRIPTS / SBATCH, self.script)
         base = variables()
         self.env = {
@@ -143,9 +145,12 @@ def test_a_slurm_job_is_requeued_only_when_its_time_is_up_and_its_state_saved(si
     (job.folder / "scripts").mkdir()
     (job.folder / "scripts" / "launch.sh").write_text(FAKE_LAUNCHER)
     process = job.start(
-        CODE=str(code), AT_ONCE="" if signals else "1", SLURM_SUBMIT_DIR=str(job.folder), SLURM_NNODES="1",
+        CODE=str(code),
+        AT_ONCE="" if signals else "1",
+        SLURM_SUBMIT_DIR=str(job.folder),
+        SLURM_NNODES="1",
         SLURM_RESTART_COUNT=str(before),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + 60
     while signals and not (job.folder / "started").exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -98,7 +98,8 @@ def test_a_bare_test_folder_gives_what_the_same_images_give_beside_their_trainin
 def test_classes_are_matched_by_name_whichever_of_them_a_folder_holds(splits, tmp_path, capsys):
     root, run = splits
     top1, loss, count = last_validation(run)
-    rights, losses = [], []
+    rights = []
+    losses = []
     for name in CLASSES:
         shutil.copytree(root / "val" / name, tmp_path / name / name)
         (own_top1, own_loss, own_count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / name))

@@ -8,7 +8,10 @@ import numpy as np
 from scipy import io as matlab
 from torchvision.datasets import imagenet
 
-CLASSES, TRAINING, VALIDATION = 4, 3, 10  # images of each class, images in all
+# images of each class, images in all
+CLASSES = 4
+TRAINING = 3
+VALIDATION = 10
 
 
 def classes():

@@ -19,9 +19,23 @@ from tests.end_to_end.processes import ROOT, curves, differences, points, rows, 
 SECONDS = 300
 # Several forward passes a step, a first loss scale that skips steps, a moving average, checkpoints within an epoch.
 FLAGS = (
-    "--device", "cpu", "--deterministic", "--arch", "fc", "--epochs", "3", "--amp", "fp16", "--init-scale", "1e9",
-    "--ema-decay", "0.9", "--print-freq", "1", "--no-progress",
-)  # fmt: skip
+    "--device",
+    "cpu",
+    "--deterministic",
+    "--arch",
+    "fc",
+    "--epochs",
+    "3",
+    "--amp",
+    "fp16",
+    "--init-scale",
+    "1e9",
+    "--ema-decay",
+    "0.9",
+    "--print-freq",
+    "1",
+    "--no-progress",
+)
 STEPS_AN_EPOCH = 23
 
 
@@ -103,7 +117,9 @@ def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(whole
 
 # ------------------------------------------------------------------------ the tool notices what is forgotten
 
-LOOP, WRITER, CURVES = "utils/train_validation.py", "utils/record/writer.py", "utils/record/curves.py"
+LOOP = "utils/train_validation.py"
+WRITER = "utils/record/writer.py"
+CURVES = "utils/record/curves.py"
 PROGRESS = 'Progress.from_state(state["progress"])'
 
 
@@ -116,15 +132,30 @@ def forget(place):
 FORGOTTEN = {
     "model": (LOOP, 'load_state_dict(self.model, state["model"])', "pass", r"final.pt: model/\S+: \d+ of"),
     "moving average": (LOOP, 'self.ema.load_state(state["ema"])', "pass", r"final.pt: ema/\S+: \d+ of"),
-    "optimizer": (LOOP, "optimizer.load_state_dict(with_own_kernels(optimizer, its_state))", "pass", r"final.pt: model/\S+: \d+ of"),
-    "scaler": (LOOP, 'self.scaler.load_state_dict(state["scaler"])', "pass", r"TensorBoard: .*AMP/scale at step 51: \[1000000000.0\] instead"),
+    "optimizer": (
+        LOOP,
+        "optimizer.load_state_dict(with_own_kernels(optimizer, its_state))",
+        "pass",
+        r"final.pt: model/\S+: \d+ of",
+    ),
+    "scaler": (
+        LOOP,
+        'self.scaler.load_state_dict(state["scaler"])',
+        "pass",
+        r"TensorBoard: .*AMP/scale at step 51: \[1000000000.0\] instead",
+    ),
     "position": (*forget('{"step_in_epoch": 0}'), r"samples and images: step 51 on rank 0: other samples or images"),
     "learning rate's position": (*forget('{"skipped_steps": 0}'), r"metrics.csv: row 3 lr: "),
     "running sums": (*forget('{"epoch_sums": [0.0] * 4}'), r"metrics.csv: row 3 train_loss: "),
     "curves": (CURVES, "rows[rows[:, 0] <= steps]", "rows[:0]", r"metrics.npz: .*\(19,\).* instead of .*\(69,\)"),
     "rows": (WRITER, 'if int(row["epoch"]) <= epochs]', "if False]", r"metrics.csv: row 1 epoch: 3 instead of 1"),
-    "TensorBoard's last step": (WRITER, "rewind(folder, steps)", "set()", r"TensorBoard: \S+ at step 5\d: \[.*, .*\] instead"),
-}  # fmt: skip
+    "TensorBoard's last step": (
+        WRITER,
+        "rewind(folder, steps)",
+        "set()",
+        r"TensorBoard: \S+ at step 5\d: \[.*, .*\] instead",
+    ),
+}
 # Some can be told apart in one run.
 TOGETHER = (
     (("model",), ("optimizer",)),

@@ -48,7 +48,8 @@ def test_a_run_continued_on_three_and_then_two_ranks_sees_the_samples_rates_and_
     # Sums are rounded in another order: the first steps differ in the last digits of half precision, later ones grow apart.
     np.testing.assert_allclose(left["loss"][:12], right["loss"][:12], rtol=5e-3)
     assert np.abs(left["loss"] - right["loss"]).max() < 0.1
-    left, right = load(whole, "final.pt"), load(run, "final.pt")
+    left = load(whole, "final.pt")
+    right = load(run, "final.pt")
     assert left["scaler"] == right["scaler"]
     for name in ("epoch", "step", "samples_seen", "skipped_steps"):
         assert left["progress"][name] == right["progress"][name]

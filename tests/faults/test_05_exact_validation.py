@@ -42,7 +42,8 @@ def test_101_images_in_batches_of_7_are_101_images_on_one_two_and_three_ranks_wi
         lines[n] = tuple(out.splitlines()[-2:])
     assert len(set(lines.values())) == 1, lines
 
-    images, labels = [], []
+    images = []
+    labels = []
     for path in sorted((tree / "val").glob("*/*.png")):
         with Image.open(path) as image:  # the evaluation's crop: 224 of 256 pixels in the middle, here 28 of 32
             small = torch.frombuffer(bytearray(image.crop((2, 2, 30, 30)).tobytes()), dtype=torch.uint8)

@@ -77,10 +77,12 @@ TOOLS = {
     "audit weights": (amp_audit.NAME, amp_audit.main, lambda path, run: (*FLAGS, "--weights", path)),
     "walkthrough": (amp_walkthrough.NAME, amp_walkthrough.walk_through, lambda path, run: ("--resume", path)),
     "walkthrough weights": (
-        amp_walkthrough.NAME, amp_walkthrough.walk_through, lambda path, run: (*FLAGS, "--weights", path)
+        amp_walkthrough.NAME,
+        amp_walkthrough.walk_through,
+        lambda path, run: (*FLAGS, "--weights", path),
     ),
     "doctor": (doctor.NAME, doctor.main, lambda path, run: ("--resume", path)),
-}  # fmt: skip
+}
 
 
 def told(capsys, line):
@@ -149,7 +151,9 @@ class Claimed:
     """A tensor that claims ``size`` with ``stride`` over a storage that claims ``numbers`` float32 numbers."""
 
     def __init__(self, numbers, size, stride):
-        self.numbers, self.size, self.stride = numbers, size, stride
+        self.numbers = numbers
+        self.size = size
+        self.stride = stride
 
     def __reduce__(self):
         storage = Storage()
@@ -212,25 +216,78 @@ def test_what_would_not_fit_into_memory_is_refused_before_it_is_tried(tmp_path, 
 
 HUGE = 10**30
 WRONG_PARTS = [
-    {"model": []}, {"model": {}}, {"model": {"a": 1}}, {"model": None}, {"model": {1: torch.zeros(1)}},
-    {"model": {"layers.1.weight": torch.zeros(3)}}, {"ema": []}, {"ema": {"model": 5}}, {"ema": None}, {"ema": {}},
-    {"optimizer": None}, {"optimizer": []}, {"optimizer": {"state": 1}}, {"optimizer": {"state": {}, "param_groups": 3}},
-    {"optimizer": {"state": {}, "param_groups": []}}, {"optimizer": {"state": {0: 5}, "param_groups": [{}]}},
-    {"scaler": 5}, {"scaler": {"scale": "x"}}, {"scaler": {"scale": float("nan")}}, {"scaler": None},
-    {"progress": "x"}, {"progress": []}, {"progress": {}}, {"progress": {"step": 1}}, {"classes": None}, {"classes": 5},
-    {"classes": ["a"]}, {"classes": [5] * 10}, {"settings": 5}, {"settings": []}, {"settings": {5: 5}},
-    {"settings": {"lr": [1], "epochs": "many"}}, {"settings": {"arch": "../../x"}}, {"fingerprint": 5},
-    {"fingerprint": None}, {"format": "3"}, {"format": None}, {"format": {}}, {"format": HUGE},
-]  # fmt: skip
+    {"model": []},
+    {"model": {}},
+    {"model": {"a": 1}},
+    {"model": None},
+    {"model": {1: torch.zeros(1)}},
+    {"model": {"layers.1.weight": torch.zeros(3)}},
+    {"ema": []},
+    {"ema": {"model": 5}},
+    {"ema": None},
+    {"ema": {}},
+    {"optimizer": None},
+    {"optimizer": []},
+    {"optimizer": {"state": 1}},
+    {"optimizer": {"state": {}, "param_groups": 3}},
+    {"optimizer": {"state": {}, "param_groups": []}},
+    {"optimizer": {"state": {0: 5}, "param_groups": [{}]}},
+    {"scaler": 5},
+    {"scaler": {"scale": "x"}},
+    {"scaler": {"scale": float("nan")}},
+    {"scaler": None},
+    {"progress": "x"},
+    {"progress": []},
+    {"progress": {}},
+    {"progress": {"step": 1}},
+    {"classes": None},
+    {"classes": 5},
+    {"classes": ["a"]},
+    {"classes": [5] * 10},
+    {"settings": 5},
+    {"settings": []},
+    {"settings": {5: 5}},
+    {"settings": {"lr": [1], "epochs": "many"}},
+    {"settings": {"arch": "../../x"}},
+    {"fingerprint": 5},
+    {"fingerprint": None},
+    {"format": "3"},
+    {"format": None},
+    {"format": {}},
+    {"format": HUGE},
+]
 WRONG_PROGRESS = [
-    {"step": -1}, {"step": HUGE}, {"step": 1.5}, {"step": True}, {"step": "1"}, {"step": None}, {"epoch": [1]},
-    {"epoch": -5}, {"best_top1": float("nan")}, {"best_top1": float("inf")}, {"best_top1": "x"}, {"epoch_sums": []},
-    {"epoch_sums": [1.0]}, {"epoch_sums": [float("nan")] * 4}, {"window_sums": 0.0}, {"window_sums": ["x"] * 4},
-    {"last_validation": [1.0] * 3}, {"last_validation": {}}, {"loss_names": "ab"}, {"loss_names": [1]},
-    {"skipped_steps": 10**9}, {"step_in_epoch": 10**9}, {"skipped_in_row": 10**9}, {"samples_seen": -1},
-    {"best_value": float("nan")}, {"best_value": "x"}, {"stopping_value": [1.0]}, {"stopping_epoch": None},
-    {"averaged_step": -1}, {"averaged_epochs": 0.5},
-]  # fmt: skip
+    {"step": -1},
+    {"step": HUGE},
+    {"step": 1.5},
+    {"step": True},
+    {"step": "1"},
+    {"step": None},
+    {"epoch": [1]},
+    {"epoch": -5},
+    {"best_top1": float("nan")},
+    {"best_top1": float("inf")},
+    {"best_top1": "x"},
+    {"epoch_sums": []},
+    {"epoch_sums": [1.0]},
+    {"epoch_sums": [float("nan")] * 4},
+    {"window_sums": 0.0},
+    {"window_sums": ["x"] * 4},
+    {"last_validation": [1.0] * 3},
+    {"last_validation": {}},
+    {"loss_names": "ab"},
+    {"loss_names": [1]},
+    {"skipped_steps": 10**9},
+    {"step_in_epoch": 10**9},
+    {"skipped_in_row": 10**9},
+    {"samples_seen": -1},
+    {"best_value": float("nan")},
+    {"best_value": "x"},
+    {"stopping_value": [1.0]},
+    {"stopping_epoch": None},
+    {"averaged_step": -1},
+    {"averaged_epochs": 0.5},
+]
 
 
 def save_with(path, state, changes):

@@ -129,7 +129,8 @@ def test_without_a_disk_of_its_own_a_limit_on_file_sizes_shows_the_same(tmp_path
     ("removed", "code", "words"), [("checkpoints", 0, "it is made again for those"), ("", 2, "was removed")]
 )
 def test_a_folder_that_somebody_removes_is_no_full_disk(removed, code, words, tmp_path, capsys):
-    hooks, calls = Hooks(), itertools.count(1)
+    hooks = Hooks()
+    calls = itertools.count(1)
 
     def remove(traval, *_):
         if next(calls) == 30:

@@ -23,7 +23,8 @@ from tests.faults.conftest import MARK, marked
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes through /proc")
 
-BATCH, IMAGES = 60, 1437
+BATCH = 60
+IMAGES = 1437
 FLAGS = ("--arch", "fc", "--global-batch-size", BATCH, "--save-every-steps", 10, "--no-progress", "--epochs", 100000)
 TIMEOUT_SECONDS = 5
 LOST = r"main\.py: rank \d has lost the other processes \(.+\); .*--resume auto continues"
@@ -47,7 +48,8 @@ class Run:
     def __init__(self, output, ranks, launcher=("-m", "torch.distributed.run")):
         line = command(*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, processes=ranks)
         line[1:3] = map(str, launcher)
-        self.output, self.mark = output, uuid.uuid4().hex
+        self.output = output
+        self.mark = uuid.uuid4().hex
         with open(f"{output}.out", "w") as out, open(f"{output}.err", "w") as err:
             self.process = subprocess.Popen(line, stdout=out, stderr=err, env={**os.environ, MARK: self.mark})
 
@@ -76,8 +78,10 @@ def outcomes(tmp_path_factory):
     frozen = Run(folder / "frozen", 2, (ROOT / "scripts" / "torchrun.py",))
     frozen_ranks = frozen.ranks()
     os.kill(frozen_ranks[1], signal.SIGSTOP)
-    killed, orphans = Run(folder / "killed", 3), Run(folder / "orphans", 2)
-    killed_ranks, orphan_ranks = killed.ranks(), orphans.ranks()
+    killed = Run(folder / "killed", 3)
+    orphans = Run(folder / "orphans", 2)
+    killed_ranks = killed.ranks()
+    orphan_ranks = orphans.ranks()
     os.kill(killed_ranks[-1], signal.SIGKILL)
     os.kill(orphans.process.pid, signal.SIGKILL)
     return {

@@ -35,7 +35,8 @@ def same(run, other):
     assert differences(run, other) == []
     assert rows(run) == rows(other)
     assert curves(run) == curves(other)
-    left, right = points(run), points(other)
+    left = points(run)
+    right = points(other)
     assert all(len(values) == len(dict(values)) for values in right.values())
     # A stop within a window of the log adds no point and takes none away.
     assert left == right
@@ -102,13 +103,15 @@ def test_a_signal_leaves_one_checkpoint_from_which_the_run_ends_as_if_never_stop
 def test_a_run_that_max_steps_cuts_is_finished_only_when_its_last_step_is_validated_and_saved(tmp_path, capsys):
     flags = (*FLAGS, "--max-steps", 31, "--save-every-steps", 4)
     code, out = in_process(capsys, *flags, "--output", tmp_path / "whole")
-    (whole,), result = tmp_path.glob("whole/digits/fc/*"), FINAL_LINE.fullmatch(out.splitlines()[-1])
+    (whole,) = tmp_path.glob("whole/digits/fc/*")
+    result = FINAL_LINE.fullmatch(out.splitlines()[-1])
     resumed = (*flags, "--output", tmp_path / "cut", "--resume", "auto")
     # Stopped before the validation, in it, killed in the last save: each time the last step has been taken.
     for fault, code in (
-        ("term after_step step=31", TRY_AGAIN), ("term validation epoch=2 batch=2", TRY_AGAIN),
+        ("term after_step step=31", TRY_AGAIN),
+        ("term validation epoch=2 batch=2", TRY_AGAIN),
         ("kill rename name=final when=after", -signal.SIGKILL),
-    ):  # fmt: skip
+    ):
         assert train_with(fault, *resumed) == code
         (run,) = tmp_path.glob("cut/digits/fc/*")
         assert load(run, "last.pt")["progress"]["step"] == 31
@@ -205,7 +208,9 @@ class Rank:
     world_size = 2
 
     def __init__(self, number, together, said):
-        self.number, self.together, self.said = number, together, said
+        self.number = number
+        self.together = together
+        self.said = said
 
     def all_reduce_max(self, numbers):
         self.said[self.number] = numbers
@@ -216,12 +221,16 @@ class Rank:
 
 
 def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeypatch):
-    clock, together, said = threading.local(), threading.Barrier(2), [None, None]
+    clock = threading.local()
+    together = threading.Barrier(2)
+    said = [None, None]
     monkeypatch.setattr("utils.loop.stop_signals.monotonic", lambda: clock.now)
 
     def live(number, seconds_a_call, signalled_at):
         clock.now = 0.0
-        signals, exchanges, heard = StopSignals(), [], None
+        signals = StopSignals()
+        exchanges = []
+        heard = None
         consensus = StopConsensus(Rank(number, together, said), signals)
         for call in range(1, 2001):
             clock.now += seconds_a_call
@@ -237,7 +246,8 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
         return exchanges, heard
 
     with ThreadPoolExecutor(2) as pool:
-        fast, slow = pool.submit(live, 0, 0.01, None), pool.submit(live, 1, 0.02, 1000)
+        fast = pool.submit(live, 0, 0.01, None)
+        slow = pool.submit(live, 1, 0.02, 1000)
         exchanges, heard = fast.result()
         assert (exchanges, heard) == slow.result()  # in any other case one would wait for the other for ever
     assert len(exchanges) == pytest.approx(2000 * 0.02 / 0.5, rel=0.2)  # by the slowest one's clock

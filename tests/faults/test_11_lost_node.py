@@ -30,7 +30,8 @@ import pytest
 from main import main
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 
-EPOCHS, IMAGES = 60, 1437
+EPOCHS = 60
+IMAGES = 1437
 RECIPE = f"dataname: digits\narch: fc\nepochs: {EPOCHS}\nglobal-batch-size: 90\nsave-every-steps: 10\n"
 FLAGS = ("--device", "cpu", "--no-progress")
 TIMEOUT_SECONDS = 5
@@ -52,7 +53,8 @@ class Network:
 
     def __init__(self):
         self.name = f"test-{uuid.uuid4().hex[:8]}"
-        self.switch, self.machines = f"{self.name}-switch", []
+        self.switch = f"{self.name}-switch"
+        self.machines = []
         self.spaces = []
 
     def build(self, machines):
@@ -125,13 +127,20 @@ class Machine:
     """elastic.sh on the machine with the address 10.77.0.``number``; ``host`` is that of the meeting point."""
 
     def __init__(self, network, number, host, nodes, recipe, output, flags=()):
-        self.space, self.log = network.machines[number - 1], f"{output}-{number}-{uuid.uuid4().hex[:4]}"
+        self.space = network.machines[number - 1]
+        self.log = f"{output}-{number}-{uuid.uuid4().hex[:4]}"
         variables = {
-            "NNODES": nodes, "RDZV_ENDPOINT": f"10.77.0.{host}:{PORT}", "RDZV_ID": network.name, "NPROC": "1",
-            "MAX_RESTARTS": "5", "GLOO_SOCKET_IFNAME": "eth0", "PET_LOCAL_ADDR": f"10.77.0.{number}",
-            "PET_RDZV_CONF": f"{WAITS},is_host={number == host}", "OMP_NUM_THREADS": "1",
+            "NNODES": nodes,
+            "RDZV_ENDPOINT": f"10.77.0.{host}:{PORT}",
+            "RDZV_ID": network.name,
+            "NPROC": "1",
+            "MAX_RESTARTS": "5",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "PET_LOCAL_ADDR": f"10.77.0.{number}",
+            "PET_RDZV_CONF": f"{WAITS},is_host={number == host}",
+            "OMP_NUM_THREADS": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }  # fmt: skip
+        }
         line = ["ip", "netns", "exec", self.space, "bash", ROOT / "scripts/elastic.sh", recipe, "."]
         line += [*FLAGS, "--timeout", TIMEOUT_SECONDS, "--output", output, *flags]
         with open(f"{self.log}.out", "w") as out, open(f"{self.log}.err", "w") as err:
@@ -198,7 +207,9 @@ def finished(machine, output, whole, counts):
 @pytest.mark.thorough
 def test_of_three_machines_two_go_on_when_one_dies_and_it_may_come_back(network, recipe, whole, tmp_path):
     # The lost machine has the lowest address, hence rank 0: it wrote the checkpoints, and the others met there.
-    output, slow = tmp_path / "runs", ("--val-batch-size", 1, "--accumulate", 15)  # time for a machine to come
+    # time for a machine to come
+    output = tmp_path / "runs"
+    slow = ("--val-batch-size", 1, "--accumulate", 15)
     lost, *peers = (Machine(network, n, 3, "2:3", recipe, output, slow) for n in (1, 2, 3))
     wait(lambda: saved(output), lost, *peers)
     lost.die()

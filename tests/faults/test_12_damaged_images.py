@@ -30,7 +30,9 @@ from utils.data.sets.datasets import get_data
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
-CLASSES, EACH = 10, {"train": 4, "test": 3}  # images of each class
+# images of each class
+CLASSES = 10
+EACH = {"train": 4, "test": 3}
 BAD = {"train": (6, 7, 21, 39), "test": (4, 5, 6, 7, 20)}  # two in a row at a class's end, the last of all; a batch
 STAND_INS = {6: 8, 7: 8, 21: 22, 39: 0}
 
@@ -38,7 +40,8 @@ STAND_INS = {6: 8, 7: 8, 21: 22, 39: 0}
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
     """Class folders of handwritten digits, 28 by 28 grey pixels, as for MNIST."""
-    root, digits = tmp_path_factory.mktemp("clean"), load_digits()
+    root = tmp_path_factory.mktemp("clean")
+    digits = load_digits()
     for label in range(CLASSES):
         images = iter(digits.images[digits.target == label])
         for split, count in EACH.items():
@@ -218,7 +221,8 @@ def make(root, *flags, rank=0, world_size=1, dataname="mnist"):
     line += [] if "--global-batch-size" in flags else ["--batch-size", 3]
     args = parse([*map(str, line), *map(str, flags)], world_size)
     data = get_data(args.data, CPU)
-    ranks, silent = Distributed(RankInfo(rank, world_size), args.run), ProgressLog(lambda line: None)
+    ranks = Distributed(RankInfo(rank, world_size), args.run)
+    silent = ProgressLog(lambda line: None)
     return loaders(data, args, ranks, channels_last=False, progress=silent)[:2]
 
 
@@ -272,7 +276,8 @@ def test_a_stand_in_is_cropped_with_the_random_numbers_of_the_sample_that_it_sta
     whole = copied(clean, tmp_path / "whole")
     for bad, stand_in in STAND_INS.items():
         shutil.copy(path_of(clean, "train", stand_in), path_of(whole, "train", bad))
-    flags, folder = ("--image-size", 16, "--workers"), {"dataname": "folder"}
+    flags = ("--image-size", 16, "--workers")
+    folder = {"dataname": "folder"}
     found = list(make(damaged, *flags, workers, "--skip-bad-images", **folder)[0].batches(3))
     expected = list(make(whole, *flags, 0, **folder)[0].batches(3))
     assert all(torch.equal(*(batch.images for batch in pair)) for pair in zip(found, expected, strict=True))
@@ -308,14 +313,18 @@ def test_any_number_of_ranks_shows_and_reports_the_same(damaged, loader, world_s
     flags = ("--loader", loader, "--workers", 0, "--skip-bad-images", "--global-batch-size", 4)
 
     def by_sample(world_size):
-        shown, reported, replaced = {}, [], 0
+        shown = {}
+        reported = []
+        replaced = 0
         for rank in range(world_size):
             for batch in make(damaged, *flags, rank=rank, world_size=world_size)[0].batches(1):
                 shown |= dict(zip(batch.indices.tolist(), batch.images, strict=False))
-                reported, replaced = reported + list(batch.unreadable), replaced + batch.replaced
+                reported = reported + list(batch.unreadable)
+                replaced = replaced + batch.replaced
         return shown, sorted(reported), replaced
 
-    (alone, *counts), (parts, *other_counts) = by_sample(1), by_sample(world_size)
+    (alone, *counts) = by_sample(1)
+    (parts, *other_counts) = by_sample(world_size)
     assert counts == other_counts and counts[1] == len(STAND_INS)
     assert alone.keys() == parts.keys() and all(torch.equal(alone[index], parts[index]) for index in alone)
 
@@ -472,6 +481,7 @@ def test_odd_modes_show_the_pixels_of_pillows_conversion(tmp_path):
             train, validation, _ = loaders(data, args, ranks, channels_last=False)
             return [*train.batches(0), *validation.batches()]
 
-    odd, plain = batches("odd"), batches("plain")
+    odd = batches("odd")
+    plain = batches("plain")
     assert sum(len(batch.targets) for batch in odd) == len([*(tmp_path / "odd").rglob("*.*")]) >= 4 * 13
     assert all(torch.equal(left.images, right.images) for left, right in zip(odd, plain, strict=True))

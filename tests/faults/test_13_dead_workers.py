@@ -79,7 +79,9 @@ READERS = [stream, fill_cache, measure]
 
 def fail_at_the_seventh(monkeypatch, failure):
     """In a worker, decoding ends with ``failure`` when it comes to the seventh image that it reads."""
-    read, decode, parent = [], cache.decode_crop, os.getpid()
+    read = []
+    decode = cache.decode_crop
+    parent = os.getpid()
 
     def decode_or_fail(*arguments):
         read.append(1)
@@ -164,8 +166,10 @@ def with_small_shared_memory(line, kilobytes=1024):
         pytest.skip(f"cannot mount a small /dev/shm here: {error}")
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", f'{inside} exec "$@"', "sh", *line],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @linux
@@ -258,7 +262,9 @@ def workers_of(process):
 def test_signals_that_reach_the_workers_do_not_disturb_the_run(tree, tmp_path):
     epochs = 20
     undisturbed, disturbed = (training(tree, tmp_path / kind, "--epochs", epochs) for kind in "ab")
-    workers, sent, deadline = workers_of(disturbed), 0, time.monotonic() + 100
+    workers = workers_of(disturbed)
+    sent = 0
+    deadline = time.monotonic() + 100
     while disturbed.poll() is None and time.monotonic() < deadline:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             for worker in workers:

@@ -43,7 +43,8 @@ def test_too_many_skipped_steps_in_a_row_end_the_run_with_a_message_and_an_untou
     assert "lower --init-scale" in err and "Traceback" not in err
     for step in range(1, 5):
         assert f"step {step} skipped, not finite: gradient of the output of layers.5; first layers: layers.5" in out
-    saved, initial = load(run, "last.pt"), load(run, "initial.pt")
+    saved = load(run, "last.pt")
+    initial = load(run, "initial.pt")
     assert all(torch.equal(saved["model"][name], initial["model"][name]) for name in initial["model"])
     assert (saved["progress"]["step"], saved["progress"]["skipped_steps"], saved["progress"]["skipped_in_row"]) == (
         4,

@@ -55,10 +55,20 @@ def test_each_part_taken_out_is_named_and_the_run_is_not_continued(trained, tmp_
     state = checkpoint.load_run(trained / "checkpoints/last.pt")
     paths = removable(state)
     for path in (
-        "format", "contents", "progress/step", "optimizer/state/0/momentum_buffer", "scaler/scale", "classes/3",
-        "ema/model/layers.1.weight", "settings/lr", "optimizer/param_groups/0/params/2",
-        "progress/epoch_sums/1", "scaler/_growth_tracker", "model/layers.5.bias", "optimizer/state/3",
-    ):  # fmt: skip
+        "format",
+        "contents",
+        "progress/step",
+        "optimizer/state/0/momentum_buffer",
+        "scaler/scale",
+        "classes/3",
+        "ema/model/layers.1.weight",
+        "settings/lr",
+        "optimizer/param_groups/0/params/2",
+        "progress/epoch_sums/1",
+        "scaler/_growth_tracker",
+        "model/layers.5.bias",
+        "optimizer/state/3",
+    ):
         assert path in paths
     for path in paths:
         save(without(state, path), tmp_path / "part.pt")

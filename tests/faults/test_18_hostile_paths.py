@@ -132,7 +132,10 @@ def test_an_output_that_is_a_link_to_a_folder_is_that_folder(workplace, capsys):
 def test_an_output_that_cannot_be_written_is_refused(workplace):
     """A read-only mount of the process's own, for a superuser may write whatever the permissions say."""
     os.mkdir("out")
-    clone_newns, read_only, remount_bind, private = 0x20000, 1, 0x1020, 0x44000
+    clone_newns = 0x20000
+    read_only = 1
+    remount_bind = 0x1020
+    private = 0x44000
     libc = ctypes.CDLL(None, use_errno=True)
 
     def isolate():

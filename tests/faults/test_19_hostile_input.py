@@ -25,9 +25,11 @@ def answer(argv):
     """The settings, or None and the mistakes: lines that can be printed, in bounded time."""
     began = time.monotonic()
     try:
-        result, lines = arguments.parse(argv), []
+        result = arguments.parse(argv)
+        lines = []
     except UserError as error:
-        result, lines = None, error.mistakes
+        result = None
+        lines = error.mistakes
         assert lines
     assert time.monotonic() - began < SECONDS
     for line in lines:
@@ -39,17 +41,52 @@ def answer(argv):
 def reads_back(args, tmp_path):
     """Whether the saved recipe gives the same settings."""
     (tmp_path / "again.yaml").write_text(arguments.as_recipe(args, "main.py"), encoding="utf-8")
-    again, values = arguments.parse(["--config", str(tmp_path / "again.yaml")]).values(), args.values()
+    again = arguments.parse(["--config", str(tmp_path / "again.yaml")]).values()
+    values = args.values()
     return all(again[option.name] == values[option.name] for option in IN_RECIPE)
 
 
 # ------------------------------------------------------------------------------------ command line
 
 NUMBERS = [
-    "1e400", "-1e400", "1" + "0" * 400, "9" * 5000, "0x10", "0b1", "1_000", "\u0661\u0662", "\uff11", "1e-400", "-0",
-    "+3", " 3 ", "3\n", "0.1e1", "1.", ".5", "nan", "-nan", "infinity", "-inf", "1e5", "1,5", "1:30", "--3", "3-", "½",
-    "2147483647", "2147483648", "-2147483649", "1e308", "4.9e-324", "0.30000000000000004", "True", "None", "null", "~",
-]  # fmt: skip
+    "1e400",
+    "-1e400",
+    "1" + "0" * 400,
+    "9" * 5000,
+    "0x10",
+    "0b1",
+    "1_000",
+    "\u0661\u0662",
+    "\uff11",
+    "1e-400",
+    "-0",
+    "+3",
+    " 3 ",
+    "3\n",
+    "0.1e1",
+    "1.",
+    ".5",
+    "nan",
+    "-nan",
+    "infinity",
+    "-inf",
+    "1e5",
+    "1,5",
+    "1:30",
+    "--3",
+    "3-",
+    "½",
+    "2147483647",
+    "2147483648",
+    "-2147483649",
+    "1e308",
+    "4.9e-324",
+    "0.30000000000000004",
+    "True",
+    "None",
+    "null",
+    "~",
+]
 TEXTS = [
     "",
     " ",
@@ -84,10 +121,13 @@ TEXTS += [
     "lr: 1 # x",
 ]
 values = st.one_of(
-    st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.text(max_size=8),
-    st.integers().map(str), st.floats().map(str),
+    st.sampled_from(NUMBERS),
+    st.sampled_from(TEXTS),
+    st.text(max_size=8),
+    st.integers().map(str),
+    st.floats().map(str),
     st.sampled_from([choice for option in OPTIONS for choice in option.metadata["choices"] or ()]),
-)  # fmt: skip
+)
 words = st.one_of(
     st.sampled_from(FLAGS), st.sampled_from(["-b", "-w", "-a", "-o", "-e", "-h1", "--no-compile"]), values
 )
@@ -214,9 +254,12 @@ def test_anchors_and_merges_of_a_sane_size_are_fine(tmp_path):
 
 
 scalars = st.one_of(
-    st.sampled_from(NUMBERS), st.sampled_from(["!!int ''", "&a 1", "*a", "[1, [2]]", "{a: 1}", "[]", "'", "|", "? x", ""]),
-    st.text(st.characters(blacklist_categories=("Cs",)), max_size=6), st.floats().map(str), st.booleans().map(str),
-)  # fmt: skip
+    st.sampled_from(NUMBERS),
+    st.sampled_from(["!!int ''", "&a 1", "*a", "[1, [2]]", "{a: 1}", "[]", "'", "|", "? x", ""]),
+    st.text(st.characters(blacklist_categories=("Cs",)), max_size=6),
+    st.floats().map(str),
+    st.booleans().map(str),
+)
 lines_of_recipe = st.lists(st.tuples(st.sampled_from([option.name for option in OPTIONS]), scalars), max_size=5)
 
 

@@ -100,9 +100,17 @@ def tree(tmp_path):
                 pixels = np.full((8, 8, 3), 20 * number, dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     return (
-        "--dataname", "folder", "--datapath", tmp_path / "tree", "--image-size", 8, "--loader", "resident",
-        "--augment", "flip",
-    )  # fmt: skip
+        "--dataname",
+        "folder",
+        "--datapath",
+        tmp_path / "tree",
+        "--image-size",
+        8,
+        "--loader",
+        "resident",
+        "--augment",
+        "flip",
+    )
 
 
 def test_the_others_wait_longer_than_the_timeout_and_it_is_said_for_whom(begin):
@@ -193,7 +201,8 @@ def unpack_and_die(root, meta, function, call):
     """In a process of its own, which is killed before the ``call``-th call of ``function`` from here on."""
     imagenet.ARCHIVE_META.update(meta)
     module, _, name = function.rpartition(".")
-    module, calls = {"archives": archives, "os": os}[module], iter(range(1, 10**6))
+    module = {"archives": archives, "os": os}[module]
+    calls = iter(range(1, 10**6))
     real = getattr(module, name)
 
     def called(*arguments):
@@ -236,7 +245,8 @@ def test_unpacking_that_was_cut_is_taken_up_again_and_never_taken_for_whole(imag
 
 def test_whole_classes_are_not_unpacked_again(imagenet_archives, monkeypatch):
     root, expected = imagenet_archives
-    real, names = archives._write, []
+    real = archives._write
+    names = []
 
     def write(opened, member, folder):
         if len(names) == 2 * made_up.TRAINING:
@@ -260,7 +270,8 @@ def unpack_and_tell(root, log):
 def test_who_comes_second_waits_and_unpacks_nothing(imagenet_archives, monkeypatch, tmp_path):
     root, expected = imagenet_archives
     process = forked.server().Process(target=unpack_and_tell, args=(root, tmp_path / "log"))
-    lines, real = [], archives._unpack_split
+    lines = []
+    real = archives._unpack_split
 
     def begin_another(*arguments):
         if not process.pid:
@@ -277,8 +288,9 @@ def test_who_comes_second_waits_and_unpacks_nothing(imagenet_archives, monkeypat
     assert (tmp_path / "log").read_text() == f"Waiting for another process that unpacks ImageNet in {root}"
     assert contents(root) == expected
     assert lines[:2] == [
-        f"Checking {root}/ILSVRC2012_img_train.tar (0.0 GB)", f"Unpacking {root}/ILSVRC2012_img_train.tar",
-    ]  # fmt: skip
+        f"Checking {root}/ILSVRC2012_img_train.tar (0.0 GB)",
+        f"Unpacking {root}/ILSVRC2012_img_train.tar",
+    ]
 
 
 @pytest.mark.parametrize("left", ["val/ILSVRC2012_val_00000009.JPEG", "train/n01440764.tar"])
@@ -319,7 +331,9 @@ def test_an_archive_that_is_cut_or_missing_is_one_line_before_the_work(imagenet_
 @pytest.fixture
 def mnist(tmp_path, monkeypatch):
     """A place from which torchvision fetches a made-up MNIST, its own MD5 sums included: gives the folder to fill."""
-    generator, shelf, resources = np.random.default_rng(0), tmp_path / "shelf", []
+    generator = np.random.default_rng(0)
+    shelf = tmp_path / "shelf"
+    resources = []
     shelf.mkdir()
     for name, shape in (("train", (30, 28, 28)), ("t10k", (20, 28, 28))):
         images = generator.integers(0, 256, shape, dtype=np.uint8)
@@ -345,7 +359,8 @@ def test_a_download_that_was_cut_is_fetched_again(mnist, fetched, cut):
     raw = mnist / "MNIST" / "raw"
     order = [name for name, _ in torchvision.datasets.MNIST.resources]
     for name in order[fetched:]:
-        archive, file = raw / name, raw / name.removesuffix(".gz")
+        archive = raw / name
+        file = raw / name.removesuffix(".gz")
         if name != order[fetched]:
             archive.unlink()
             file.unlink()

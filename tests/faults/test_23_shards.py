@@ -27,7 +27,9 @@ from utils.data.shards import members, read_ahead
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
-EACH, CLASSES, PER_SHARD = 12, "abc", 4
+EACH = 12
+CLASSES = "abc"
+PER_SHARD = 4
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,8 @@ def test_an_index_that_does_not_belong_to_the_shards_is_refused(shards, change):
 
 
 def test_a_shard_replaced_by_another_of_the_same_size_gives_no_wrong_image(shards):
-    first, second = shards / "train-000001.tar", shards / "train-000002.tar"
+    first = shards / "train-000001.tar"
+    second = shards / "train-000002.tar"
     assert first.stat().st_size == second.stat().st_size
     shutil.copy(second, first)
     images = read(shards).train
@@ -142,7 +145,8 @@ def batches_of(root, *more):
 
 
 def test_a_disk_that_reports_an_error_is_a_clear_line_and_one_bad_place_can_be_skipped(shards, monkeypatch):
-    pread, bad = os.pread, read(shards).train.paths[5]
+    pread = os.pread
+    bad = read(shards).train.paths[5]
 
     def failing(file, count, offset):
         if offset == bad.offset - 512 and os.path.samestat(os.fstat(file), os.stat(bad.shard)):
@@ -170,7 +174,9 @@ class SlowStore:
     """Each reading of a piece of a shard at its own place takes ``seconds``; counts them."""
 
     def __init__(self, monkeypatch, root, seconds):
-        self.pieces, self.opened, self.root = 0, [], str(root)
+        self.pieces = 0
+        self.opened = []
+        self.root = str(root)
 
         def slow(path, *args, **kwargs):
             if str(path).startswith(self.root):
@@ -194,7 +200,8 @@ def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_wit
     shards, tmp_path, monkeypatch
 ):
     expected = batches_of(shards, "--shard-window", "2")
-    store, cache = SlowStore(monkeypatch, shards, 0.02), tmp_path / "cache"
+    store = SlowStore(monkeypatch, shards, 0.02)
+    cache = tmp_path / "cache"
     size = (shards / "train-000000.tar").stat().st_size
     most = [0]
     make = read_ahead.ReadAhead._make
@@ -224,7 +231,8 @@ def test_from_a_slow_store_training_sees_the_same_images_and_the_copies_stay_wit
 
 
 def test_copies_outlast_a_few_batches_and_give_way_only_where_there_is_no_room(shards, tmp_path):
-    images, cache = read(shards).train, tmp_path / "cache"
+    images = read(shards).train
+    cache = tmp_path / "cache"
     size = max(shard.bytes for shard in images.paths.split.shards)
 
     def after(limit, samples, expected):
@@ -265,7 +273,8 @@ def test_a_copy_that_was_spoilt_or_cut_is_passed_over_and_one_of_another_size_ma
     ahead = read_ahead.ReadAhead(images.paths, tmp_path / "cache", 10**9, is_first=True, log=print)
     with ahead.of([np.arange(36)]):
         await_copies(tmp_path / "cache", 9)
-    spoilt, cut = images.paths[7], images.paths[20]
+    spoilt = images.paths[7]
+    cut = images.paths[20]
     copy_of_cut = members.copy_of(cut.shard, str(tmp_path / "cache"))
     for place in (-512, 100):  # in the tar header, and in the image
         spoil(members.copy_of(spoilt.shard, str(tmp_path / "cache")), spoilt.offset + place, b"\x01")
@@ -280,7 +289,8 @@ def test_a_copy_that_was_spoilt_or_cut_is_passed_over_and_one_of_another_size_ma
 
 
 def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in_nothing(shards, tmp_path, monkeypatch):
-    lines, cache = [], tmp_path / "cache"
+    lines = []
+    cache = tmp_path / "cache"
     images = read(shards).train
     first, second = (
         read_ahead.ReadAhead(images.paths, cache, 10**9, is_first=True, log=lines.append) for _ in range(2)
@@ -305,7 +315,8 @@ def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in
 
 
 def test_what_another_run_is_copying_stays_and_what_a_killed_one_left_goes(shards, tmp_path):
-    images, cache = read(shards).train, tmp_path / "cache"
+    images = read(shards).train
+    cache = tmp_path / "cache"
     ahead = read_ahead.ReadAhead(images.paths, cache, 10**9, is_first=True, log=print)
     (cache / "left.partial").write_bytes(b"half")
     locked, told = os.pipe()

@@ -46,9 +46,11 @@ def test_the_first_layer_holds_each_filter_and_its_negative_and_does_not_train()
 
 
 def test_responses_are_not_rounded_in_mixed_precision():
-    model, images = Airbench(10, 3, 32), images_with_correlated_pixels(10)
+    model = Airbench(10, 3, 32)
+    images = images_with_correlated_pixels(10)
     model.start_from_images(images)
-    responses, seen = model.whitening(images), []
+    responses = model.whitening(images)
+    seen = []
     model.features[0].register_forward_pre_hook(lambda _, given: seen.extend(given))
     with torch.autocast("cpu", torch.bfloat16):
         model(images)

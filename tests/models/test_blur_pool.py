@@ -36,11 +36,14 @@ class BlurredBefore(nn.Module):
 
 
 def test_resnet50_is_that_of_timms_blur_in_front_of_its_six_strided_convolutions():
-    ours, theirs, plain = network(blur_pool=True), network(), network()
+    ours = network(blur_pool=True)
+    theirs = network()
+    plain = network()
     strided = [
-        name for name, module in theirs.named_modules()
+        name
+        for name, module in theirs.named_modules()
         if isinstance(module, nn.Conv2d) and module.stride == (2, 2) and name != "conv1"
-    ]  # fmt: skip
+    ]
     assert len(strided) == 6
     for name in strided:
         theirs.set_submodule(name, BlurredBefore(theirs.get_submodule(name)))

@@ -58,7 +58,8 @@ def test_own_network_has_the_published_number_of_parameters(arch, channels, imag
 
 @pytest.mark.parametrize(("arch", "shape"), [("conv2a", (64, 14)), ("conv4a", (128, 7)), ("conv6a", (256, 3))])
 def test_a_pooled_network_has_the_convolutions_of_the_other_and_averages_what_they_give(arch, shape):
-    model, other = build(arch, channels=1, image_size=28), build(arch[:-1], channels=1, image_size=28)
+    model = build(arch, channels=1, image_size=28)
+    other = build(arch[:-1], channels=1, image_size=28)
     seen = []
     model.features[-2].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     answer(model, 1, 28)
@@ -142,13 +143,15 @@ def test_deep_stem_keeps_its_three_3x3_convolutions():
 
 @pytest.mark.parametrize("image_size", [65, 224])
 def test_residual_network_keeps_its_own_stem_for_larger_images(image_size):
-    ours, theirs = build("resnet18", image_size=image_size), timm.create_model("resnet18", num_classes=10)
+    ours = build("resnet18", image_size=image_size)
+    theirs = timm.create_model("resnet18", num_classes=10)
     assert str(ours) == str(theirs)
     assert ours.conv1.kernel_size == (7, 7)
 
 
 def test_small_stem_costs_no_other_weights():
-    small, large = build("resnet18", image_size=32), build("resnet18", image_size=224)
+    small = build("resnet18", image_size=32)
+    large = build("resnet18", image_size=224)
     assert parameters_of(large) - parameters_of(small) == 3 * 64 * (49 - 9)
 
 
@@ -180,7 +183,8 @@ def test_a_torchvision_network_for_grey_images_begins_as_the_librarys_on_equal_c
     grey = build(f"torchvision/{name}", channels=1, image_size=64).eval()
     images = torch.rand(2, 1, 64, 64)
     with torch.no_grad():
-        expected, found = colour(images.expand(-1, 3, -1, -1)), grey(images)
+        expected = colour(images.expand(-1, 3, -1, -1))
+        found = grey(images)
     assert expected.std() > 0
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
@@ -191,7 +195,8 @@ def build_leaves_statistics_alone(model):
 
 
 def test_same_seed_gives_the_same_weights_and_another_seed_others():
-    first, again = build("conv2"), build("conv2")
+    first = build("conv2")
+    again = build("conv2")
     torch.manual_seed(1)
     other = build_model(ModelSettings(arch="conv2"), classes=10, channels=3, image_size=32)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))

@@ -69,7 +69,8 @@ def test_normal_weights_have_a_normal_share_beyond_two_sigma(scheme):
 
 @pytest.mark.parametrize("scheme", VARIANCES)
 def test_biases_are_zero_and_norms_and_embeddings_are_left_alone(scheme):
-    model, untouched = layers(), layers()
+    model = layers()
+    untouched = layers()
     initialise(model, scheme)
     assert all(not model[name].bias.any() for name in FANS)
     for name in ("norm", "layer_norm", "embedding"):
@@ -94,7 +95,9 @@ def test_default_leaves_the_weights_as_the_library_made_them(arch):
 
 
 def test_a_scheme_for_convolutions_is_the_other_and_leaves_linear_layers_alone():
-    ours, others, untouched = layers(), layers(), layers()
+    ours = layers()
+    others = layers()
+    untouched = layers()
     initialise(ours, "kaiming_normal_conv")
     initialise(others, "kaiming_normal")
     for name in ("conv", "conv1d"):
@@ -110,10 +113,12 @@ def test_positions_are_embedded_by_sines_and_cosines_of_column_and_row_and_nothi
         torch.manual_seed(0)
         return build_model(ModelSettings(arch=arch, init=init), classes=5, channels=3, image_size=48)
 
-    model, untouched = build("sincos_positions"), build("default").state_dict()
+    model = build("sincos_positions")
+    untouched = build("default").state_dict()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, untouched[name])}
     assert changed == {"pos_embed"} and model.pos_embed.requires_grad
-    tokens, width = model.pos_embed.shape[1] - 9, model.pos_embed.shape[2]
+    tokens = model.pos_embed.shape[1] - 9
+    width = model.pos_embed.shape[2]
     assert tokens in (1, 2) and not model.pos_embed[0, :tokens].any()
     quarter = width // 4
     for place, found in enumerate(model.pos_embed[0, tokens:]):
@@ -134,7 +139,8 @@ def test_frozen_positions_stay_sines_and_cosines_in_training(tmp_path):
     assert main.main([*flags.split(), "--max-steps", "3", "--output", str(tmp_path)]) == 0
     (run,) = tmp_path.glob("digits/*/*")
     weights = load(run, "final.pt")["model"]
-    table, width = weights["pos_embed"][0], weights["pos_embed"].shape[2]
+    table = weights["pos_embed"][0]
+    width = weights["pos_embed"].shape[2]
     assert torch.equal(table[-4:], sincos_positions(2, 2, width)) and not table[:-4].any()
 
 

@@ -140,13 +140,17 @@ EARLY = r"the best epoch, 5: the run stopped early, after epoch 8 \(last\.pt\)"
 @pytest.mark.parametrize(
     ("best", "settings", "its_best", "taken", "why"),
     [
-        (None, {}, 5, "last", NEWEST), (True, {}, 5, "best", "as --best asks"), (False, {}, 5, "last", ""),
-        (None, {"early_stopping": 3}, 5, "best", EARLY), (False, {"early_stopping": 3}, 5, "last", ""),
+        (None, {}, 5, "last", NEWEST),
+        (True, {}, 5, "best", "as --best asks"),
+        (False, {}, 5, "last", ""),
+        (None, {"early_stopping": 3}, 5, "best", EARLY),
+        (False, {"early_stopping": 3}, 5, "last", ""),
         (None, {"early_stopping": 4}, 5, "last", NEWEST),  # it is still waiting
         (None, {"early_stopping": 3, "epochs": 8}, 5, "last", NEWEST),  # it had come to its end
-        (None, {"early_stopping": 3}, 8, "last", ""), (None, {}, 0, "last", ""),
+        (None, {"early_stopping": 3}, 8, "last", ""),
+        (None, {}, 0, "last", ""),
     ],
-)  # fmt: skip
+)
 def test_after_early_stopping_and_with_best_a_folder_means_best_pt_and_says_why(
     run, tmp_path, best, settings, its_best, taken, why
 ):
@@ -266,9 +270,12 @@ def test_files_that_are_no_checkpoints_are_one_line_each(run, tmp_path):
     data[len(data) // 2] ^= 1
     (tmp_path / "flipped.pt").write_bytes(data)
     for name, words in (
-        ("bare.pt", "does not name its network"), ("garbage.pt", "is not a checkpoint"), ("missing.pt", "no such"),
-        ("empty", "holds no checkpoint"), ("flipped.pt", "is damaged"),
-    ):  # fmt: skip
+        ("bare.pt", "does not name its network"),
+        ("garbage.pt", "is not a checkpoint"),
+        ("missing.pt", "no such"),
+        ("empty", "holds no checkpoint"),
+        ("flipped.pt", "is damaged"),
+    ):
         with pytest.raises(UserError, match=words) as caught:
             load_model(tmp_path / name)
         assert len(caught.value.mistakes) == 1 and name in str(caught.value)

@@ -21,7 +21,8 @@ def test_a_network_without_convolutions_stays_as_it_is():
 
 @pytest.mark.parametrize("arch", ["conv2", "resnet18"])
 def test_the_format_does_not_change_the_answer(arch):
-    model, images = build(arch), torch.randn(2, 3, 32, 32)
+    model = build(arch)
+    images = torch.randn(2, 3, 32, 32)
     reference = model(images)
     found = model.to(memory_format=torch.channels_last)(images.contiguous(memory_format=torch.channels_last))
     torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)

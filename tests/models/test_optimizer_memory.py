@@ -16,7 +16,8 @@ from utils.optim.optimizers import build_optimizer
 def test_the_need_is_the_state_of_a_true_step_and_one_more_array(name):
     model = build_model(ModelSettings(arch="conv2"), classes=10, channels=1, image_size=8)
     settings = parse(["--optimizer", name]).optimisation
-    before, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
     needed = step_bytes(settings, model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random) and all(one.grad is None for one in model.parameters())

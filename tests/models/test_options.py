@@ -114,7 +114,8 @@ def test_checkpointed_gradients_and_statistics_are_bit_for_bit_those_without(arc
     plain = build(arch, drop=0.2)
     model = copy.deepcopy(plain)
     checkpoint_gradients(arch, model)
-    images, targets = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+    images = torch.randn(4, 3, 32, 32)
+    targets = torch.randint(10, (4,))
     calls = {}
     for network in (plain, model):
         count = []

@@ -36,11 +36,17 @@ def test_a_layer_on_flattened_photographs_is_named_with_its_size(arch, size, lay
 @pytest.mark.parametrize(
     ("arch", "size", "classes"),
     [
-        ("conv2", 32, 10), ("conv2", 64, 10), ("fc", 28, 10), ("vgg16", 224, 10), ("torchvision/vgg16", 224, 1000),
-        ("torchvision/alexnet", 224, 1000), ("timm/resnet18", 224, 10), ("timm/vit_tiny_patch16_224", 224, 10),
+        ("conv2", 32, 10),
+        ("conv2", 64, 10),
+        ("fc", 28, 10),
+        ("vgg16", 224, 10),
+        ("torchvision/vgg16", 224, 1000),
+        ("torchvision/alexnet", 224, 1000),
+        ("timm/resnet18", 224, 10),
+        ("timm/vit_tiny_patch16_224", 224, 10),
         ("timm/mobilenetv3_small_050", 224, 100_000),  # nearly all of it are the classes
     ],
-)  # fmt: skip
+)
 def test_published_networks_and_many_classes_pass(arch, size, classes):
     assert oversized_layer(arch, built(arch, size, classes), size) is None
 

@@ -52,9 +52,13 @@ def timm_weights(monkeypatch, tmp_path, name, classes=2, **changes):
     network = timm.create_model(name, num_classes=classes).eval()
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     config = dataclasses.replace(
-        timm.get_pretrained_cfg(name), file=str(tmp_path / "weights.pth"), hf_hub_id=None, url=None, num_classes=classes,
+        timm.get_pretrained_cfg(name),
+        file=str(tmp_path / "weights.pth"),
+        hf_hub_id=None,
+        url=None,
+        num_classes=classes,
         **changes,
-    )  # fmt: skip
+    )
     for known in {name, name.partition(".")[0], f"{name.partition('.')[0]}.{config.tag}"}:
         monkeypatch.setitem(_registry._model_pretrained_cfgs, known, config)
     return network, config
@@ -242,7 +246,8 @@ def test_torchvisions_weights_are_evaluated_as_torchvision_evaluates_them(tree, 
     parts, images, _ = built(tree, "--evaluate", "--pretrained", "--arch", f"torchvision/{name}")
     transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     theirs = shown_by(transform, parts)
-    features, ours = [], []
+    features = []
+    ours = []
     for model, seen in ((network, features), (parts.model, ours)):
         last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
         last.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
@@ -280,8 +285,12 @@ def test_what_timm_says_of_all_its_weights_is_taken_over():
             assert made.view(made.val_image_size).size == theirs["input_size"][-1]
             assert made.image_size == (config.input_size[-1])
             assert (made.crop_pct, made.crop_mode, made.interpolation, made.mean, made.std) == (
-                theirs["crop_pct"], theirs["crop_mode"], theirs["interpolation"], theirs["mean"], theirs["std"]
-            )  # fmt: skip
+                theirs["crop_pct"],
+                theirs["crop_mode"],
+                theirs["interpolation"],
+                theirs["mean"],
+                theirs["std"],
+            )
             assert name in source
     assert all(height != width for _, height, width in refused) and len(refused) < 20
 
@@ -338,9 +347,26 @@ def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_li
     monkeypatch.chdir(tmp_path)
     _, config = timm_weights(monkeypatch, tmp_path, "test_vit")
     flags = [
-        "--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--arch", "test_vit", "--workers", "0",
-        "--epochs", "2", "--batch-size", "4", "--lr", "0.001", "--no-progress", "--image-size", "64",
-    ]  # fmt: skip
+        "--device",
+        "cpu",
+        "--dataname",
+        "folder",
+        "--datapath",
+        str(tree),
+        "--arch",
+        "test_vit",
+        "--workers",
+        "0",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "4",
+        "--lr",
+        "0.001",
+        "--no-progress",
+        "--image-size",
+        "64",
+    ]
     assert main.main([*flags, "--pretrained", "--max-steps", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     run = last.rpartition("run=")[2]
@@ -349,9 +375,16 @@ def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_li
     assert "64 pixels (as set)" in log
     held = torch.load(tmp_path / run / "checkpoints/last.pt", weights_only=True)["preprocessing"]
     assert held == {
-        "channels": 3, "image_size": 64, "val_image_size": 64, "mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 0.95,
-        "crop_mode": "center", "interpolation": "bicubic", "stored_size": None,
-    }  # fmt: skip
+        "channels": 3,
+        "image_size": 64,
+        "val_image_size": 64,
+        "mean": [0.5] * 3,
+        "std": [0.5] * 3,
+        "crop_pct": 0.95,
+        "crop_mode": "center",
+        "interpolation": "bicubic",
+        "stored_size": None,
+    }
 
     other = dataclasses.replace(config, mean=(0.1,) * 3, crop_pct=0.5, interpolation="bilinear", file="gone")
     for known in ("test_vit", "test_vit.r160_in1k"):

@@ -55,7 +55,8 @@ def altered(teacher, path, **changes):
 
 
 def test_a_checkpoints_network_answers_as_load_model_lets_it(teacher, digits):
-    built, images = build_teacher(str(teacher), digits, CPU), torch.randn(4, 1, 8, 8)
+    built = build_teacher(str(teacher), digits, CPU)
+    images = torch.randn(4, 1, 8, 8)
     with torch.no_grad():
         assert torch.equal(built(images), load_model(teacher).network(images))
     assert (built.scale, built.order, built.origin.arch) == (None, None, "fc")
@@ -65,7 +66,8 @@ def test_a_checkpoints_network_answers_as_load_model_lets_it(teacher, digits):
 def test_classes_in_another_order_are_matched_by_name_and_another_mean_is_renormalised(teacher, digits, tmp_path):
     names = [str(digit) for digit in (3, 1, 2, 0, 4, 5, 6, 7, 9, 8)]
     path = altered(teacher, tmp_path / "other.pt", classes=names, preprocessing={"mean": [0.5], "std": [0.25]})
-    built, images = build_teacher(path, digits, CPU), torch.randn(4, 1, 8, 8)
+    built = build_teacher(path, digits, CPU)
+    images = torch.randn(4, 1, 8, 8)
     pixels = images * digits.preprocessing.std[0] + digits.preprocessing.mean[0]
     with torch.no_grad():
         answers = load_model(path).network((pixels - 0.5) / 0.25)
@@ -78,7 +80,8 @@ def test_a_librarys_network_has_its_pretrained_weights_images_and_classes(monkey
     names = timm.data.ImageNetInfo().label_names()
     shown = SimpleNamespace(channels=3, mean=config.mean, std=config.std)
     data = SimpleNamespace(classes=sorted(names, reverse=True), preprocessing=shown)
-    built, images = build_teacher("timm/test_resnet", data, CPU), torch.randn(2, 3, 64, 64)
+    built = build_teacher("timm/test_resnet", data, CPU)
+    images = torch.randn(2, 3, 64, 64)
     assert built.size == config.input_size[-1]
     wide = functional.interpolate(images, (built.size,) * 2, mode="bilinear", antialias=True)
     with torch.no_grad():
@@ -90,13 +93,16 @@ def test_what_cannot_teach_is_refused_in_one_line(teacher, digits, tmp_path, mon
     timm_weights(monkeypatch, tmp_path, "test_resnet", classes=7)
     (tmp_path / "damaged.pt").write_bytes(b"damaged")
     for source, words in (
-        (altered(teacher, tmp_path / "a.pt", classes=names), "knows other classes than the data: it lacks 9 and has ten"),
+        (
+            altered(teacher, tmp_path / "a.pt", classes=names),
+            "knows other classes than the data: it lacks 9 and has ten",
+        ),
         (str(tmp_path / "damaged.pt"), "it is damaged"),
         ("fc", "fc: has no pretrained weights; give the path of a checkpoint"),
         ("resnet1", "is no file or folder, and no timm or torchvision network has this name"),
         ("test_resnet", "its 7 classes are not those of ImageNet-1k"),
         (str(tmp_path / "absent.pt"), "is no file or folder"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=re.escape(words)) as raised:
             build_teacher(source, digits, CPU)
         (line,) = raised.value.mistakes
@@ -127,8 +133,10 @@ def test_a_run_cut_and_resumed_has_the_bits_of_an_uninterrupted_one_and_logs_bot
     ours = load(whole, "final.pt")
     assert set(ours["model"]) == set(torch.load(teacher, weights_only=True)["model"]), "the teacher is not saved"
     assert ours["teacher"] == {
-        "source": str(teacher), "arch": "fc", "digest": build_teacher(str(teacher), get_data(parse([]).data, CPU), CPU).origin.digest,
-    }  # fmt: skip
+        "source": str(teacher),
+        "arch": "fc",
+        "digest": build_teacher(str(teacher), get_data(parse([]).data, CPU), CPU).origin.digest,
+    }
 
 
 def test_another_teacher_at_the_same_path_is_refused_or_taken_on_request_and_evaluation_needs_none(

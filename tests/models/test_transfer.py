@@ -47,7 +47,8 @@ def equal(weights, others):
 
 @pytest.mark.parametrize("arch", ORIGINS)
 def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
-    trained, model = build(arch, 10), build(arch, 3)
+    trained = build(arch, 10)
+    model = build(arch, 3)
     own = {name: value.clone() for name, value in model.state_dict().items()}
     words = load_start(model, {"model": trained.state_dict()}, Path("x.pt"), new_head=True)
     assert words == "the last layer (3 classes, where the weights have 10)"
@@ -59,7 +60,8 @@ def test_a_new_head_begins_anew_and_everything_else_is_the_checkpoints(arch):
 
 @pytest.mark.parametrize("arch", ORIGINS)
 def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_loaded(arch):
-    trained, model = build(arch, 10), build(arch, 3)
+    trained = build(arch, 10)
+    model = build(arch, 3)
     own = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(UserError) as caught:
         load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
@@ -81,7 +83,8 @@ def test_without_it_other_classes_are_refused_with_both_numbers_and_nothing_is_l
 )
 @pytest.mark.parametrize("arch", ORIGINS)
 def test_rows_of_the_last_layer_go_to_the_classes_of_their_names(arch, names, words):
-    trained, model = build(arch, 3), build(arch, len(names))
+    trained = build(arch, 3)
+    model = build(arch, len(names))
     own = {name: value.clone() for name, value in model.state_dict().items()}
     assert load_start(model, {"model": trained.state_dict(), "classes": [*"abc"]}, Path("x.pt"), False, names) == words
     for name, value in model.state_dict().items():
@@ -94,7 +97,8 @@ def test_rows_of_the_last_layer_go_to_the_classes_of_their_names(arch, names, wo
 
 
 def test_weights_of_other_classes_alone_are_refused_and_unnamed_ones_stay_in_their_order():
-    trained, model = build("fc", 3), build("fc", 3)
+    trained = build("fc", 3)
+    model = build("fc", 3)
     with pytest.raises(
         UserError, match=r"x\.pt: is for other classes \(a, b, c\) than the data's \(x, y, z\); --new-head"
     ):
@@ -232,7 +236,8 @@ WRAPPED = {
 @pytest.mark.parametrize("arch", SMALL)
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_weights_are_found_however_a_program_has_wrapped_them(tmp_path, arch, wrap):
-    trained, model = build(arch, 3), build(arch, 3)
+    trained = build(arch, 3)
+    model = build(arch, 3)
     torch.save(WRAPPED[wrap](trained), tmp_path / "some.pth")
     load_start(model, checkpoint.load(tmp_path / "some.pth"), Path("some.pth"), new_head=False)
     assert equal(model.state_dict(), trained.state_dict())
@@ -248,7 +253,8 @@ def test_a_compiled_layer_within_the_network_is_found():
 @pytest.mark.parametrize("name", ["model.safetensors", "model.bin"])
 @pytest.mark.parametrize("arch", SMALL)
 def test_safetensors_are_read_whatever_the_files_name(tmp_path, arch, name):
-    trained, model = build(arch, 3), build(arch, 3)
+    trained = build(arch, 3)
+    model = build(arch, 3)
     safetensors.torch.save_file(trained.state_dict(), tmp_path / name)
     load_start(model, checkpoint.load(tmp_path / name), Path(name), new_head=False)
     assert equal(model.state_dict(), trained.state_dict())
@@ -278,7 +284,8 @@ def test_no_pickle_runs_code_also_beside_what_other_programs_keep(tmp_path):
 
 
 def test_timm_resizes_a_vision_transformers_positions_as_it_does_for_its_own_weights():
-    trained, model = build("timm/test_vit", 10, 160), build("timm/test_vit", 10, 64)
+    trained = build("timm/test_vit", 10, 160)
+    model = build("timm/test_vit", 10, 64)
     load_start(model, trained.state_dict(), Path("x.pt"), new_head=False)
     expected = timm.layers.resample_abs_pos_embed(
         trained.pos_embed, new_size=(4, 4), num_prefix_tokens=1, interpolation="bicubic", antialias=True

@@ -33,7 +33,8 @@ def network():
 
 @pytest.mark.parametrize(("amp", "tolerance"), [(False, 1e-5), (True, 2e-2)])
 def test_a_network_trains_as_before_also_under_autocast(amp, tolerance):
-    ours, theirs = network(), network()
+    ours = network()
+    theirs = network()
     names = [*ours.state_dict()]
     use_matrix_products(ours, ["0", "2"])
     assert [*ours.state_dict()] == names and isinstance(copy.deepcopy(ours)[2], nn.Conv2d)

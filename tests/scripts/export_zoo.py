@@ -61,9 +61,14 @@ ZOO = {**dict.fromkeys(OWN, OWN_SIZE), **FAMILIES}
 def shown_at(size: int) -> Preprocessing:
     """Photographs in ``size`` pixels, as ImageNet's are shown."""
     return Preprocessing(
-        size, size, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop_pct=0.875, crop_mode="center",
+        size,
+        size,
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        crop_pct=0.875,
+        crop_mode="center",
         interpolation="bilinear",
-    )  # fmt: skip
+    )
 
 
 def save_checkpoint(arch: str, shown: Preprocessing, path: Path) -> None:
@@ -75,12 +80,16 @@ def save_checkpoint(arch: str, shown: Preprocessing, path: Path) -> None:
     randomise(network, noise((shown.channels, shown.val_image_size, shown.val_image_size)))
     torch.save(
         {
-            "format": checkpoint.FORMAT, "arch": arch, "classes": [f"class {number}" for number in range(CLASSES)],
-            "preprocessing": shown.state(), "settings": {"dataname": "synthetic"}, "model": network.state_dict(),
+            "format": checkpoint.FORMAT,
+            "arch": arch,
+            "classes": [f"class {number}" for number in range(CLASSES)],
+            "preprocessing": shown.state(),
+            "settings": {"dataname": "synthetic"},
+            "model": network.state_dict(),
             "ema": None,
         },
         path,
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()

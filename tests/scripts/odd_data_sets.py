@@ -23,7 +23,9 @@ from PIL import Image
 
 from tests.utils.data.deep_files import png, tiff
 
-TRAIN, VAL = 9, 8  # images of a class
+# images of a class
+TRAIN = 9
+VAL = 8
 QUIET = ""  # right, and nothing to say
 
 
@@ -60,9 +62,11 @@ class Photos:
 
 
 def written(
-    save: Callable[[Path, np.ndarray, int, str], None], counts: tuple[int, int] = (TRAIN, VAL), names: str = "ab",
+    save: Callable[[Path, np.ndarray, int, str], None],
+    counts: tuple[int, int] = (TRAIN, VAL),
+    names: str = "ab",
     ending: str = ".png",
-) -> Callable[[Path, Photos], None]:  # fmt: skip
+) -> Callable[[Path, Photos], None]:
     """Two classes in train/ and val/, each image written by ``save(path, pixels, label, split)``."""
 
     def make(root: Path, photos: Photos) -> None:
@@ -218,22 +222,28 @@ SETS: dict[str, Odd] = {
     "16-bit TIFF of 12 bits": Odd(written(deep(0, 4095, 0, tiff), ending=".tif"), "--pixel-range 0 4095", "few levels"),
     "16-bit colour of 10 bits": Odd(
         written(lambda path, pixels, *_: path.write_bytes(png(pixels.astype(np.uint16) * 4))),
-        "give --pixel-range 0 1023", "few levels",
+        "give --pixel-range 0 1023",
+        "few levels",
     ),
     "16 bits in one class, 8 in the other": Odd(
-        written(by(lambda label, _: label == 0, deep(0, 65535), as_mode("L"))), "16-bit, b: 8-bit", "bits by class",
+        written(by(lambda label, _: label == 0, deep(0, 65535), as_mode("L"))),
+        "16-bit, b: 8-bit",
+        "bits by class",
     ),
     "float TIFF": Odd(written(floats, ending=".tif"), "give --pixel-range", "damaged"),
     "32-bit TIFF of 8 bits": Odd(
         written(lambda path, pixels, *_: path.write_bytes(tiff(pixels[..., 0].astype(np.int32))), ending=".tif"),
-        QUIET, "converted",
+        QUIET,
+        "converted",
     ),
     "1 bit": Odd(written(as_mode("1")), QUIET, "converted"),
     "palette with transparency": Odd(written(palette), "alpha channel", "alpha"),
     "RGBA, alpha always 255": Odd(written(with_alpha(lambda label: 255)), QUIET, "converted"),
     "RGBA, alpha by class": Odd(written(with_alpha(lambda label: 90 * label)), "class a 0, class b 90", "alpha"),
     "RGBA TIFF, alpha by class": Odd(
-        written(with_alpha(lambda label: 90 * label), ending=".tif"), "class a 0, class b 90", "alpha",
+        written(with_alpha(lambda label: 90 * label), ending=".tif"),
+        "class a 0, class b 90",
+        "alpha",
     ),
     "grey and alpha by class": Odd(written(with_alpha(lambda label: 90 * label, "LA")), "alpha channel", "alpha"),
     "TIFF of 5 channels": Odd(written(further, ending=".tif"), "further channels", "further channels"),
@@ -241,72 +251,107 @@ SETS: dict[str, Odd] = {
     "EXIF turned": Odd(written(turned, ending=".jpg"), QUIET, "EXIF rotation"),
     "progressive JPEG": Odd(written(as_mode("RGB", progressive=True), ending=".jpg"), QUIET, QUIET),
     "one class grey, one colour": Odd(
-        written(by(lambda label, _: label == 0, as_mode("L"), plainly)), "a: grey, b: colour", "colour by class",
+        written(by(lambda label, _: label == 0, as_mode("L"), plainly)),
+        "a: grey, b: colour",
+        "colour by class",
     ),
     "training in colour, validation grey": Odd(
-        written(by(lambda _, split: split == "val", as_mode("L"), plainly)), "train: colour, val: grey", "by split",
+        written(by(lambda _, split: split == "val", as_mode("L"), plainly)),
+        "train: colour, val: grey",
+        "by split",
     ),
     "one size a class": Odd(
-        written(by(lambda label, _: label == 0, resized((20, 20)), resized((40, 40)))), "20x20, b: 40x40", "size by class",
+        written(by(lambda label, _: label == 0, resized((20, 20)), resized((40, 40)))),
+        "20x20, b: 40x40",
+        "size by class",
     ),
     "mixed sizes": Odd(
-        written(lambda path, pixels, *_: resized((20 + int(path.stem), 24))(path, pixels)), QUIET, QUIET,
+        written(lambda path, pixels, *_: resized((20 + int(path.stem), 24))(path, pixels)),
+        QUIET,
+        QUIET,
     ),
     "inverted validation": Odd(
         written(by(lambda _, split: split == "val", lambda path, pixels, *_: plainly(path, 255 - pixels), plainly)),
-        "as if one of them were inverted", "brightness",
+        "as if one of them were inverted",
+        "brightness",
     ),
     "black images": Odd(changed(one_colour), "a single level", "one level"),
     "1 pixel": Odd(written(resized((1, 1))), "of at most 4 pixels a side", "small"),
     "extreme ratio": Odd(written(resized((200, 8))), "times as long as wide", "extreme ratio"),
     "huge": Odd(
-        changed(lambda root, _: Image.effect_noise((5200, 4000), 50).save(root / "train/a/huge.jpg")), QUIET, "huge",
+        changed(lambda root, _: Image.effect_noise((5200, 4000), 50).save(root / "train/a/huge.jpg")),
+        QUIET,
+        "huge",
     ),
     "empty class": Odd(changed(emptied), "holds no images", "empty classes"),
     "no images of a class in validation": Odd(
-        changed(lambda root, _: shutil.rmtree(root / "val/b")), "have no validation image", "classes in one split",
+        changed(lambda root, _: shutil.rmtree(root / "val/b")),
+        "have no validation image",
+        "classes in one split",
     ),
     "other class in validation": Odd(
-        changed(moved("val/b", "val/c")), "has classes that", "classes in one split",
+        changed(moved("val/b", "val/c")),
+        "has classes that",
+        "classes in one split",
     ),
     "names that differ in case": Odd(changed(alike), "differ only by case", "class names alike"),
     "blank after a name": Odd(
         changed(lambda root, _: [moved(f"{s}/b", f"{s}/a ")(root, _) for s in ("train", "val")]),
-        "differ only by case or blanks", "class names alike",
+        "differ only by case or blanks",
+        "class names alike",
     ),
     "numbers as names": Odd(
-        changed(lambda root, _: [moved(f"{s}/{a}", f"{s}/{b}")(root, _) for s in ("train", "val")
-                                 for a, b in (("a", "10"), ("b", "2"))]),
-        QUIET, QUIET,
+        changed(
+            lambda root, _: [
+                moved(f"{s}/{a}", f"{s}/{b}")(root, _) for s in ("train", "val") for a, b in (("a", "10"), ("b", "2"))
+            ]
+        ),
+        QUIET,
+        QUIET,
     ),
     "classes one folder too deep": Odd(changed(nested), "holds images itself", "label conflicts"),
     "one image of a class": Odd(changed(unbalanced), "times the training images", "unbalanced"),
     "one image a class in validation": Odd(written(plainly, (TRAIN, 1)), "no class has two images", "few to validate"),
     "hidden files": Odd(
-        changed(lambda root, _: [put(f"train/a/{name}", b"x")(root, _) for name in (".DS_Store", "Thumbs.db", "._0.png")]),
-        QUIET, "not read",
+        changed(
+            lambda root, _: [put(f"train/a/{name}", b"x")(root, _) for name in (".DS_Store", "Thumbs.db", "._0.png")]
+        ),
+        QUIET,
+        "not read",
     ),
-    "PNG named .jpg": Odd(written(lambda path, pixels, *_: Image.fromarray(pixels).save(path, "PNG"), ending=".jpg"),
-                          QUIET, "other format"),
+    "PNG named .jpg": Odd(
+        written(lambda path, pixels, *_: Image.fromarray(pixels).save(path, "PNG"), ending=".jpg"),
+        QUIET,
+        "other format",
+    ),
     "animated GIF": Odd(changed(animated), "1 .gif", "formats that are not read"),
     "GIF named .png": Odd(
-        changed(lambda root, photos: (animated(root, photos), moved("train/a/moving.gif", "train/a/0.png")(root, photos))),
-        "several pictures", "several pictures",
+        changed(
+            lambda root, photos: (animated(root, photos), moved("train/a/moving.gif", "train/a/0.png")(root, photos))
+        ),
+        "several pictures",
+        "several pictures",
     ),
     "TIFF of two pages": Odd(written(pages, ending=".tif"), "several pictures", "several pictures"),
     "truncated": Odd(changed(truncated), "cannot be read", "damaged"),
     "empty file": Odd(changed(put("train/a/0.png", b"")), "cannot be read", "damaged"),
     "HTML named .jpg": Odd(changed(put("train/a/x.jpg", b"<html>404</html>")), "cannot be read", "damaged"),
     "dead link": Odd(changed(dead_link), "cannot be read", "damaged"),
-    "twice in training": Odd(changed(moved("train/a/0.png", "train/a/copy.png", copy=True)), "repeat another", "repeated"),
+    "twice in training": Odd(
+        changed(moved("train/a/0.png", "train/a/copy.png", copy=True)), "repeat another", "repeated"
+    ),
     "in training and validation": Odd(
-        changed(moved("train/a/0.png", "val/a/copy.png", copy=True)), "trained on, too", "in both splits",
+        changed(moved("train/a/0.png", "val/a/copy.png", copy=True)),
+        "trained on, too",
+        "in both splits",
     ),
     "in two classes": Odd(
-        changed(moved("train/a/0.png", "train/b/copy.png", copy=True)), "in more than one class", "label conflicts",
+        changed(moved("train/a/0.png", "train/b/copy.png", copy=True)),
+        "in more than one class",
+        "label conflicts",
     ),
     "training images alone": Odd(changed(train_only), "holds no val/", "holds no val/"),
-}  # fmt: skip
+}
 
 
 # ------------------------------------------------------------------------------------------ what is said
@@ -324,8 +369,22 @@ def what_main_says(root: Path, *flags: str) -> list[str]:
     """main.py's warnings and errors."""
     import main as program
 
-    line = ["--dataname", "folder", "--datapath", str(root), "--image-size", "16", "--arch", "fc", "--device", "cpu",
-            "--workers", "0", "--no-progress", *flags]  # fmt: skip
+    line = [
+        "--dataname",
+        "folder",
+        "--datapath",
+        str(root),
+        "--image-size",
+        "16",
+        "--arch",
+        "fc",
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--no-progress",
+        *flags,
+    ]
     return [text for text in captured(program.main, line) if text.startswith("main.py:")]
 
 
@@ -341,8 +400,19 @@ def what_check_data_says(root: Path) -> list[str]:
             print(*(f"check_data.py: {mistake}" for mistake in error.mistakes), sep="\n")
             return 2
 
-    line = ["--dataname", "folder", "--datapath", str(root), "--image-size", "16", "--workers", "0", "--no-progress",
-            "--output", str(root.parent / "checks")]  # fmt: skip
+    line = [
+        "--dataname",
+        "folder",
+        "--datapath",
+        str(root),
+        "--image-size",
+        "16",
+        "--workers",
+        "0",
+        "--no-progress",
+        "--output",
+        str(root.parent / "checks"),
+    ]
     return [text for text in captured(run, line) if text.startswith(("- ", "check_data.py:"))]
 
 
@@ -368,8 +438,11 @@ def table(names: list[str], photos: Photos) -> int:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place) / "data"
             SETS[name].make(root, photos)
-            said = {"main.py --dry-run": what_main_says(root, "--dry-run"), "check_data.py": what_check_data_says(root),
-                    "report": what_the_report_says(root)}  # fmt: skip
+            said = {
+                "main.py --dry-run": what_main_says(root, "--dry-run"),
+                "check_data.py": what_check_data_says(root),
+                "report": what_the_report_says(root),
+            }
         print(f"\n{name}")
         for tool, lines in said.items():
             print(*(f"  {tool}: {line.replace(place + os.sep, '')}" for line in lines or ["-"]), sep="\n")

@@ -34,14 +34,22 @@ def make(layer, amp):
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     device = torch.device("cpu")
     return TraVal(
-        layer, SimpleNamespace(image_shape=(1,)), optimizer, Recorder(), build_scaler(args.precision, device), args, None,
-        distributed=Distributed(RankInfo(), args.run), lr_policy=LRPolicy("constant", 1.0, 1),
-    )  # fmt: skip
+        layer,
+        SimpleNamespace(image_shape=(1,)),
+        optimizer,
+        Recorder(),
+        build_scaler(args.precision, device),
+        args,
+        None,
+        distributed=Distributed(RankInfo(), args.run),
+        lr_policy=LRPolicy("constant", 1.0, 1),
+    )
 
 
 def step(traval, images):
     """One training step; gives (gradients as backward left them, gradients that the optimizer saw)."""
-    scaled, unscaled = {}, {}
+    scaled = {}
+    unscaled = {}
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: scaled.update({name: p.grad.item()}))
         for name, parameter in traval.model.named_parameters()

@@ -56,8 +56,10 @@ class Block(nn.Module):
 
     def __init__(self, width, gain=1.0):
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
         self.act = nn.ReLU(inplace=True)
         with torch.no_grad():
             self.conv1.weight.mul_(gain)
@@ -68,9 +70,14 @@ class Block(nn.Module):
 
 def residual_network(gain):
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), Block(16), Block(16, gain), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        Block(16),
+        Block(16, gain),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(16, 10),
-    )  # fmt: skip
+    )
 
 
 def test_an_overflowing_convolution_is_named_alone_and_its_twin_is_cleared():
@@ -103,7 +110,8 @@ class Sum(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.one = nn.Linear(64, 64)
+        self.other = nn.Linear(64, 64)
         for linear in (self.one, self.other):
             nn.init.constant_(linear.bias, 50_000.0)
 
@@ -140,7 +148,8 @@ class Ratio(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.first = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 64)
 
     def forward(self, x):
         y = torch.relu(self.first(x))
@@ -170,7 +179,9 @@ class RootOverflow(nn.Module):
 
     def __init__(self, shift):
         super().__init__()
-        self.first, self.last, self.shift = nn.Linear(64, 64), nn.Linear(64, 10), shift
+        self.first = nn.Linear(64, 64)
+        self.last = nn.Linear(64, 10)
+        self.shift = shift
 
     def forward(self, x):
         y = self.first(x.flatten(1))
@@ -211,7 +222,8 @@ class Hand(nn.Module):
 
     def __init__(self, compute):
         super().__init__()
-        self.compute, self.weight = compute, nn.Parameter(torch.ones(64))
+        self.compute = compute
+        self.weight = nn.Parameter(torch.ones(64))
 
     def forward(self, x):
         return self.compute(x) * self.weight
@@ -346,7 +358,8 @@ def test_weight_standardisation_and_vector_norms_of_attention_are_no_faults():
     class Cosine(nn.Module):
         def __init__(self):
             super().__init__()
-            self.qkv, self.head = nn.Linear(8, 24), nn.Linear(64, 10)
+            self.qkv = nn.Linear(8, 24)
+            self.head = nn.Linear(64, 10)
 
         def forward(self, x):
             q, k, v = self.qkv(x[:, 0]).chunk(3, -1)
@@ -369,7 +382,9 @@ class Branch(nn.Module):
 
     def __init__(self, factor):
         super().__init__()
-        self.main, self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.main = nn.Linear(64, 64)
+        self.inner = nn.Linear(64, 64)
+        self.outer = nn.Linear(64, 64)
         self.factor = factor
 
     def forward(self, x):
@@ -413,7 +428,8 @@ def test_a_larger_scale_is_recommended_where_65536_is_not_enough():
 
 
 def test_the_scale_leaves_8_to_16_times_to_the_largest_gradient():
-    network, images = branched(1.0), batches(4, 1, 8, 8)
+    network = branched(1.0)
+    images = batches(4, 1, 8, 8)
     result = audit(network, images, ENTROPY, CPU)
     hidden = network[1](images[0].images.flatten(1))
     hidden.retain_grad()
@@ -497,8 +513,9 @@ def test_sound_networks_are_cleared(arch, shape):
     assert result.recommendation.format == "fp16" and result.recommendation.keep == {}
     assert result.recommendation.verification.finite and result.recommendation.verification.error < 0.1
     assert layer_of(result, next(layer.name for layer in result.layers if layer.kind == "Conv2d")).computes_in == {
-        "fp16 unscaled": "float16", "bf16": "bfloat16",
-    }  # fmt: skip
+        "fp16 unscaled": "float16",
+        "bf16": "bfloat16",
+    }
 
 
 def test_batch_norms_that_keep_their_statistics_are_cleared():
@@ -538,7 +555,8 @@ def test_losses_of_a_dict_are_added_up():
 
 def test_the_weight_of_a_pass_multiplies_its_gradient():
     images = batches(4, 3, 8, 8)
-    network, part = residual_network(1.0), [AuditBatch(images[0].images, images[0].targets, 0.25)]
+    network = residual_network(1.0)
+    part = [AuditBatch(images[0].images, images[0].targets, 0.25)]
     whole, quarter = (audit(network, passes, ENTROPY, CPU) for passes in (images, part))
     for layer, less in zip(whole.layers, quarter.layers, strict=True):
         assert less.largest_gradient == pytest.approx(layer.largest_gradient / 4, rel=1e-5)
@@ -553,7 +571,8 @@ def test_random_numbers_are_the_same_in_every_format():
             numbers = [torch.rand(1000, dtype=dtype), torch.randn_like(x), torch.empty_like(x).uniform_(), x.normal_()]
             return [functional.dropout(torch.ones_like(x), 0.3) > 0, *(number.float() for number in numbers)]
 
-    full, half = draws(torch.float32), draws(torch.float16)
+    full = draws(torch.float32)
+    half = draws(torch.float16)
     assert torch.equal(full[0], half[0])
     assert all(torch.allclose(a, b, atol=5e-3) for a, b in zip(full[1:], half[1:], strict=True))
 
@@ -575,7 +594,8 @@ def train(network, images, amp, scale, steps=6):
     network = copy.deepcopy(network).train()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=amp == "fp16")
-    losses, taken = [], 0
+    losses = []
+    taken = 0
     for step in range(steps):
         batch = images[step % len(images)]
         with torch.autocast("cpu", dtype=torch.float16, enabled=amp == "fp16"):
@@ -635,10 +655,20 @@ def load_script():
 def dump(path, network, passes, **changes):
     """A file as main.py --dump-bad-batch writes it."""
     content = {
-        "format": 1, "arch": "conv2", "settings": {"arch": "conv2", "dataname": "digits"},
-        "classes": [str(n) for n in range(10)], "image_shape": [1, 8, 8], "model": network.state_dict(),
-        "passes": passes, "step": 7, "epoch": 1, "rank": 0, "seed": 3, "scale": 1024.0, "amp": "fp16",
-    }  # fmt: skip
+        "format": 1,
+        "arch": "conv2",
+        "settings": {"arch": "conv2", "dataname": "digits"},
+        "classes": [str(n) for n in range(10)],
+        "image_shape": [1, 8, 8],
+        "model": network.state_dict(),
+        "passes": passes,
+        "step": 7,
+        "epoch": 1,
+        "rank": 0,
+        "seed": 3,
+        "scale": 1024.0,
+        "amp": "fp16",
+    }
     torch.save({**content, **changes}, path)
     return str(path)
 

@@ -196,12 +196,14 @@ def test_halves_share_no_image_and_the_soup_is_reported_on_the_one_that_did_not_
 
 
 def test_a_part_of_a_validation_is_the_same_on_any_number_of_ranks():
-    loader, samples = make("--arch", "fc", "--val-batch-size", "50").validation_loader, np.arange(7, 300, 2)
+    loader = make("--arch", "fc", "--val-batch-size", "50").validation_loader
+    samples = np.arange(7, 300, 2)
     whole = [batch.indices for batch in loader.part(samples).batches()]
     assert np.array_equal(np.concatenate(whole), samples)
     ranks = [copy.copy(loader) for _ in range(2)]
     for rank, one in enumerate(ranks):
-        one._rank, one._world_size = rank, 2
+        one._rank = rank
+        one._world_size = 2
     shared = [[batch.indices for batch in one.part(samples).batches()] for one in ranks]
     assert all(np.array_equal(a, b) for a, b in zip(whole[0::2], shared[0], strict=True))
     assert all(np.array_equal(a, b) for a, b in zip(whole[1::2], shared[1], strict=True))

@@ -72,7 +72,9 @@ def figures(*values):
 
 
 def test_a_ratio_is_the_median_of_the_rounds_own_ratios_and_not_of_the_medians():
-    ours, other = [10, 40, 90], [10, 20, 30]  # ratios 1, 2, 3
+    # ratios 1, 2, 3
+    ours = [10, 40, 90]
+    other = [10, 20, 30]
     assert compare(ours, other, RATE) == Spread(2, 1, 3)
     # a slow middle round takes both sides: the medians would say 20 / 12
     assert compare([20, 2, 20], [12, 1, 10], RATE) == Spread(2, pytest.approx(20 / 12), 2)
@@ -94,7 +96,9 @@ def test_a_rivals_way_is_the_one_against_which_ours_does_worst_round_by_round():
 
 
 def test_play_compares_ours_with_the_best_way_of_each_rival():
-    slow, fast, other = figures(1.0, 2.0), figures(5.0, 4.0), figures(20.0, 40.0)
+    slow = figures(1.0, 2.0)
+    fast = figures(5.0, 4.0)
+    other = figures(20.0, 40.0)
     match = Match(
         "m", RATE, figures(10.0, 12.0), [Rival("r", {"slow": slow, "fast": fast}, 2.5), Rival("s", {"": other})]
     )
@@ -105,7 +109,8 @@ def test_play_compares_ours_with_the_best_way_of_each_rival():
 
 
 def test_sides_are_measured_alternately_and_every_second_round_backwards():
-    order, ticks = [], []
+    order = []
+    ticks = []
 
     def side(name):
         return lambda: order.append(name) or 1.0
@@ -324,13 +329,17 @@ def test_the_loaders_part_measures_both_sides_of_both_loaders(setup, monkeypatch
     monkeypatch.setattr(data, "CUT_IMAGES", 70)
     rows = [row for match in loading.data_path(setup) for row in play("data", match, rounds=1)]
     assert [row.against.split(",")[0] for row in rows] == [
-        "torchvision transforms", "timm create_loader", "ImageFolder", "timm create_loader",
-    ]  # fmt: skip
+        "torchvision transforms",
+        "timm create_loader",
+        "ImageFolder",
+        "timm create_loader",
+    ]
     assert all(row.ours.median > 0 and row.other.median > 0 for row in rows)
 
 
 def test_both_sides_of_a_decoding_row_end_as_normalised_floats_of_one_shape_on_one_thread(setup, monkeypatch):
-    seen, threads = [], []
+    seen = []
+    threads = []
 
     def look(_, batches, workers=0):
         [batch] = batches(0)
@@ -487,8 +496,10 @@ def test_csv_and_table_hold_ratios_differences_and_figures(tool, tmp_path, capsy
     assert tool.main(["--rounds", "1", "--device", "cpu", "--output", str(tmp_path)]) == 0
     rows = read_csv(tmp_path / "benchmark.csv")
     assert [(row["result_is"], float(row["result"]), row["missed"]) for row in rows] == [
-        ("ratio", 0.5, "True"), ("difference", 0.5, "False"), ("figure", 1.5, "False"),
-    ]  # fmt: skip
+        ("ratio", 0.5, "True"),
+        ("difference", 0.5, "False"),
+        ("figure", 1.5, "False"),
+    ]
     printed = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert "something is left out: give --flag" in lines

@@ -65,7 +65,8 @@ def table_rows(text):
     """The printed table as one dict a row; columns are two spaces apart."""
     lines = text.splitlines()
     rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
-    places, begin = [], 0
+    places = []
+    begin = 0
     for dashes in lines[rule].split("  "):
         places.append(slice(begin, begin + len(dashes)))
         begin += len(dashes) + 2
@@ -83,7 +84,9 @@ def table_rows(text):
 
 @pytest.fixture(scope="module")
 def small_run(tool, tmp_path_factory):
-    folder, out, err = tmp_path_factory.mktemp("small") / "new" / "folder", io.StringIO(), io.StringIO()
+    folder = tmp_path_factory.mktemp("small") / "new" / "folder"
+    out = io.StringIO()
+    err = io.StringIO()
     flags = "--width 32 --layers 2 --batch-size 8 --steps 2 --rounds 3 --device cpu"
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = tool.main([*flags.split(), "--only", "fp32", "tf32", "fp16", "--output", str(folder)])
@@ -114,7 +117,8 @@ def test_the_progress_is_a_line_a_round_on_stderr(small_run):
 
 def test_csv_and_table_agree_and_the_first_row_is_exactly_1(small_run):
     done, folder = small_run
-    printed, stored = table_rows(done.stdout), read_csv(folder / "amp.csv")
+    printed = table_rows(done.stdout)
+    stored = read_csv(folder / "amp.csv")
     assert [row["format"] for row in stored] == ["fp32", "fp16"]
     for text, row in zip(printed, stored, strict=True):
         assert text["ms a step"] == f"{float(row['ms_per_step']):,.2f}"
@@ -250,7 +254,8 @@ def test_rounds_are_interleaved_and_a_row_out_of_memory_is_said_and_left_out(mon
         return len(calls), 1000 * len(calls)
 
     monkeypatch.setattr(step_timing, "time_round", time_round)
-    results, seen = [Result(StepVariant(name)) for name in ("fp32", "fp16", "bf16")], []
+    results = [Result(StepVariant(name)) for name in ("fp32", "fp16", "bf16")]
+    seen = []
     run_rounds(results, mlp(8, 1, 1, 1), CPU, 3, lambda number, result: seen.append((number, result.row.format)))
     assert calls == ["fp32", "fp16", "bf16", "fp32", "fp16", "bf16", "fp32", "bf16"]
     assert seen == [(number, name) for number in (1, 2, 3) for name in ("fp32", "fp16", "bf16")]
@@ -326,12 +331,17 @@ def plain_loop(network, batches, loss, momentum):
     return vector(network)
 
 
-@pytest.mark.parametrize(("kind", "loss", "momentum"), [
-    ("mlp", nn.functional.mse_loss, 0.0), ("network", nn.functional.cross_entropy, 0.9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "loss", "momentum"),
+    [
+        ("mlp", nn.functional.mse_loss, 0.0),
+        ("network", nn.functional.cross_entropy, 0.9),
+    ],
+)
 def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentum):
     trainings = {name: WORKLOADS[kind]().start(StepVariant(name), CPU) for name in ("fp32", "fp16", "bf16")}
-    start, plain = vector(trainings["fp32"].network), copy.deepcopy(trainings["fp32"].network)
+    start = vector(trainings["fp32"].network)
+    plain = copy.deepcopy(trainings["fp32"].network)
     batches = trainings["fp32"].batches
     exact = plain_loop(plain, [batches[n % len(batches)] for n in range(3)], loss, momentum)
     for name, training in trainings.items():
@@ -363,8 +373,10 @@ def test_accounting_compares_two_loops_that_train_alike(tool):
     args = tool.accounting_settings(own, CPU)
     workload = WORKLOADS["network"]()
     torch.manual_seed(0)
-    batches, network = workload.make_batches(CPU), workload.build()
-    twin, start = copy.deepcopy(network), vector(network)
+    batches = workload.make_batches(CPU)
+    network = workload.build()
+    twin = copy.deepcopy(network)
+    start = vector(network)
     ours = tool.accounted(args, twin, *batches[0], Distributed(RankInfo(), RunSettings(device="cpu")))
     ours(3)
     Training(network, batches, workload.criterion, PrecisionSettings(amp="off"), CPU, momentum=0.9).run(3)
@@ -403,7 +415,8 @@ def test_accounting_with_an_average_measures_its_update_and_its_statistics_too(t
 
 def test_only_the_side_with_an_average_keeps_one(tool, monkeypatch):
     own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--ema-decay", "0.9"])
-    made, make = [], ema.build_average
+    made = []
+    make = ema.build_average
     monkeypatch.setattr(ema, "build_average", lambda *given: made.append(make(*given)) or made[-1])
     args = tool.accounting_settings(own, CPU)
     sides = tool.loops(args, WORKLOADS["network"](), Distributed(RankInfo(), RunSettings(device="cpu")))

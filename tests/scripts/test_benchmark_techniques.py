@@ -26,7 +26,8 @@ def test_each_name_stands_once():
 
 
 def test_the_two_sides_are_measured_alternately_and_compared_within_a_round(monkeypatch):
-    order, seconds = [], iter([1.0, 3.0, 4.0, 2.0, 6.0, 6.0])
+    order = []
+    seconds = iter([1.0, 3.0, 4.0, 2.0, 6.0, 6.0])
 
     class Side:
         def __init__(self, flags, what, units):

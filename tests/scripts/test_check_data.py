@@ -78,7 +78,8 @@ class Checked:
     """What a check printed, left and ended with."""
 
     def __init__(self, code, text, folder):
-        self.code, self.text = code, text
+        self.code = code
+        self.text = text
         with open(folder / "images.csv", newline="") as file:
             self.images = {row["path"]: row for row in csv.DictReader(file)}
         self.damaged = dict(line.split("\t") for line in (folder / "damaged.txt").read_text().splitlines())
@@ -135,7 +136,8 @@ def test_a_clean_tree_has_no_finding_and_no_note_and_every_image_is_listed_as_it
 
 def test_what_is_checked_is_what_training_reads(tree):
     settings = parse(["--dataname", "folder", "--datapath", str(tree)]).data
-    found, data = take_survey(settings), get_data(settings, torch.device("cpu"))
+    found = take_survey(settings)
+    data = get_data(settings, torch.device("cpu"))
     assert [*found.paths] == [*data.train.paths, *data.validation.paths]
     assert found.classes == data.classes and found.refusal is None and found.training == len(data.train)
     assert found.labels.tolist() == [*data.train.labels.tolist(), *data.validation.labels.tolist()]
@@ -367,13 +369,15 @@ def test_what_is_not_read_is_noted_with_the_reason(check, tree, tmp_path):
     plant(tree / "train" / "dog" / ".thumbs" / "0.png", size=(150, 150))
     checked = check()
     assert checked.code == 0 and len(checked.images) == 21
-    assert sorted(checked.lines) == sorted([
-        "not read: README.md (beside the splits)",
-        "not read: train/.git, train/cat/.DS_Store (hidden)",
-        "not read: train/cat/boxes.txt (no image ending: .txt 1)",
-        "not read: train/dog/link (link to a folder)",
-        "read: train/dog/.thumbs (hidden folder of a class)",
-    ])  # fmt: skip
+    assert sorted(checked.lines) == sorted(
+        [
+            "not read: README.md (beside the splits)",
+            "not read: train/.git, train/cat/.DS_Store (hidden)",
+            "not read: train/cat/boxes.txt (no image ending: .txt 1)",
+            "not read: train/dog/link (link to a folder)",
+            "read: train/dog/.thumbs (hidden folder of a class)",
+        ]
+    )
 
 
 # ------------------------------------------------------------------------------------- sizes and formats
@@ -393,8 +397,10 @@ def test_images_of_another_size_are_a_finding_in_a_set_of_one_size(check, tmp_pa
 def test_a_turned_image_is_noted_and_has_its_upright_size(check, tree):
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned = [plant(tree / "train" / "cat" / f"turned.{ending}", number, exif=exif)
-              for number, ending in enumerate(("jpg", "png", "webp"), 1000)]  # fmt: skip
+    turned = [
+        plant(tree / "train" / "cat" / f"turned.{ending}", number, exif=exif)
+        for number, ending in enumerate(("jpg", "png", "webp"), 1000)
+    ]
     checked = check()
     assert checked.code == 0 and "3 images turned upright" in checked.line("EXIF rotation")
     for path in turned:
@@ -461,7 +467,9 @@ def test_duplicates_in_mnists_files_are_found_with_their_labels(check, tmp_path)
     images = np.random.default_rng(0).integers(0, 256, (60, 28, 28), dtype=np.uint8)
     labels = np.arange(60, dtype=np.uint8) % 10
     images[11] = images[2]  # of class 1 and 2
-    images[45], images[46] = images[5], images[7]  # validation: 5 as in training, 6 where training says 7
+    # validation: 5 as in training, 6 where training says 7
+    images[45] = images[5]
+    images[46] = images[7]
     write("train", images[:40], labels[:40])
     write("t10k", images[40:], labels[40:])
     checked = check(data="mnist")

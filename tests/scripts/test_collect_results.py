@@ -42,11 +42,20 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
     page = tmp_path / "results.md"
     code, said = collect([runs, "--output", page], capsys, monkeypatch)
     assert code == 0 and said.out == f"5 finished runs, 3 of them of 1 recipe: {page}\n"
-    mean, deviation = statistics.fmean(TOP1.values()), statistics.stdev(TOP1.values())
+    mean = statistics.fmean(TOP1.values())
+    deviation = statistics.stdev(TOP1.values())
     assert cells(page, "digits/fc") == [
-        "digits/fc", "fc", "20", f"{mean:.2f} ± {deviation:.2f} % (3)", "98.50 ± 0.00 %", "none known", "30 s",
-        "a computer", "0123456789", "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
-    ]  # fmt: skip
+        "digits/fc",
+        "fc",
+        "20",
+        f"{mean:.2f} ± {deviation:.2f} % (3)",
+        "98.50 ± 0.00 %",
+        "none known",
+        "30 s",
+        "a computer",
+        "0123456789",
+        "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
+    ]
 
 
 def test_a_dead_run_is_counted_beside_the_mean(runs, tmp_path, capsys, monkeypatch):
@@ -85,8 +94,9 @@ def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, m
     for seed, place in (("0", "flowers"), ("1", "birds")):
         keep_run(
             tmp_path / "runs" / seed,
-            ["--config", "imagenette/resnet10t", "--datapath", place, "--seed", seed], [90.0] * 40,
-        )  # fmt: skip
+            ["--config", "imagenette/resnet10t", "--datapath", place, "--seed", seed],
+            [90.0] * 40,
+        )
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     for place in ("flowers", "birds"):
@@ -105,7 +115,8 @@ def test_every_recipe_of_a_data_set_has_a_row_and_one_without_a_run_says_so(runs
 
 def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
-    first, second = tmp_path / "first.md", tmp_path / "second.md"
+    first = tmp_path / "first.md"
+    second = tmp_path / "second.md"
     moved = keep_run(runs / "moved", [*RUN, "--seed", "1", "--output", "/elsewhere/all"], [98.0] * 20)
     log = "2026-11-22 08:00:00 machine: another\n" + (moved / "log.txt").read_text()  # where it went on
     (moved / "log.txt").write_text(log.replace("run=x", "run=/elsewhere/all/moved"))

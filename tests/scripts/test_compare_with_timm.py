@@ -19,7 +19,8 @@ from utils.data.images import jpeg
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A small network of timm's, which has learnt a little of what is in JPEG files of many sizes."""
-    place, random = tmp_path_factory.mktemp("place"), np.random.default_rng(0)
+    place = tmp_path_factory.mktemp("place")
+    random = np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 12)):
         for label, name in enumerate(("ape", "bee")):
             (place / split / name).mkdir(parents=True)
@@ -36,16 +37,23 @@ def run(tmp_path_factory):
 
 
 def test_timms_figures_are_those_of_its_own_loader(run, monkeypatch, capsys):
-    kept, in_timm = [], compare_with_timm.in_timm
+    kept = []
+    in_timm = compare_with_timm.in_timm
 
     def watched(folder, subject, ours):
         network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         data = timm.data.create_dataset("", root=str(subject.loaded.settings["datapath"]) + "/val")
         config = timm.data.resolve_data_config(model=network)
         loader = timm.data.create_loader(
-            data, batch_size=5, is_training=False, use_prefetcher=False, num_workers=0, persistent_workers=False,
-            device=torch.device("cpu"), **config,
-        )  # fmt: skip
+            data,
+            batch_size=5,
+            is_training=False,
+            use_prefetcher=False,
+            num_workers=0,
+            persistent_workers=False,
+            device=torch.device("cpu"),
+            **config,
+        )
         with torch.inference_mode():
             answers = [(network(images), labels) for images, labels in loader]
         kept.extend(map(torch.cat, zip(*answers, strict=True)))

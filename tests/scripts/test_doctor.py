@@ -110,15 +110,21 @@ def turns(ratio, varied=1.0):
 
 
 def trial(label, ratio, *loop_ratios, group=None, part="compute", varied=1.0, **more):
-    change, loops = Change(part, group or label, (f"--{label}",)), [turns(ratio, varied) for ratio in loop_ratios]
+    change = Change(part, group or label, (f"--{label}",))
+    loops = [turns(ratio, varied) for ratio in loop_ratios]
     return Trial(change, turns(ratio) if ratio else None, loops, **more)
 
 
 def test_only_what_gives_more_than_5_percent_is_measured_again_the_best_of_a_group_and_the_limit_first():
     trials = [
-        trial("a", 1.04), trial("workers 2", 1.3, group="w", part="loader"), trial("workers 4", 1.5, group="w", part="loader"),
-        trial("b", 1.1), trial("c", 2.0), trial("d", 3.0, failure="out of memory"), trial("e", None),
-    ]  # fmt: skip
+        trial("a", 1.04),
+        trial("workers 2", 1.3, group="w", part="loader"),
+        trial("workers 4", 1.5, group="w", part="loader"),
+        trial("b", 1.1),
+        trial("c", 2.0),
+        trial("d", 3.0, failure="out of memory"),
+        trial("e", None),
+    ]
     assert [t.change.label for t in to_measure_again(trials, "compute")] == ["--c", "--b", "--workers 4"]
     assert [t.change.label for t in to_measure_again(trials, "decode")] == ["--workers 4", "--c", "--b"]
 
@@ -155,7 +161,8 @@ def test_loader_and_network_that_take_from_each_other_are_the_limit_together():
 
 
 def test_the_verdict_is_one_with_the_advice():
-    compute, loader = trial("amp bf16", 1.5, 1.4), trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True)
+    compute = trial("amp bf16", 1.5, 1.4)
+    loader = trial("loader resident", 9.0, 1.29, 1.27, part="loader", twice=True)
     found = measured(960, 100)
     assert limit(found) == "compute"
 
@@ -172,8 +179,9 @@ def test_the_verdict_is_one_with_the_advice():
     on_top = advice_of([compute, loader], [compute, loader], turns(1.8))
     assert final_limit(found, on_top) == "compute"
     assert verdict(found, on_top) == [
-        "Limit: compute; the loader could feed 9.6 times as much", "With --amp bf16 the loader becomes the limit"
-    ]  # fmt: skip
+        "Limit: compute; the loader could feed 9.6 times as much",
+        "With --amp bf16 the loader becomes the limit",
+    ]
     decode = measured(100, 1000)
     assert final_limit(decode, advice_of([loader], [loader])) == "decode" and len(verdict(decode, Advice([]))) == 1
     assert final_limit(decode, advice_of([compute], [compute])) == "cores"
@@ -187,7 +195,8 @@ def test_a_loader_that_helps_although_compute_limits_must_have_shown_it_twice_in
 
 
 def test_all_that_help_are_advised_together_unless_that_is_no_gain():
-    a, b = trial("a", 1.5, 1.3), trial("b", 1.5, 1.2)
+    a = trial("a", 1.5, 1.3)
+    b = trial("b", 1.5, 1.2)
     together = turns(1.5)
     assert advice_of([a, b], [a, b], together).taken == [a.change, b.change]
     assert gain(advice_of([a, b], [a, b], together), exactly(90.0)) == [
@@ -222,10 +231,21 @@ def test_worker_numbers_to_try(workers, cores, tried):
 
 def place(**more):
     usual = {
-        "gpu": False, "cores": 4, "threads": 4, "workers": 2, "batch_size": 64, "samples": 1000, "resident_bytes": 10,
-        "resident_room": 20.0, "same_images": True, "convolutions": True, "channels_last": True,
-        "formats": {"bf16": "", "fp16": "emulated"}, "compiled": False, "try_compile": False,
-    }  # fmt: skip
+        "gpu": False,
+        "cores": 4,
+        "threads": 4,
+        "workers": 2,
+        "batch_size": 64,
+        "samples": 1000,
+        "resident_bytes": 10,
+        "resident_room": 20.0,
+        "same_images": True,
+        "convolutions": True,
+        "channels_last": True,
+        "formats": {"bf16": "", "fp16": "emulated"},
+        "compiled": False,
+        "try_compile": False,
+    }
     return Hardware(**(usual | more))
 
 
@@ -237,9 +257,16 @@ def tried(place):
 def test_what_is_tried_fits_the_place():
     cpu = tried(place())
     assert [label for label, reason in cpu.items() if not reason] == [
-        "--workers 1", "--workers 4", "--workers 8", "--loader resident", "--channels-last off", "--amp bf16",
-        "--batch-size 128", "OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2",
-    ]  # fmt: skip
+        "--workers 1",
+        "--workers 4",
+        "--workers 8",
+        "--loader resident",
+        "--channels-last off",
+        "--amp bf16",
+        "--batch-size 128",
+        "OMP_NUM_THREADS=1",
+        "OMP_NUM_THREADS=2",
+    ]
     assert cpu["--amp fp16"] == "emulated" and "--try-compile" in cpu["--compile"]
     assert not tried(place(try_compile=True))["--compile"]
     gpu = tried(place(gpu=True, formats={"bf16": "", "off": ""}))
@@ -301,7 +328,8 @@ def test_on_a_gpu_running_out_of_memory_is_the_answer_no_and_other_errors_are_ra
 
 
 def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypatch):
-    trained, memory = [], SimpleNamespace(peak=0)
+    trained = []
+    memory = SimpleNamespace(peak=0)
 
     def train(size):
         trained.append(size)
@@ -322,7 +350,8 @@ def test_a_step_takes_what_it_is_given_of_memory_that_the_process_had_freed_too(
     def blocks(count):
         return [torch.ones(16_000) for _ in range(count)]
 
-    read, last = blocks(2_000), blocks(1)
+    read = blocks(2_000)
+    last = blocks(1)
     del read
     room = CpuRoom(lambda size: 0.0 * len(blocks(size)), 10**12, longest_step_seconds=3.0)
     room(1_000)
@@ -395,9 +424,21 @@ def subject(tool, *flags):
 
 def on_pictures(tool, pictures, *flags):
     return subject(
-        tool, "--dataname", "folder", "--datapath", pictures, "--image-size", 8, "--arch", "fc", "--batch-size", 4,
-        "--workers", 0, *flags,
-    )  # fmt: skip
+        tool,
+        "--dataname",
+        "folder",
+        "--datapath",
+        pictures,
+        "--image-size",
+        8,
+        "--arch",
+        "fc",
+        "--batch-size",
+        4,
+        "--workers",
+        0,
+        *flags,
+    )
 
 
 def silent(text):
@@ -444,7 +485,10 @@ def test_every_window_holds_its_steps_and_no_image_is_counted_twice(tool, pictur
 
 def test_every_window_holds_as_many_fetches_as_steps(tool, pictures, monkeypatch):
     one, _ = on_pictures(tool, pictures)
-    fetched, marks, begin, batches = [], [], one._begin_window, one.loader.batches
+    fetched = []
+    marks = []
+    begin = one._begin_window
+    batches = one.loader.batches
     monkeypatch.setattr(
         one.loader, "batches", lambda *place: (fetched.append(0) or batch for batch in batches(*place)), raising=False
     )
@@ -481,9 +525,23 @@ def test_each_change_is_built_as_its_flags_say(tool, pictures):
         return tool.build_variant(flags_of_now, parts, now.traval.distributed, now, (change,))
 
     flags_of_now = [
-        "--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--image-size", "8", "--arch", "fc",
-        "--batch-size", "4", "--workers", "0", "--augment", "flip",
-    ]  # fmt: skip
+        "--device",
+        "cpu",
+        "--dataname",
+        "folder",
+        "--datapath",
+        str(pictures),
+        "--image-size",
+        "8",
+        "--arch",
+        "fc",
+        "--batch-size",
+        "4",
+        "--workers",
+        "0",
+        "--augment",
+        "flip",
+    ]
     workers = variant("--workers", 2, part="loader")
     assert (now.workers, workers.workers) == (0, 2) and workers.traval is now.traval
     resident = variant("--loader", "resident", part="loader")
@@ -544,7 +602,8 @@ def test_variants_and_the_search_recompute_what_main_recomputes(tool):
 
 
 def test_the_process_that_measures_memory_trains_as_the_one_that_started_it(tool, monkeypatch, capsys):
-    built, build = [], tool.build_traval
+    built = []
+    build = tool.build_traval
     monkeypatch.setattr(tool, "build_traval", lambda *given: built.append(build(*given)) or built[-1])
     args = tool.settings(["--device", "cpu", "--image-size", "32", "--amp", "auto", "--class-weights", "balanced"])
     task = {"measured": {"amp": "bf16"}, "room": 10**12, "seconds": 60.0, "largest": False}
@@ -635,7 +694,8 @@ def test_a_loader_change_is_measured_twice_where_compute_is_the_limit(quick, mon
         alone = pairs == FIRST_PAIRS
         return next(planted) if not alone else turns(13.0 if after.__self__ is resident else 1.0)
 
-    now, resident = Pretended(100), Pretended(100)
+    now = Pretended(100)
+    resident = Pretended(100)
     monkeypatch.setattr("scripts.tuning.trials.in_turns", measure)
     trials = Trials(
         now, lambda _, chosen: resident if "resident" in chosen[-1].flags else now, measured(*speeds), 0.02, silent
@@ -653,7 +713,8 @@ def test_a_loader_change_is_measured_twice_where_compute_is_the_limit(quick, mon
 
 def test_the_report_has_its_parts_the_verdict_first_and_the_rows_the_same_figures():
     found = measured(300, 100, gpu=True, busy=0.9)
-    yes, no = trial("yes", 2.0, 1.5), trial("no", 1.0)
+    yes = trial("yes", 2.0, 1.5)
+    no = trial("no", 1.0)
     advice = advice_of([yes, no, Trial(Change("compute", "c", ("--c",)), failure="out of memory")], [yes])
     memory = Memory(10**6, "as measured", Largest(512), "10 GB")
     text = report("Here", found, advice, memory, batch_size=64, step_images=64)
@@ -688,8 +749,12 @@ def test_a_trial_that_another_beats_is_told_from_one_without_gain():
         [trial("a", 2.0), trial("b", 1.0), trial("c", 2.0, 1.0), trial("d", 2.0, 2.0), trial("e", 2.0, 1.2, varied=1.3)]
     )
     assert [line.rpartition("  ")[2] for line in text.splitlines()[2:]] == [
-        "another is better", "no gain", "no gain in the loop", "yes", "uncertain: speeds varied by 1.30x",
-    ]  # fmt: skip
+        "another is better",
+        "no gain",
+        "no gain in the loop",
+        "yes",
+        "uncertain: speeds varied by 1.30x",
+    ]
 
 
 def test_the_largest_batch_is_told_with_what_ended_the_search():
@@ -713,7 +778,8 @@ def test_a_step_that_makes_the_process_no_larger_does_not_take_0_bytes():
         (-9, "", ["Memory: unknown: the process was killed, most likely because memory ran out"]),
         (-15, "", ["Memory: unknown: the process was ended by signal 15"]),
         (
-            1, '{"step_bytes": 2000000}\n',
+            1,
+            '{"step_bytes": 2000000}\n',
             [
                 "Memory: a training step of 64 images takes 2 MB (growth of a process's largest resident size over "
                 "building and training)",
@@ -721,7 +787,7 @@ def test_a_step_that_makes_the_process_no_larger_does_not_take_0_bytes():
             ],
         ),
     ],
-)  # fmt: skip
+)
 def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
     tool, monkeypatch, code, figures, lines
 ):
@@ -746,8 +812,10 @@ def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tool
     for part in ("loader alone, resident", "compute alone", "both together", "--amp bf16", "Memory:", "Largest batch:"):
         assert part in out
     assert [line for line in err.splitlines() if line.startswith("measuring:")][1:4] == [
-        "measuring: loader alone", "measuring: compute alone", "measuring: both together",
-    ]  # fmt: skip
+        "measuring: loader alone",
+        "measuring: compute alone",
+        "measuring: both together",
+    ]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["doctor.csv", "doctor.txt"]
     assert (tmp_path / "new/folder/doctor.txt").read_text(encoding="utf-8") in out
     with open(tmp_path / "new/folder/doctor.csv", newline="", encoding="utf-8") as file:
@@ -791,6 +859,7 @@ def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end(tool):
 
 def test_a_fresh_network_sees_images_as_large_as_pretrained_weights_would(tool, pictures):
     flags = ("--device", "cpu", "--dataname", "folder", "--datapath", str(pictures), "--arch", "test_vit")
-    plain, pretrained = tool.settings(flags), tool.settings([*flags, "--pretrained"])
+    plain = tool.settings(flags)
+    pretrained = tool.settings([*flags, "--pretrained"])
     assert plain.data.image_size is None and pretrained.data.image_size == 160 and not pretrained.model.pretrained
     assert tool.settings([*flags, "--pretrained", "--image-size", "64"]).data.image_size == 64

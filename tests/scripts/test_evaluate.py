@@ -39,10 +39,16 @@ def answers(logits, labels, names=None):
     images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), labels)
     return Figures(
         Predictions(
-            logits, labels, tuple(names or map(str, range(logits.shape[1]))), [f"val[{n}]" for n in range(len(labels))],
-            Report(sums.loss, sums.top1, sums.top5, sums.count, by_class), (), images, np.arange(len(labels)),
+            logits,
+            labels,
+            tuple(names or map(str, range(logits.shape[1]))),
+            [f"val[{n}]" for n in range(len(labels))],
+            Report(sums.loss, sums.top1, sums.top5, sums.count, by_class),
+            (),
+            images,
+            np.arange(len(labels)),
         )
-    )  # fmt: skip
+    )
 
 
 def guesses(seed, n=400, classes=7, sure=1.5):
@@ -62,9 +68,12 @@ def test_figures_are_those_counted_one_by_one():
     figures = answers(logits, labels)
     predicted = [int(np.argmax(row)) for row in logits.numpy()]
     pairs = list(zip(labels.tolist(), predicted, strict=True))
-    recalls, f1s = [], []
+    recalls = []
+    f1s = []
     for n, row in enumerate(figures.by_class):
-        hits, support, taken = pairs.count((n, n)), labels.tolist().count(n), predicted.count(n)
+        hits = pairs.count((n, n))
+        support = labels.tolist().count(n)
+        taken = predicted.count(n)
         assert (row["right"], row["images"], row["predicted"]) == (hits, support, taken)
         assert row["precision"] == pytest.approx(100 * hits / taken)
         assert row["recall"] == (pytest.approx(100 * hits / support) if support else None)
@@ -81,7 +90,8 @@ def test_figures_are_those_counted_one_by_one():
 
 def test_figures_are_those_of_the_products_validation():
     figures = answers(*guesses(1))
-    theirs, ours = figures.predictions.report, figures.summary
+    theirs = figures.predictions.report
+    ours = figures.summary
     assert ours["top1"] == theirs.top1 == pytest.approx(100 * figures.right.mean())
     for name in ("macro_precision", "macro_recall", "macro_f1", "balanced_accuracy"):
         assert ours[name] == pytest.approx(getattr(theirs.by_class, name))
@@ -143,8 +153,11 @@ def test_the_bootstrap_interval_is_that_of_resampling():
 
 
 def test_wilsons_interval_is_his_formula_and_not_a_point_where_all_are_right():
-    n, p, z = 360, 0.75, 1.959964
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    n = 360
+    p = 0.75
+    z = 1.959964
+    middle = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     expected = [100 * (middle - half) / (1 + z * z / n), 100 * (middle + half) / (1 + z * z / n)]
     assert wilson_interval(270, 360) == pytest.approx(expected, abs=1e-4)
     assert wilson_interval(10, 10)[0] == pytest.approx(100 / (1 + z * z / 10), abs=1e-4)
@@ -156,7 +169,8 @@ def test_wilsons_interval_is_his_formula_and_not_a_point_where_all_are_right():
 def test_reliability_bins_are_those_counted_one_by_one():
     logits, labels = guesses(3, sure=4.0)
     probabilities = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(1, keepdims=True)
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels.numpy()
+    confidence = probabilities.max(1)
+    right = probabilities.argmax(1) == labels.numpy()
     for n, one in enumerate(reliability(logits, labels)):
         inside = (confidence > n / 15) & (confidence <= (n + 1) / 15)
         assert one.images == inside.sum()
@@ -195,7 +209,8 @@ def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 6), (5, 15), (300, 340)])
 def test_mcnemar_of_few_is_the_binomial_sum(first, second):
-    n, low = first + second, min(first, second)
+    n = first + second
+    low = min(first, second)
     tail = sum(math.comb(n, k) for k in range(low + 1)) / 2**n
     assert mcnemar(first, second) == pytest.approx(min(1.0, 2 * tail))
 
@@ -210,13 +225,18 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
     logits, labels = guesses(4)
     weaker, _ = guesses(5, sure=0.5)
     weaker[torch.arange(400), labels] += 0.3
-    first, second = answers(logits, labels), answers(weaker, labels)
+    first = answers(logits, labels)
+    second = answers(weaker, labels)
     every = np.arange(400)
     comparison = Comparison(first, second, (every, every))
-    ours, theirs = first.right, second.right
+    ours = first.right
+    theirs = second.right
     assert comparison.counts == (
-        (ours & theirs).sum(), (ours & ~theirs).sum(), (~ours & theirs).sum(), (~ours & ~theirs).sum()
-    )  # fmt: skip
+        (ours & theirs).sum(),
+        (ours & ~theirs).sum(),
+        (~ours & theirs).sum(),
+        (~ours & ~theirs).sum(),
+    )
     assert comparison.difference == pytest.approx(second.summary["top1"] - first.summary["top1"])
     low, high = comparison.interval
     assert low < comparison.difference < high < 0 and comparison.p_value < 0.001
@@ -256,8 +276,13 @@ def test_its_last_line_and_its_macro_figures_are_those_of_the_program(digits_run
 def test_files_hold_every_image_and_class_and_nothing_else_is_left(digits_run, capsys, tmp_path):
     lines = printed(capsys, digits_run, "--output", tmp_path / "out")
     names = [
-        "classes.csv", "confusion_matrix.csv", "confusions.csv", "evaluation.json", "predictions.csv", "reliability.csv"
-    ]  # fmt: skip
+        "classes.csv",
+        "confusion_matrix.csv",
+        "confusions.csv",
+        "evaluation.json",
+        "predictions.csv",
+        "reliability.csv",
+    ]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
     assert f"Files in {tmp_path / 'out'}: {', '.join(names)}" in lines
     table = {name: list(csv.DictReader((tmp_path / "out" / name).open())) for name in names if name.endswith("csv")}
@@ -469,7 +494,8 @@ def test_the_json_file_is_there_only_with_the_files_that_it_tells_of(digits_run,
         evaluate.main([*line, "--compare", str(Path(digits_run, "checkpoints/initial.pt"))])
     (tmp_path / "comparison.csv").rmdir()
     assert earlier == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    moved, replace = [], os.replace
+    moved = []
+    replace = os.replace
 
     def watched(source, target):
         moved.append((Path(target).name, Path(tmp_path, "evaluation.json").exists()))

@@ -49,7 +49,9 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
     assert "bad.png: is no image" in warned and said.splitlines()[-1] == f"Picture: {output}"
     assert said.splitlines()[-2] == "fc: gradient with respect to the pixels (the network has no feature map)"
     load = load_model(digits_run)
-    network, classes, preprocessing = load.network, load.classes, load.preprocessing
+    network = load.network
+    classes = load.classes
+    preprocessing = load.preprocessing
     (explained,) = drawn
     assert [one.name for one in explained] == [f"{number}.png" for number in range(5)]
     for one, line in zip(explained, said.splitlines(), strict=False):
@@ -75,7 +77,8 @@ def test_a_batch_that_does_not_fit_is_one_line_and_leaves_nothing(digits_run, im
 
 def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(digits_run, images, tmp_path, capsys):
     state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    run, image = tmp_path / "named.pt", tmp_path / os.fsdecode(b"caf\xe9.png")
+    run = tmp_path / "named.pt"
+    image = tmp_path / os.fsdecode(b"caf\xe9.png")
     torch.save({**state, "classes": [f"caf\udce9 {number}" for number in range(10)]}, run)
     shutil.copy(images / "0.png", image)
     assert explain.main([str(run), str(image), "--output", str(tmp_path / "maps.png"), "--amp", "off"]) == 0

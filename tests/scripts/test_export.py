@@ -134,7 +134,8 @@ def test_an_onnx_file_gives_the_networks_logits_for_any_number_of_images(
     for count in (1, 7, 50):
         (logits,) = session.run(None, {"images": shown[:count].numpy()})
         np.testing.assert_allclose(logits, loaded.network(shown[:count]).detach(), **ALLOWED)
-    (inputs,), (outputs,) = session.get_inputs(), session.get_outputs()
+    (inputs,) = session.get_inputs()
+    (outputs,) = session.get_outputs()
     assert inputs.shape == ["batch", 1, 8, 8] and outputs.shape == ["batch", 10] and outputs.name == "logits"
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["classes"]) == list(loaded.classes)
@@ -252,7 +253,8 @@ def test_timm_loads_its_folder_strictly_and_shows_images_as_validation_does(tree
     assert network.pretrained_cfg["label_names"] == list(loaded.classes)
     config = timm.data.resolve_data_config(model=network)
     assert tuple(config["input_size"]) == (3, 64, 64) and config["interpolation"] == "bicubic"
-    theirs, ours = timm.data.create_transform(**config)(photograph()), loaded.preprocessing(photograph())
+    theirs = timm.data.create_transform(**config)(photograph())
+    ours = loaded.preprocessing(photograph())
     levels = (theirs - ours).abs() * 255 * torch.tensor(loaded.preprocessing.std).view(3, 1, 1)
     assert levels.mean() < 0.3 and levels.max() < 12, "Pillow's order of passes, see utils/data/images/view.py"
     torch.testing.assert_close(network(ours[None]), loaded.network(ours[None]))
@@ -300,7 +302,9 @@ def test_what_a_library_cannot_make_is_one_line(arch, shown, name, words, tmp_pa
 
 
 def test_all_formats_of_torchs_load_in_a_fresh_process(fresh_process, trees, tmp_path):
-    shown, asked, expected = None, [], []
+    shown = None
+    asked = []
+    expected = []
     for file, names in (("timm.pt", ["timm"]), ("torchvision.pt", ["torchvision", "torch-export", "safetensors"])):
         subject = Subject.of(load_model(trees / file), raw=False, inside=False)
         shown = images.noise(subject.shape)
@@ -487,7 +491,8 @@ def test_without_images_the_comparison_is_said_to_be_on_noise(digits_run, tmp_pa
 
 
 def test_calibration_never_sees_an_image_that_is_scored(digits_run, tmp_path):
-    training, validation = read_digits().train, read_digits().validation
+    training = read_digits().train
+    validation = read_digits().validation
     splits = {"train": (training, 40), "val": (validation, 20)}
     for split, (digits, count) in splits.items():
         for number in range(count):

@@ -28,7 +28,8 @@ def ranged(*flags, ramp=None, **more):
 
 def test_the_rates_are_those_of_torchs_exponential_schedule():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1e-4)
-    schedule, ramp = ExponentialLR(optimizer, gamma=(1e2 / 1e-4) ** (1 / 9)), Ramp(1e-4, 1e2, 10)
+    schedule = ExponentialLR(optimizer, gamma=(1e2 / 1e-4) ** (1 / 9))
+    ramp = Ramp(1e-4, 1e2, 10)
     for step in range(10):
         assert ramp(step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
         optimizer.step()
@@ -39,7 +40,8 @@ def test_the_rates_are_those_of_torchs_exponential_schedule():
 def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():
     test, traval = ranged()
     fresh = make(*FAST, "--amp", "off")
-    optimizer, losses = torch.optim.SGD(fresh.model.parameters(), lr=1.0, momentum=0.9, weight_decay=5e-4), []
+    optimizer = torch.optim.SGD(fresh.model.parameters(), lr=1.0, momentum=0.9, weight_decay=5e-4)
+    losses = []
     batches = [batch for epoch in range(3) for batch in fresh.train_loader.batches(epoch)][:7]
     for step, batch in enumerate(batches):
         optimizer.param_groups[0]["lr"] = 1e-3 * 10 ** (step / 2)
@@ -54,7 +56,8 @@ def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():
 
 
 def test_the_running_mean_has_the_weights_of_its_closed_formula():
-    losses, test = [3.0, 2.0, 5.0, 1.0], RangeTest()
+    losses = [3.0, 2.0, 5.0, 1.0]
+    test = RangeTest()
     for loss in losses:
         test.add(0.1, loss)
     weights = [SMOOTHING**age for age in reversed(range(4))]
@@ -72,7 +75,8 @@ def test_a_loss_that_is_not_finite_ends_it_there(bad):
 
 
 def test_it_ends_once_the_smoothed_loss_is_four_times_its_lowest():
-    test, steps = RangeTest(), 0
+    test = RangeTest()
+    steps = 0
     while test.diverged is None:
         steps += 1
         test.add(steps, 1.0 if steps < 20 else 100.0)

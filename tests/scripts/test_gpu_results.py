@@ -88,7 +88,8 @@ def in_this_process(patch):
 
     def program(words):
         words = [str(word) for word in words][1:]  # without the interpreter
-        name, flags = Path(words[0]).name, words[1:]
+        name = Path(words[0]).name
+        flags = words[1:]
         if name == "peers.py":
             return lambda: peers.main(flags)
         commands = {"main.py": main.main, "benchmark.py": benchmark.main, "benchmark_amp.py": benchmark_amp.main}
@@ -135,7 +136,8 @@ def in_this_process(patch):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory, scripts):
     """All pieces in their tiny form: the exit code, what was printed, and the folder."""
-    folder, out = tmp_path_factory.mktemp("tiny") / "results", io.StringIO()
+    folder = tmp_path_factory.mktemp("tiny") / "results"
+    out = io.StringIO()
     tests = tmp_path_factory.mktemp("suite")
     (tests / "conftest.py").write_text("def pytest_configure(config): config.addinivalue_line('markers', 'gpu: x')")
     (tests / "test_a.py").write_text(
@@ -174,8 +176,11 @@ def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
     for part in ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled"):
         bare, timm_line = lines_of(measured, part)
         assert (bare.against, bare.aim, timm_line.against, timm_line.aim) == (
-            "bare loop, one batch", 0.98, "timm's train.py, one batch", 1.2,
-        )  # fmt: skip
+            "bare loop, one batch",
+            0.98,
+            "timm's train.py, one batch",
+            1.2,
+        )
         assert bare.ours > 0 and bare.other > 0 and timm_line.other > 0
     (resident,) = lines_of(measured, "resident")
     assert resident.aim == 0.95 and "CIFAR-10" in resident.what
@@ -264,7 +269,8 @@ def made_up_pieces(monkeypatch):
 
 
 def test_what_does_not_fit_the_limit_is_put_off_and_taken_up_by_the_same_command(made_up_pieces, tmp_path, capsys):
-    state, flags = made_up_pieces, ["--output", str(tmp_path), "--seconds-limit", "250"]
+    state = made_up_pieces
+    flags = ["--output", str(tmp_path), "--seconds-limit", "250"]
     state.failing = False
     assert gpu_results.main(flags) == 75
     assert state.asked == ["a", "b"]
@@ -348,7 +354,8 @@ def test_airbenchs_runs_are_read_without_its_warm_up(scripts, tmp_path, monkeypa
 
     monkeypatch.setattr(Job, "_wait", run)
     flags = own()
-    flags.airbench, flags.cifar10 = str(scripts / "airbench94.py"), tiny.made_up(tmp_path / "cifar10", "png", 32)
+    flags.airbench = str(scripts / "airbench94.py")
+    flags.cifar10 = tiny.made_up(tmp_path / "cifar10", "png", 32)
     with Job(flags, tmp_path, None, "airbench") as job:
         top1, seconds, missing = trainings.airbench(job)
     assert (top1.ours, top1.low, top1.high) == pytest.approx((94.02, 94.0, 94.04))
@@ -401,11 +408,19 @@ def test_cells_show_ratios_differences_and_figures():
     shown = report.cells("p", Line("net", "images/s", "bare", 98.0, 100.0, 0.98, 0.97, 0.99, RATIO, 0.98))
     assert shown == ["p", "net (images/s)", "bare", "98", "100", "0.980x", "0.970x - 0.990x", "at least 0.98", "met"]
     assert report.cells("p", Line("t", "s", "x", 5.0, 4.5, 0.5, kind=DIFFERENCE, aim=0.1, at_least=False))[5:] == [
-        "+0.5", "", "at most 0.1", "MISSED",
-    ]  # fmt: skip
+        "+0.5",
+        "",
+        "at most 0.1",
+        "MISSED",
+    ]
     assert report.cells("p", figure("top-1", "%", [93.0, 95.0], 94.0))[3:] == [
-        "94", "", "94", "93 - 95", "at least 94", "met",
-    ]  # fmt: skip
+        "94",
+        "",
+        "94",
+        "93 - 95",
+        "at least 94",
+        "met",
+    ]
     assert report.cells("p", Line("timm", note="left out"))[5] == "left out"
 
 

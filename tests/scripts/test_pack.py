@@ -87,10 +87,12 @@ def bytes_in(folder):
 
 
 def test_every_image_keeps_its_number_its_label_and_its_bytes(tree, shards):
-    files, members = read("folder", tree), read("shards", shards)
+    files = read("folder", tree)
+    members = read("shards", shards)
     assert members.classes == files.classes
     for split in ("train", "validation"):
-        there, here = getattr(files, split), getattr(members, split)
+        there = getattr(files, split)
+        here = getattr(members, split)
         assert torch.equal(there.labels, here.labels)
         assert [Path(path).read_bytes() for path in there.paths] == [path.content() for path in here.paths]
     assert len(set(members.train.paths.shards)) == 5  # 14 images, at most 3 each
@@ -114,7 +116,8 @@ def test_training_and_validation_see_what_they_see_of_the_folders(tree, shards, 
 
 def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(tree, shards, tmp_path, monkeypatch):
     assert bytes_in(packed(tree, tmp_path / "two", workers=2)) == bytes_in(shards)
-    keep, kept = Plan.keep, []
+    keep = Plan.keep
+    kept = []
 
     def killed(self, split, number, part):
         if len(kept) == 3:
@@ -148,9 +151,11 @@ def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(t
 def test_an_image_that_is_repaired_under_its_name_is_packed_again_by_a_packing_that_goes_on(
     tree, tmp_path, monkeypatch
 ):
-    root, output = tmp_path / "tree", tmp_path / "out"
+    root = tmp_path / "tree"
+    output = tmp_path / "out"
     shutil.copytree(tree, root)
-    keep, kept = Plan.keep, {}
+    keep = Plan.keep
+    kept = {}
 
     def killed(self, split, number, part):
         if len(kept) == 3:
@@ -175,8 +180,11 @@ def test_verifying_takes_no_memory_that_grows_with_a_shard(tmp_path):
         file.truncate(64 * 2**20)
     digest = hashlib.sha256(bytes(64 * 2**20)).hexdigest()
     records = np.zeros(2, dtype=record_type(9))
-    records["offset"], records["size"], records["head"] = (2**25, BLOCK), 1000, zlib.crc32(bytes(BLOCK))
-    records["crc"], records["name"] = zlib.crc32(bytes(1000)), b"a.jpg"
+    records["offset"] = (2**25, BLOCK)
+    records["size"] = 1000
+    records["head"] = zlib.crc32(bytes(BLOCK))
+    records["crc"] = zlib.crc32(bytes(1000))
+    records["name"] = b"a.jpg"
     shard = Shard("train.tar", 64 * 2**20, 2, digest)
     tracemalloc.start()
     try:
@@ -200,9 +208,11 @@ def expected(path):
 @pytest.mark.parametrize("kind", ["png", "raw", "jpeg"])
 def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
     output = packed(tree, tmp_path, "--format", kind, "--resize", 24)
-    files, members = read("folder", tree).train.paths, read("shards", output).train.paths
+    files = read("folder", tree).train.paths
+    members = read("shards", output).train.paths
     for path, member in zip(files, members, strict=True):
-        image, right = open_image(member, "RGB"), expected(path)
+        image = open_image(member, "RGB")
+        right = expected(path)
         difference = np.asarray(image).astype(int) - np.asarray(right)
         if kind != "jpeg":
             assert not difference.any(), path
@@ -216,7 +226,8 @@ def test_odd_images_are_made_anew_as_pillow_shows_them(tree, tmp_path, kind):
 @pytest.mark.parametrize("flags", [(), ("--format", "png"), ("--resize-validation",)])
 def test_validation_files_keep_their_bytes_beside_training_images_that_are_made_smaller(tree, tmp_path, flags):
     output = packed(tree, tmp_path, "--resize", 24, *flags)
-    files, members = read("folder", tree), read("shards", output)
+    files = read("folder", tree)
+    members = read("shards", output)
     assert all(min(open_image(path, "RGB").size) <= 24 for path in members.train.paths)
     pairs = list(zip(files.validation.paths, members.validation.paths, strict=True))
     kept = [Path(path).read_bytes() == member.content() for path, member in pairs]
@@ -243,7 +254,8 @@ def test_files_in_shards_are_handed_to_another_device_for_decoding_like_others(t
 
 def test_images_in_memory_are_packed_as_their_pixels(tmp_path):
     assert pack.main(["--output", str(tmp_path), "--workers", "0"]) == 0  # the digits
-    digits, members = read("digits", tmp_path), read("shards", tmp_path)
+    digits = read("digits", tmp_path)
+    members = read("shards", tmp_path)
     assert members.classes == digits.classes and torch.equal(members.validation.labels, digits.validation.labels)
     for number in (0, 17, 359):
         image = np.asarray(open_image(members.validation.paths[number], "L"))

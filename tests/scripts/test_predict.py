@@ -28,7 +28,8 @@ CLASSES = ("ape, great", "bee")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """Class folders of JPEG and PNG files of many sizes."""
-    root, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("data")
+    random = np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 12)):
         for label, name in enumerate(CLASSES):
             (root / split / name).mkdir(parents=True)
@@ -141,7 +142,8 @@ def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch, capsys
     Image.new("L", (8, 8)).save(tmp_path / "good.png")
     (tmp_path / "old.csv").write_text("old")
     (tmp_path / "empty.txt").touch()
-    good, old = tmp_path / "good.png", tmp_path / "old.csv"
+    good = tmp_path / "good.png"
+    old = tmp_path / "old.csv"
     for line, text in (
         ((digits_run, "missing.png", "--output", old), "missing.png: no such file"),
         ((tmp_path / "no_run", good, "--output", old), "no_run: no such run"),

@@ -37,7 +37,9 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.elements, self.texts, self._in_last = [], [], False
+        self.elements = []
+        self.texts = []
+        self._in_last = False
         self.feed(html)
         self.data = json.loads(self.texts_in("script", id="data"))
 
@@ -136,8 +138,9 @@ def test_another_top1_than_the_run_recorded_is_said():
     analysis = Analysis(np.eye(4, dtype=np.float32)[[0, 1, 2, 2]], np.array([0, 1, 2, 3]))
     record = RunRecord("run", None, epochs={"epoch": np.array([1.0, 2.0]), "val_top1": np.array([50.0, 75.0])})
     assert details.against_record(analysis, record, "last.pt") == (
-        "Validated last.pt again for this report: the top-1 that the run recorded for epoch 2.", True,
-    )  # fmt: skip
+        "Validated last.pt again for this report: the top-1 that the run recorded for epoch 2.",
+        True,
+    )
     record.epochs["val_top1"][1] = 74.9
     words, agrees = details.against_record(analysis, record, "last.pt")
     assert not agrees and "which no epoch of the run recorded" in words
@@ -194,14 +197,16 @@ def test_names_of_classes_runs_and_files_stay_text():
 
 
 def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
-    classes, n = 1000, 4_000
+    classes = 1000
+    n = 4_000
     generator = np.random.default_rng(0)
     analysis = Analysis(generator.normal(size=(n, classes)).astype(np.float32), generator.integers(0, classes, n))
     noise = Image.fromarray(generator.integers(0, 256, (150, 140, 3), dtype=np.uint8))
     names = tuple(f"a class with a rather long name, number {one}" for one in range(classes))
     ids = [f"{names[0]}/{number}.png" for number in range(n)]
     predicted = details.Predicted(0, analysis, names, ids, lambda place: noise, "noise")
-    chosen, store = details.choose(predicted, 1), thumbnails.Thumbnails()
+    chosen = details.choose(predicted, 1)
+    store = thumbnails.Thumbnails()
     sides = details.add_pictures(predicted, chosen, store, lambda: None)
     detail = details.detail(predicted, chosen, store, sides, 1) | {"classes": 0}
     run = RunRecord("run", None)
@@ -389,7 +394,8 @@ def test_an_image_that_has_gone_is_left_out(predictions):
 
     analysis = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
     predicted = details.Predicted(0, analysis, predictions.classes, predictions.ids, picture, "digits")
-    chosen, store = details.choose(predicted, 1), thumbnails.Thumbnails()
+    chosen = details.choose(predicted, 1)
+    store = thumbnails.Thumbnails()
     assert details.add_pictures(predicted, chosen, store, lambda: None) == {}
     detail = details.detail(predicted, chosen, store, {}, 1)
     assert detail["shownCells"] == [] and {row[1] for row in detail["rows"]} == {None}

@@ -13,9 +13,15 @@ from scripts.scaling.estimate import Images, Machines, Workload, estimate, excha
 
 # 8 GPUs of 1,000 images/s a machine; 4 cores decode for each; 10 Gbit/s between machines.
 MACHINES = Machines(
-    gpus=8, cores_per_gpu=5, training_cores=1, disk_mb_s=1600, network_gbit=10, latency_us=0, overlap=0.5,
+    gpus=8,
+    cores_per_gpu=5,
+    training_cores=1,
+    disk_mb_s=1600,
+    network_gbit=10,
+    latency_us=0,
+    overlap=0.5,
     dollars_per_gpu_hour=2,
-)  # fmt: skip
+)
 IMAGES = Images(count=100_000, kb=100, rate=300)
 WORK = Workload(rate=1000, million_weights=25, gradient_bytes=4, batch_size=250, largest_batch=10**6)
 
@@ -93,12 +99,15 @@ def computed(flags):
 
 
 def test_the_pages_results_are_those_of_the_script():
-    found, network = computed([]), ""
+    found = computed([])
+    network = ""
     for name, gpus, limit, rate, cores, packed_cores, epoch, dollars in page_rows("An epoch of ImageNet"):
         network = name or network
         assert found[network, gpus, "no"] == (limit, rate, cores, epoch, dollars), (network, gpus)
         assert found[network, gpus, "yes"] == (limit, rate, packed_cores, epoch, dollars), (network, gpus)
-    lines, gpus, flags = page_rows("Where that changes"), "", ""
+    lines = page_rows("Where that changes")
+    gpus = ""
+    flags = ""
     for title, given, limit, rate, epoch, dollars in lines:
         gpus = re.search(r"([\d,]+) GPUs", title).group(1) if "GPUs" in title else gpus
         flags = given.strip("`") or flags

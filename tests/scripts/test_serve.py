@@ -139,7 +139,8 @@ def test_requests_that_come_together_run_together_and_each_gets_its_own_answer(s
 
 
 def test_an_images_pixels_are_let_go_while_its_request_waits_for_the_network(server):
-    body, alive = encoded(size=(301, 203), mode="RGB"), []
+    body = encoded(size=(301, 203), mode="RGB")
+    alive = []
 
     def count(*_):
         images = (one for one in gc.get_objects() if issubclass(type(one), Image.Image))
@@ -272,7 +273,8 @@ def test_a_body_that_does_not_come_and_too_many_at_once_are_refused(server, monk
 
 def test_headers_that_do_not_come_end_their_connection_and_no_other(server, monkeypatch):
     monkeypatch.setattr(deadline, "HEADER_SECONDS", 1.0)
-    body, begun = encoded(), b"GET /model HTTP/1.1\r\nHost: localhost\r\n"
+    body = encoded()
+    begun = b"GET /model HTTP/1.1\r\nHost: localhost\r\n"
     address = ("127.0.0.1", server.port)
     silent, slow, second, patient = (socket.create_connection(address, timeout=SECONDS) for _ in range(4))
     with silent, slow, second, patient:
@@ -317,9 +319,10 @@ def test_a_form_is_answered_as_its_file_is_whatever_the_field_is_called(server, 
     of = with_boundary("b0undary")
     text = (disposition("comment", None), b"a cat")
     for form in (
-        form_of((disposition(name), body)), form_of((disposition(name) + b"\r\nContent-Type: image/jpeg", body), text),
+        form_of((disposition(name), body)),
+        form_of((disposition(name) + b"\r\nContent-Type: image/jpeg", body), text),
         form_of((disposition(name, None), body), end=b"--"),  # curl -F image=<x.jpg
-    ):  # fmt: skip
+    ):
         assert server.predict(form, **of) == server.predict(body)
     assert server.ask("/heat_map", form_of(text, (disposition(name), body)), **of)[0] == 200
 
@@ -337,8 +340,10 @@ GOOD = (disposition("image"), b"no image")
 MALFORMED = {
     "no boundary": (form_of(GOOD), "", "names no boundary"),
     "a boundary that is too long": (form_of(GOOD, boundary=b"b" * 71), "b" * 71, "at most 70"),
-    "another boundary": (form_of(GOOD), "other", "malformed"), "nothing": (b"", "b0undary", "malformed"),
-    "cut in a file": (form_of(GOOD)[:-20], "b0undary", "cut off"), "no end": (form_of(GOOD, end=b""), "b0undary", "cut off"),
+    "another boundary": (form_of(GOOD), "other", "malformed"),
+    "nothing": (b"", "b0undary", "malformed"),
+    "cut in a file": (form_of(GOOD)[:-20], "b0undary", "cut off"),
+    "no end": (form_of(GOOD, end=b""), "b0undary", "cut off"),
     "text before": (b"hello\r\n" + form_of(GOOD), "b0undary", "malformed"),
     "text after": (form_of(GOOD) + b"x" * 99, "b0undary", "malformed"),
     "no headers": (b"--b0undary\r\n\r\nno image\r\n--b0undary--\r\n", "b0undary", "malformed"),
@@ -349,7 +354,7 @@ MALFORMED = {
     "no image": (form_of(GOOD), "b0undary", "no image of a known format"),
     "an empty file": (form_of((disposition("image"), b"")), "b0undary", "empty; send an image file"),
     "a strange name": (form_of((b"Content-Disposition: form-data; filename*=x''%ff\xff", b"")), "b0undary", "empty"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -433,7 +438,8 @@ def test_malformed_requests_are_outlived(server, capfd):
 
 
 def test_no_request_opens_a_file(server):
-    opened, watching = [], True
+    opened = []
+    watching = True
 
     def watch(event, arguments):
         if watching and event in ("open", "os.mkdir", "os.rename", "os.remove", "subprocess.Popen"):
@@ -511,7 +517,8 @@ def test_a_name_that_only_points_here_is_refused_wherever_the_server_listens(mon
         guard = Guard(None, serve.allowed_names(serve.build_parser().parse_args(["run", *line]), address))
         return guard._problem(Headers({"host": host, "origin": f"http://{host}"}))
 
-    everywhere, proxied = (["--host", "0.0.0.0"], "0.0.0.0"), (["--allow-name", "Demo.example"], "127.0.0.1")
+    everywhere = (["--host", "0.0.0.0"], "0.0.0.0")
+    proxied = (["--allow-name", "Demo.example"], "127.0.0.1")
     for line, address in (([], "127.0.0.1"), everywhere, proxied):
         assert "--allow-name" in problem(line, address, "attacker.example:8000")
         for host in ("127.0.0.1:8000", "[::1]:8000", "localhost", "192.168.1.7:8000"):

@@ -52,7 +52,8 @@ def keep_run(folder, flags, top1, *, epochs=None, ended=True, best=None, log="",
     rows = [[epoch, 10 * epoch, value, 1.5, *figures.values()] for epoch, value in enumerate(top1, 1)]
     lines = [["epoch", "step", "val_top1", "seconds", *figures], *rows]
     (folder / "metrics.csv").write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
-    stamp, best = "2026-11-22 08:00:00", max(top1) if best is None else best
+    stamp = "2026-11-22 08:00:00"
+    best = max(top1) if best is None else best
     last = f"val_top1={top1[-1]:.4f} val_loss=1 val_epoch={epochs or len(top1)} best_top1={best:.4f} best_epoch=1 run=x"
     lines = ["Run x", *log.splitlines(), *[last] * ended]
     (folder / "log.txt").write_text("".join(f"{stamp} {line}\n" for line in lines))
@@ -182,7 +183,8 @@ def test_a_finished_run_is_found_although_a_flag_had_replaced_its_recipes_optimi
     keep_run(tmp_path / "runs/one", planned[0].flags, [80.0] * 3)
     assert set(earlier.finished(tmp_path / "runs", planned)) == {planned[0]}
     config = keep_run(tmp_path / "runs/old", planned[1].flags, [80.0] * 3) / "config.yaml"
-    text, idle = config.read_text(), ("nesterov: true", "lr-milestones: [1.0, 2.0]")
+    text = config.read_text()
+    idle = ("nesterov: true", "lr-milestones: [1.0, 2.0]")
     assert all(f"# {line}  # recipe" in text for line in idle)
     for line in idle:  # as earlier versions wrote them
         text = text.replace(f"# {line}", line)
@@ -236,15 +238,29 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [top1 + 1, top1])
     results = earlier.finished(tmp_path, planned)
     lines = report.as_table(results).splitlines()
-    assert lines[2].split() == ["lr=0.05", "3", "92.20", "+-", f"{statistics.stdev(finals[:3]):.2f}", "93.20", "+-",
-                                f"{statistics.stdev(finals[:3]):.2f}", "3", "s"]  # fmt: skip
+    assert lines[2].split() == [
+        "lr=0.05",
+        "3",
+        "92.20",
+        "+-",
+        f"{statistics.stdev(finals[:3]):.2f}",
+        "93.20",
+        "+-",
+        f"{statistics.stdev(finals[:3]):.2f}",
+        "3",
+        "s",
+    ]
     assert lines[3].split()[:5] == ["lr=0.1", "2", "88.75", "+-", "1.06"]
     report.write_csv(tmp_path / "sweep.csv", planned, results)
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["lr"], row["seed"], float(row["val_top1"])) for row in rows] == [
-        ("0.05", "0", 91.0), ("0.05", "1", 92.5), ("0.05", "2", 93.1), ("0.1", "0", 88.0), ("0.1", "1", 89.5),
-    ]  # fmt: skip
+        ("0.05", "0", 91.0),
+        ("0.05", "1", 92.5),
+        ("0.05", "2", 93.1),
+        ("0.1", "0", 88.0),
+        ("0.1", "1", 89.5),
+    ]
     report.draw(tmp_path / "sweep.png", "a title", results)
     assert (tmp_path / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -393,7 +409,8 @@ def test_a_run_that_stands_for_no_settings_is_named_as_what_is_in_the_way(fake_m
 
 
 def test_a_run_on_images_that_were_moved_since_is_the_trainings_result(fake_main, tmp_path, capsys, monkeypatch):
-    recipe, more = "imagenette/resnet10t", ["--epochs", "2", "--datapath"]
+    recipe = "imagenette/resnet10t"
+    more = ["--epochs", "2", "--datapath"]
     run = keep_run(tmp_path / "out/runs/a", ["--config", recipe, *more, str(tmp_path / "before")], [80.0, 90.0])
     fake_main(f"print('{run} is finished'); print('val_top1=90.0000 val_epoch=2 run={run}')")
     sweeping = [recipe, "--seeds", "1", "--output", tmp_path / "out", *more, tmp_path / "now"]

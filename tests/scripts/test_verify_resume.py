@@ -164,7 +164,8 @@ def test_a_tree_can_be_killed_but_for_one(tree):
 
 
 def test_ps_tells_the_same_as_proc(tree):
-    expected, found = processes._from_proc(), processes._from_ps()
+    expected = processes._from_proc()
+    found = processes._from_ps()
     for pid in (os.getpid(), tree.pid, *processes.descendants(tree.pid)):
         assert found[pid] == expected[pid]
 
@@ -205,13 +206,21 @@ def test_moments_reach_the_long_gaps_where_validation_is():
 @pytest.mark.parametrize(
     ("value", "other"),
     [
-        (1, 1.0), (0.0, -0.0), (True, 1), ("a", "b"), (None, 0),
-        (torch.zeros(2), -torch.zeros(2)), (torch.zeros(2), torch.zeros(2, 1)),
-        (torch.zeros(2), torch.zeros(2).double()), (torch.ones(2), torch.ones(2) + 2**-23),
-        (torch.tensor(1.0), torch.tensor(2.0)), (np.array([1.0, np.nan]), np.array([1.0, 2.0])),
-        (torch.tensor([True]), torch.tensor([False])), (torch.ones(1).bfloat16(), torch.zeros(1).bfloat16()),
+        (1, 1.0),
+        (0.0, -0.0),
+        (True, 1),
+        ("a", "b"),
+        (None, 0),
+        (torch.zeros(2), -torch.zeros(2)),
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2).double()),
+        (torch.ones(2), torch.ones(2) + 2**-23),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0])),
+        (torch.tensor([True]), torch.tensor([False])),
+        (torch.ones(1).bfloat16(), torch.zeros(1).bfloat16()),
     ],
-)  # fmt: skip
+)
 def test_entries_that_differ_in_one_bit_are_not_equal(value, other):
     assert unequal(value, other)
     assert not unequal(value, value)
@@ -248,7 +257,8 @@ def write_steps(folder, rank, *lines):
 
 
 def test_every_execution_of_a_step_on_every_rank_must_have_the_same_samples_and_images(tmp_path):
-    straight, killed = WatchedRun(tmp_path / "a", [], 2), WatchedRun(tmp_path / "b", [], 2)
+    straight = WatchedRun(tmp_path / "a", [], 2)
+    killed = WatchedRun(tmp_path / "b", [], 2)
     for rank in (0, 1):
         write_steps(straight.records, rank, (1, 7, "1,2"), (2, 8, "3;4"), (3, 9, "5"))
     write_steps(killed.records, 0, (1, 7, "1,2"), (2, 8, "3;4"), (2, 8, "3;4"), (3, 9, "5"))

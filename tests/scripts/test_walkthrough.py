@@ -291,9 +291,14 @@ def test_the_parameter_that_is_off_most_comes_first_and_mere_noise_is_left_out(m
 
 def test_dropout_of_every_library_is_switched_off():
     model = nn.Sequential(
-        nn.Dropout(0.5), nn.Dropout1d(0.1), nn.AlphaDropout(0.1), timm.layers.DropPath(0.1),
-        torchvision.ops.StochasticDepth(0.2, "row"), nn.Dropout(0.0), nn.Linear(4, 4),
-    )  # fmt: skip
+        nn.Dropout(0.5),
+        nn.Dropout1d(0.1),
+        nn.AlphaDropout(0.1),
+        timm.layers.DropPath(0.1),
+        torchvision.ops.StochasticDepth(0.2, "row"),
+        nn.Dropout(0.0),
+        nn.Linear(4, 4),
+    )
     assert without_dropout(model) == 5
     images = torch.randn(2, 3, 4)
     torch.testing.assert_close(model.train()(images), model[-1](images), rtol=0, atol=0)

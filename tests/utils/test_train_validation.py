@@ -36,12 +36,18 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
     model = (model or build_model(args.model, classes=10, channels=1, image_size=8)).to(device)
     optimizer = build_optimizer(args.optimisation, model)
     return TraVal(
-        model, train_loader, optimizer,
-        criterion or build_criterion(args.loss), build_scaler(args.precision, device), args, validation_loader,
+        model,
+        train_loader,
+        optimizer,
+        criterion or build_criterion(args.loss),
+        build_scaler(args.precision, device),
+        args,
+        validation_loader,
         distributed=Distributed(RankInfo(), args.run),
         ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
-        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average), **more,
-    )  # fmt: skip
+        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
+        **more,
+    )
 
 
 def steps(traval, count):
@@ -69,7 +75,8 @@ def test_what_the_signature_leaves_out_is_one_process_and_each_groups_own_rate()
         train_loader, validation_loader, _ = loaders(data, args, distributed, channels_last=False)
         torch.manual_seed(0)
         model = build_model(args.model, classes=10, channels=1, image_size=8)
-        criterion, scaler = nn.CrossEntropyLoss(), torch.amp.GradScaler("cpu", enabled=False)
+        criterion = nn.CrossEntropyLoss()
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
         bias, rest = ([p for p in model.parameters() if (p.ndim == 1) is small] for small in (True, False))
         groups = [{"params": rest}, {"params": bias, "lr": 0.1, "lr_scale": 2.0}]
         optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
@@ -186,7 +193,8 @@ class Overflow(nn.Module):
 
     def __init__(self, at):
         super().__init__()
-        self.at, self.calls = at, 0
+        self.at = at
+        self.calls = 0
 
     def forward(self, output, targets):
         self.calls += 1
@@ -196,11 +204,21 @@ class Overflow(nn.Module):
 
 def test_a_skipped_step_moves_neither_weights_nor_average_nor_learning_rate_and_is_counted():
     traval = make(
-        "--amp", "fp16", "--init-scale", "1024", "--arch", "fc", "--ema-decay", "0.9", "--lr-policy", "cosine",
+        "--amp",
+        "fp16",
+        "--init-scale",
+        "1024",
+        "--arch",
+        "fc",
+        "--ema-decay",
+        "0.9",
+        "--lr-policy",
+        "cosine",
         criterion=Overflow(at=2),
-    )  # fmt: skip
+    )
     steps(traval, 1)
-    weights, average = parameters(traval.model), parameters(traval.ema.module)
+    weights = parameters(traval.model)
+    average = parameters(traval.ema.module)
     steps(traval, 1)
     assert all(torch.equal(a, b) for a, b in zip(weights, parameters(traval.model), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(average, parameters(traval.ema.module), strict=True))
@@ -274,7 +292,8 @@ def test_validation_is_that_of_scikit_learn_over_each_image_once(batch_size):
 
 def test_validation_batches_are_the_same_bits_whichever_rank_computes_them():
     traval = make("--val-batch-size", "7")
-    source, transform = traval.validation_loader.source, traval.validation_loader.transform
+    source = traval.validation_loader.source
+    transform = traval.validation_loader.transform
 
     def sums(rank, world_size):
         loader = ValidationLoader(source, 7, transform, rank, world_size)

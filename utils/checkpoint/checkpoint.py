@@ -33,9 +33,19 @@ from utils.runtime.state_dicts import load_state_dict
 
 FORMAT = 4
 KEYS = (
-    "format", "arch", "model", "ema", "optimizer", "scaler", "progress", "classes", "preprocessing", "settings",
-    "versions", "fingerprint",
-)  # fmt: skip
+    "format",
+    "arch",
+    "model",
+    "ema",
+    "optimizer",
+    "scaler",
+    "progress",
+    "classes",
+    "preprocessing",
+    "settings",
+    "versions",
+    "fingerprint",
+)
 OPTIONAL = {"teacher", "class_weights", "weighs_images", "max_shift", SHARDS, CONTENTS}  # of some runs
 MANIFEST = "manifest.json"
 NOT_OURS = "it is damaged, or not a file of torch.save"
@@ -54,8 +64,11 @@ class Checkpointer:
     """
 
     def __init__(self, folder: Path, is_main: bool, warn: Callable[[str], None] = lambda line: None) -> None:
-        self.folder, self.is_main, self._warn = folder, is_main, warn
-        self._snapshot, self._writing = Snapshot(), BackgroundTask()
+        self.folder = folder
+        self.is_main = is_main
+        self._warn = warn
+        self._snapshot = Snapshot()
+        self._writing = BackgroundTask()
 
     @property
     def failed(self) -> bool:
@@ -129,7 +142,8 @@ class Checkpointer:
 
     def _replace(self, written: Path, names: tuple[str, ...]) -> None:
         """Rename, with the manifest one step ahead: it accepts old and new digests until all is done."""
-        digest, before = sha256(written), _manifest(self.folder)
+        digest = sha256(written)
+        before = _manifest(self.folder)
         after = before | {f"{name}.pt": [digest] for name in names}
         if "last" in names and "last.pt" in before:
             after["previous.pt"] = before["last.pt"]
@@ -141,7 +155,8 @@ class Checkpointer:
         _write_manifest(self.folder, after)
 
     def _place(self, written: Path, name: str) -> None:
-        target, copy = self.folder / f"{name}.pt", self.folder / f".{name}.copy"
+        target = self.folder / f"{name}.pt"
+        copy = self.folder / f".{name}.copy"
         copy.unlink(missing_ok=True)
         try:
             os.link(written, copy)  # a checkpoint is replaced, never changed, so names may share bytes
@@ -380,7 +395,8 @@ def misfits(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> Misfits
 
 def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where: str | Path) -> None:
     """Load ``weights`` into ``model``; raises ``UserError`` with the first names and shapes that do not fit."""
-    own, found = model.state_dict(), misfits(model, weights)
+    own = model.state_dict()
+    found = misfits(model, weights)
     wrong = [f"lacks {name}" for name in found.missing]
     wrong += [f"has {name}, which the network lacks" for name in found.unexpected]
     wrong += [
@@ -397,10 +413,12 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
 
 def average_moved_since_validation(state: dict[str, Any]) -> bool:
     """Whether a checkpoint's average of the weights has moved since its batch-norm statistics were computed."""
-    progress, settings = state.get("progress"), state.get("settings")
+    progress = state.get("progress")
+    settings = state.get("settings")
     if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):
         return False
-    validated, averaged = progress.get("validated_step"), progress.get("averaged_step")
+    validated = progress.get("validated_step")
+    averaged = progress.get("averaged_step")
     if settings.get("swa_start_epoch"):  # moves once an epoch
         return isinstance(validated, int) and isinstance(averaged, int) and averaged > validated
     return bool(settings.get("ema_bn_batches")) and validated != progress.get("step")

@@ -50,7 +50,8 @@ def ends_with(fingerprint: str, contents: Sequence[bytes]) -> bool:
 
     Also where it tells nothing of contents.
     """
-    stored, now = _contents_of(fingerprint), _contents_of(joined("", contents))
+    stored = _contents_of(fingerprint)
+    now = _contents_of(joined("", contents))
     equal = [a == b for a, b in zip(stored[-len(now) :], now, strict=False)]
     return 2 * sum(equal) >= len(equal)
 

@@ -113,7 +113,8 @@ def _is_optimizers(value: Any) -> bool:
 def _is_optimizer(value: Any) -> bool:
     if not (_is_dict(value) and isinstance(value.get("state"), dict) and isinstance(value.get("param_groups"), list)):
         return False
-    states, groups = value["state"].values(), value["param_groups"]
+    states = value["state"].values()
+    groups = value["param_groups"]
     return all(_is_dict(item) for item in states) and all(
         _is_dict(group) and isinstance(group.get("params"), list) for group in groups
     )

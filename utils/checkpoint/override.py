@@ -15,26 +15,44 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import Settings, UserError, as_flag
 
 SHAPES_PLAN = (  # these and the data decide which samples a step sees
-    "seed", "global_batch_size", "drop_last", "train_samples", "balanced_sampler", "repeated_augmentation",
+    "seed",
+    "global_batch_size",
+    "drop_last",
+    "train_samples",
+    "balanced_sampler",
+    "repeated_augmentation",
     "shard_window",
-)  # fmt: skip
+)
 SHAPES_VALIDATION = ("max_val_batches", "val_batch_size")  # which images are validated
 SHOWS_VALIDATION = (  # and how the network sees them
-    "tta", "image_size", "val_image_size", "crop_pct", "crop_mode", "interpolation", "mean", "std",
-)  # fmt: skip
+    "tta",
+    "image_size",
+    "val_image_size",
+    "crop_pct",
+    "crop_mode",
+    "interpolation",
+    "mean",
+    "std",
+)
 COMPUTES_VALIDATION = ("amp", "fp32_layers", "tf32", "blur_pool", "model_kwargs")  # and what it computes of them
 SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
 SHAPES_LOSS = (*(option.name for option in dataclasses.fields(LossSettings)), "grad_penalty")
 SHAPES_GROUPS = (
-    "weight_decay", "weight_decay_except", "decay_norm_bias", "layer_decay", "backbone_lr_scale", "lr_scale",
-)  # fmt: skip
+    "weight_decay",
+    "weight_decay_except",
+    "decay_norm_bias",
+    "layer_decay",
+    "backbone_lr_scale",
+    "lr_scale",
+)
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "beta1", "weight_decay", "lr_scale", "name")
 
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     """Raise ``UserError`` with a line for each difference that the state does not fit."""
-    mistakes, differences = [], resume_point.differences(args)
+    mistakes = []
+    differences = resume_point.differences(args)
     for name in SHAPES_STATE:
         if name in differences:
             mistakes.append(f"{differences[name]}; its state fits no other, also with --resume-override")
@@ -84,16 +102,21 @@ def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...]) -> No
 
 
 def carry_over(
-    resume_point: ResumePoint, args: Settings, classes: tuple[str, ...], fingerprint: str, steps_per_epoch: int,
+    resume_point: ResumePoint,
+    args: Settings,
+    classes: tuple[str, ...],
+    fingerprint: str,
+    steps_per_epoch: int,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+) -> tuple[dict[str, Any], list[str]]:
     """The state to continue from with ``args`` and this data, and a line for each change.
 
     The settings of ``args`` replace those in the optimizers' state. If steps now see other samples, the rest of a
     cut epoch is skipped, and the learning rate is that of the beginning of an epoch.
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    differences, data = resume_point.differences(args), resume_point.data_differences(classes, fingerprint)
+    differences = resume_point.differences(args)
+    data = resume_point.data_differences(classes, fingerprint)
     values = args.result_values()
     changes = [f"{line}; going on without it" for line in resume_point.gone]
     changes += [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]

@@ -83,7 +83,8 @@ class Progress:
 
     def validation_is_due(self, args: Settings) -> bool:
         """Whether the current epoch, whose steps are done, is validated: so is the last one before any kind of end."""
-        ended, run = self.epoch + 1, args.run
+        ended = self.epoch + 1
+        run = args.run
         waited = run.early_stopping is not None and ended - self.stopping_epoch >= run.early_stopping
         last = ended >= args.optimisation.epochs or waited or self.is_trained(args)
         return last or ended % run.val_every_epochs == 0
@@ -94,11 +95,14 @@ class Progress:
 
     def forget_best(self) -> None:
         """Make the next whole epoch the best so far."""
-        self.best_top1, self.best_epoch, self.best_value = -1.0, 0, None
+        self.best_top1 = -1.0
+        self.best_epoch = 0
+        self.best_value = None
 
     def wait_anew(self) -> None:
         """Let early stopping wait from here on."""
-        self.stopping_value, self.stopping_epoch = None, self.epoch
+        self.stopping_value = None
+        self.stopping_epoch = self.epoch
 
     def add(self, row: list[float]) -> None:
         """Add one step's sums, in step order: the bits must not depend on how steps are grouped."""
@@ -123,12 +127,14 @@ class Progress:
     def finish_epoch(self) -> None:
         """Count the epoch as done."""
         self.epoch += 1
-        self.step_in_epoch, self.epoch_seconds = 0, 0.0
+        self.step_in_epoch = 0
+        self.epoch_seconds = 0.0
         self.forget_sums()
 
     def forget_sums(self) -> None:
         """Begin the training figures of the epoch anew."""
-        self.epoch_sums, self.window_sums = list(NOTHING), list(NOTHING)
+        self.epoch_sums = list(NOTHING)
+        self.window_sums = list(NOTHING)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -154,7 +154,8 @@ class ResumePoint:
 
         Without ``fingerprint`` (evaluation) only the classes must agree.
         """
-        differences, begun = [], self.state.get("classes", classes)
+        differences = []
+        begun = self.state.get("classes", classes)
         if list(classes) != (list(begun) if isinstance(begun, list | tuple) else begun):
             differences.append(f"--datapath: {_class_difference(classes, begun)} in {self.path}")
         if fingerprint is not None and not same_images(fingerprint, begun := self.state["fingerprint"]):
@@ -250,7 +251,10 @@ def newest_run(
     """
     if not os.path.isdir(parent) or os.path.islink(parent) or os.path.islink(parent.parent):
         return None
-    strange, lost, empty, others = [], [], [], {}
+    strange = []
+    lost = []
+    empty = []
+    others = {}
     for folder in sorted(_run_folders(parent), reverse=True):
         settings = _settings_of(folder, wanted)
         if settings is not None and settings != wanted:
@@ -369,8 +373,15 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
         settings |= unused(settings)
         return {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
     except (
-        OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, yaml.YAMLError,
-    ):  # fmt: skip
+        OSError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        yaml.YAMLError,
+    ):
         return None
 
 

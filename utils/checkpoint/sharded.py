@@ -266,7 +266,8 @@ class Shards:
         """The description in torch's classes."""
         from torch.distributed.checkpoint import metadata as meta
 
-        tensors, stored = {}, {}
+        tensors = {}
+        stored = {}
         for name, one in self.tensors.items():
             chunks = [meta.ChunkStorageMetadata(at, sizes) for at, sizes, *_ in one.pieces]
             tensors[name] = meta.TensorStorageMetadata(meta.TensorProperties(dtype=one.dtype), one.shape, chunks)

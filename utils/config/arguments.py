@@ -25,7 +25,9 @@ from utils.config.spelling import meant_value
 from utils.config.synonyms import assignment, meant, silent_defaults
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-LARGEST_RECIPE, MOST_VALUES = 100_000, 1000  # bytes and values: far more than any recipe has
+# bytes and values: far more than any recipe has
+LARGEST_RECIPE = 100_000
+MOST_VALUES = 1000
 OPTIONS = {option.name: option for _, option in all_settings()}
 FOR_TRYING_OUT = ("max_val_batches",)
 
@@ -85,10 +87,12 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
             else:
                 if origin == FLAG and value != values[name]:
                     changed.add(name)
-                values[name], origins[name] = value, DEFAULT if takes_back else origin
+                values[name] = value
+                origins[name] = DEFAULT if takes_back else origin
     for name in FOR_TRYING_OUT if values["evaluate"] else ():
         if origins[name] == CHECKPOINT:  # an evaluation of the run must not be cut unasked
-            values[name], origins[name] = OPTIONS[name].default, DEFAULT
+            values[name] = OPTIONS[name].default
+            origins[name] = DEFAULT
     # A setting that could not be read has its line already; contradictions with it need no other.
     broken = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
     mistakes += [rule.message for rule in broken if unread.isdisjoint(rule.settings)]
@@ -160,7 +164,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Raw values by setting, and the mistakes."""
-    parser, mistakes = build_parser(), []
+    parser = build_parser()
+    mistakes = []
     switches = {"-h"} | {option.metadata["short"] for option in OPTIONS.values() if option.metadata["type"] is bool}
     kept = []
     for token in argv:
@@ -219,7 +224,8 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     twice = sorted({key for key in keys if keys.count(key) > 1})
     mistakes = [f"recipe {path}: {_shown(key)} is given twice; keep one" for key in twice]
     allowed = [name for name, option in OPTIONS.items() if option.metadata["in_recipe"]]
-    known, names = {}, set(map(_text, content))
+    known = {}
+    names = set(map(_text, content))
     for key, value in content.items():
         name = _text(key).replace("-", "_")
         if name in allowed:

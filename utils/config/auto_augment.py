@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from utils.config.spelling import meant_value
 
-TORCHVISION, TIMM = "torchvision", "timm"
+TORCHVISION = "torchvision"
+TIMM = "timm"
 MOST_STEPS = 16  # operations one after the other, or chains side by side
 
 
@@ -22,22 +23,34 @@ class _Option(NamedTuple):
     most: float = 1000
 
 
-_LEVEL, _NOISE = _Option(10), _Option(0.0, float)
+_LEVEL = _Option(10)
+_NOISE = _Option(0.0, float)
 _STEPS = _Option(2, least=1, most=MOST_STEPS)
 _OF_ONE_POLICY = {"mstd": _NOISE}
 # By the first word of a policy: the options that may follow it, each with a dash.
 _TIMM = {
     "rand": {
-        "m": _LEVEL, "n": _STEPS, "p": _Option(0.5, float, most=1), "mstd": _NOISE, "mmax": _Option(10, least=1),
-        "inc": _Option(0, most=1), "t": _Option("", str),
+        "m": _LEVEL,
+        "n": _STEPS,
+        "p": _Option(0.5, float, most=1),
+        "mstd": _NOISE,
+        "mmax": _Option(10, least=1),
+        "inc": _Option(0, most=1),
+        "t": _Option("", str),
     },
-    "original": _OF_ONE_POLICY, "originalr": _OF_ONE_POLICY, "v0": _OF_ONE_POLICY, "v0r": _OF_ONE_POLICY,
+    "original": _OF_ONE_POLICY,
+    "originalr": _OF_ONE_POLICY,
+    "v0": _OF_ONE_POLICY,
+    "v0r": _OF_ONE_POLICY,
     "3a": _OF_ONE_POLICY,
     "augmix": {
-        "m": _Option(3), "w": _Option(3, least=1, most=MOST_STEPS), "d": _Option(-1, least=1, most=MOST_STEPS),
-        "a": _Option(1.0, float, least=1e-3), "mstd": _Option(float("inf"), float),
+        "m": _Option(3),
+        "w": _Option(3, least=1, most=MOST_STEPS),
+        "d": _Option(-1, least=1, most=MOST_STEPS),
+        "a": _Option(1.0, float, least=1e-3),
+        "mstd": _Option(float("inf"), float),
     },
-}  # fmt: skip
+}
 _TORCHVISION = ("ra", "ta_wide", "autoaugment", "imagenet", "cifar10", "svhn", "augmix")
 CHOICES = (*_TORCHVISION, *(name for name in _TIMM if name not in _TORCHVISION))
 EXAMPLES = "rand-m9-mstd0.5-inc1, augmix-m5-w4-d2"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH = "resnet18", "conv2"  # the first pools its features, the second does not
+# the first pools its features, the second does not
+LARGE_IMAGES_ARCH = "resnet18"
+SMALL_IMAGES_ARCH = "conv2"
 SMALL_IMAGES = 32  # pixels a side, at most
 FETCHED = "--download fetches it"
 
@@ -60,7 +62,8 @@ class DatasetSpec(Channels):
         return SMALL_IMAGES_ARCH if self.image_size <= SMALL_IMAGES else LARGE_IMAGES_ARCH
 
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # fmt: off
 SPECS: dict[str, DatasetSpec] = {

@@ -305,22 +305,66 @@ OTHERS = Program(
 PROGRAMS = (TIMM, TORCHVISION, ULTRALYTICS, OTHERS)
 # Of one of these programs, and of many scripts beside: they do not tell which program a command is for.
 COMMON = {
-    "batch", "c", "data", "data-dir", "data-path", "dataset", "dropout", "experiment", "j", "model", "model-ema",
-    "model-ema-decay", "opt", "output-dir", "patience", "project", "start-epoch", "world-size", "dist-url",
-}  # fmt: skip
+    "batch",
+    "c",
+    "data",
+    "data-dir",
+    "data-path",
+    "dataset",
+    "dropout",
+    "experiment",
+    "j",
+    "model",
+    "model-ema",
+    "model-ema-decay",
+    "opt",
+    "output-dir",
+    "patience",
+    "project",
+    "start-epoch",
+    "world-size",
+    "dist-url",
+}
 
 # Values of flags: by what they are here, and the rest with one choice of the setting that they belong to.
 VALUES = {
-    "gpu": "cuda", "float16": "fp16", "half": "fp16", "16": "fp16", "16-mixed": "fp16", "bfloat16": "bf16",
-    "bf16-mixed": "bf16", "float32": "off", "fp32": "off", "32": "off", "none": "off", "steplr": "step",
-    "multisteplr": "multistep", "cosineannealinglr": "cosine", "cosineannealing": "cosine",
-    "cosine-annealing": "cosine", "cos": "cosine", "linearlr": "linear", "polynomiallr": "poly", "polynomial": "poly",
+    "gpu": "cuda",
+    "float16": "fp16",
+    "half": "fp16",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "bfloat16": "bf16",
+    "bf16-mixed": "bf16",
+    "float32": "off",
+    "fp32": "off",
+    "32": "off",
+    "none": "off",
+    "steplr": "step",
+    "multisteplr": "multistep",
+    "cosineannealinglr": "cosine",
+    "cosineannealing": "cosine",
+    "cosine-annealing": "cosine",
+    "cos": "cosine",
+    "linearlr": "linear",
+    "polynomiallr": "poly",
+    "polynomial": "poly",
     "constantlr": "constant",
-    "onecycle": "one-cycle", "onecyclelr": "one-cycle",
-    "imagefolder": "folder", "image-folder": "folder", "hflip": "flip", "vflip": "vertical-flip", "rrc": "resized-crop",
-    "torch/mnist": "mnist", "torch/cifar10": "cifar10", "torch/cifar100": "cifar100", "torch/imagenet": "imagenet",
-    "randaugment": "ra", "trivialaugment": "ta_wide", "trivialaugmentwide": "ta_wide", "ta": "ta_wide",
-}  # fmt: skip
+    "onecycle": "one-cycle",
+    "onecyclelr": "one-cycle",
+    "imagefolder": "folder",
+    "image-folder": "folder",
+    "hflip": "flip",
+    "vflip": "vertical-flip",
+    "rrc": "resized-crop",
+    "torch/mnist": "mnist",
+    "torch/cifar10": "cifar10",
+    "torch/cifar100": "cifar100",
+    "torch/imagenet": "imagenet",
+    "randaugment": "ra",
+    "trivialaugment": "ta_wide",
+    "trivialaugmentwide": "ta_wide",
+    "ta": "ta_wide",
+}
 _PLATEAU = f"{_RATE}; --early-stopping ends a run that no longer improves"
 VALUES_INSTEAD = {
     name: (choice, advice)
@@ -329,7 +373,8 @@ VALUES_INSTEAD = {
         ("tanh", "cosine", "no equivalent: cosine falls alike, from one flat end to another"),
         ("exponentiallr exponential exp", "cosine", "write step with --lr-step-epochs 1, and --lr-gamma"),
         (
-            "cosineannealingwarmrestarts cosine-with-restarts cosine-warm-restarts", "cosine",
+            "cosineannealingwarmrestarts cosine-with-restarts cosine-warm-restarts",
+            "cosine",
             "write cosine with --lr-cycle-epochs",
         ),
         ("cycliclr", "cosine", "no equivalent: triangular is one such cycle"),
@@ -340,7 +385,7 @@ VALUES_INSTEAD = {
         ("nearest", "bilinear", "no equivalent"),
     )
     for name in names.split()
-}  # fmt: skip
+}
 # Flags of ours that other programs give another meaning, said where they have no value, or none of ours.
 BARE = {"amp": "timm's and torchvision's --amp is --amp fp16"}
 OTHER_MEANING = {

@@ -18,7 +18,11 @@ from utils.config.groups.loss import BALANCED
 from utils.config.groups.optimisation import RISING_POLICIES, SCHEDULE_FREE, SHARDABLE, WITH_NESTEROV
 
 DEFAULT_LR = {"sgd": 0.1, "schedulefree-sgd": 1.0}  # of the latter: the steps of sgd with its momentum of 0.9
-DEFAULT, CHECKPOINT, RECIPE, FLAG = "default", "checkpoint", "recipe", "flag"  # where a value came from, lowest first
+# where a value came from, lowest first
+DEFAULT = "default"
+CHECKPOINT = "checkpoint"
+RECIPE = "recipe"
+FLAG = "flag"
 
 
 def outranks(origin: str, other: str) -> bool:
@@ -379,7 +383,8 @@ def learning_rate(values: dict[str, Any], origins: dict[str, str], world_size: i
 
     ``lr_base`` is for ``lr_base_size`` images per step, as in timm's train.py; an ``lr`` of a higher layer replaces it.
     """
-    base, lr = values["lr_base"], values["lr"]
+    base = values["lr_base"]
+    lr = values["lr"]
     if base is None or (lr is not None and outranks(origins["lr"], origins["lr_base"])):
         return lr if lr is not None else DEFAULT_LR.get(values["optimizer"], 0.001), ""
     adaptive = any(part in values["optimizer"].lower() for part in ("ada", "lamb"))
@@ -408,14 +413,17 @@ def derive(values: dict[str, Any], origins: dict[str, str], world_size: int) -> 
         values["arch"] = SPECS[values["dataname"]].default_arch
     values["lr"] = lr
     if scale:
-        values["lr_base_scale"], origins["lr"] = scale, f"lr-base, {scale} in the batch"
+        values["lr_base_scale"] = scale
+        origins["lr"] = f"lr-base, {scale} in the batch"
     else:
         values["lr_base"] = None
     if values["optimizer"] in SCHEDULE_FREE and values["lr_policy"] != "constant":
-        values["lr_policy"], origins["lr_policy"] = "constant", "optimizer"
+        values["lr_policy"] = "constant"
+        origins["lr_policy"] = "optimizer"
     for name, value in of_policy(values["lr_policy"], values["epochs"]).items():
         if values[name] is None:
-            values[name], origins[name] = value, DEFAULT
+            values[name] = value
+            origins[name] = DEFAULT
 
 
 def absolute_paths(values: dict[str, Any]) -> dict[str, str]:

@@ -6,13 +6,16 @@ from collections.abc import Collection, Iterable
 
 from utils.config.other_programs import VALUES, VALUES_INSTEAD
 
-SHORTEST_PREFIX, MOST_SHOWN = 3, 3
-LETTERS_AN_EDIT, MOST_EDITS = 4, 2
+SHORTEST_PREFIX = 3
+MOST_SHOWN = 3
+LETTERS_AN_EDIT = 4
+MOST_EDITS = 2
 
 
 def meant_value(value: str, known: Iterable[str]) -> str:
     """What to write for a value that is not among its choices: `` (did you mean ...?)``, an advice, or ''."""
-    key, known = key_of(value), list(known)
+    key = key_of(value)
+    known = list(known)
     if VALUES.get(key) in known:
         return did_you_mean([VALUES[key]])
     choice, advice = VALUES_INSTEAD.get(key, (None, ""))

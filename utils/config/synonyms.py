@@ -21,7 +21,8 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
     programs have is that of the program whose names these are. ``value``: what is given to it; of a synonym with
     choices it is translated too.
     """
-    key, known = key_of(name), list(known)
+    key = key_of(name)
+    known = list(known)
     for program in _likeliest({key, *map(key_of, others)}):
         if key in program.instead:
             advice = program.instead[key]
@@ -46,7 +47,8 @@ def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]
 
     Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
     """
-    keys, words = set(map(key_of, names)), {key_of(word.partition("=")[0]) for word in words}
+    keys = set(map(key_of, names))
+    words = {key_of(word.partition("=")[0]) for word in words}
     own = {program.title: _count(program, keys - COMMON) for program in PROGRAMS}
     own[ULTRALYTICS.title] += _count(ULTRALYTICS, {key_of(name) for name in names if not name.startswith("-")} & COMMON)
     program = max(PROGRAMS, key=lambda program: own[program.title])

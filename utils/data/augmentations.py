@@ -110,11 +110,13 @@ class Shift:
         places = torch.arange(width, device=images.device)
         if flips:
             places = torch.where(flips[0][:, None], places.flip(0), places)
-        rows, columns = offsets[:, :1] + torch.arange(height, device=images.device), offsets[:, 1:] + places
+        rows = offsets[:, :1] + torch.arange(height, device=images.device)
+        columns = offsets[:, 1:] + places
         if self.padding == "zero":
             images = functional.pad(images, (reach,) * 4)
         else:
-            rows, columns = mirrored(rows - reach, height), mirrored(columns - reach, width)
+            rows = mirrored(rows - reach, height)
+            columns = mirrored(columns - reach, width)
         images = select_rows(images, rows)
         return images.gather(3, columns[:, None, None, :].expand(*images.shape[:3], -1))
 
@@ -320,7 +322,8 @@ def resized_crop(
     box_width = (area * ratio).sqrt().clamp(max=width) / width
     box_height = (area / ratio).sqrt().clamp(max=height) / height
     theta = torch.zeros(len(images), 2, 3, device=images.device)
-    theta[:, 0, 0], theta[:, 1, 1] = box_width, box_height
+    theta[:, 0, 0] = box_width
+    theta[:, 1, 1] = box_height
     theta[:, 0, 2] = (2 * uniforms[:, 2] - 1) * (1 - box_width)
     theta[:, 1, 2] = (2 * uniforms[:, 3] - 1) * (1 - box_height)
     grid = functional.affine_grid(theta, [len(images), images.shape[1], size, size], align_corners=False)

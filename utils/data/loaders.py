@@ -77,7 +77,10 @@ class TrainLoader:
         mixing: Mixing | None = None,
         resolution: Resolution | None = None,
     ) -> None:
-        self.source, self.plan, self.transform, self.mixing = source, plan, transform, mixing
+        self.source = source
+        self.plan = plan
+        self.transform = transform
+        self.mixing = mixing
         self.resolution = resolution
         self._prefetch = DevicePrefetcher(source.device)
 
@@ -134,7 +137,8 @@ class TrainLoader:
 
     def prepare(self, micro_batches: list[MicroBatch], pixels: torch.Tensor, labels: torch.Tensor) -> Iterator[Batch]:
         """A batch of each micro-batch, augmented together."""
-        epoch, transform = micro_batches[0].epoch, self.transform
+        epoch = micro_batches[0].epoch
+        transform = self.transform
         if self.resolution is not None:
             transform = transform.at_size(self.resolution.size(epoch))
         together = transform.training(pixels, keys_of(micro_batches), epoch)
@@ -142,9 +146,15 @@ class TrainLoader:
             together, labels = self.mixing(together, labels, micro_batches)
         for one, images, targets in _split(micro_batches, together, labels):
             yield Batch(
-                images, targets[: one.count], one.indices[: one.count], one.step, one.weight, one.ends_step,
-                one.unreadable, one.replaced,
-            )  # fmt: skip
+                images,
+                targets[: one.count],
+                one.indices[: one.count],
+                one.step,
+                one.weight,
+                one.ends_step,
+                one.unreadable,
+                one.replaced,
+            )
 
 
 class ValidationLoader:
@@ -153,9 +163,12 @@ class ValidationLoader:
     def __init__(
         self, source: Source, batch_size: int, transform: BatchTransform, rank: int = 0, world_size: int = 1
     ) -> None:
-        self.source, self.transform = source, transform
+        self.source = source
+        self.transform = transform
         self._prefetch = DevicePrefetcher(source.device)
-        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
+        self._batch_size = batch_size
+        self._rank = rank
+        self._world_size = world_size
         self._take(np.arange(len(source)))
 
     def _take(self, samples: np.ndarray) -> None:
@@ -231,7 +244,8 @@ class DevicePrefetcher:
 
         ahead = prepare()
         while ahead[0] is not None:
-            (batch, ready), ahead = ahead, prepare()
+            (batch, ready) = ahead
+            ahead = prepare()
             training = torch.cuda.current_stream(self.device)
             training.wait_event(ready)
             for tensor in (batch.images, batch.targets):  # so that it is not overwritten before training has read it
@@ -253,7 +267,8 @@ def loaders(
     With ``only_plan`` no image is read before the first batch and nothing is kept. ``progress`` takes what the one
     process of a host that decodes has to log; by default lines are printed.
     """
-    device, settings, seed = distributed.device, args.data, args.run.seed
+    device = distributed.device
+    settings = args.data
     resident, why = choose(data, settings, device)
     if resident and data.train is not None and (difference := shown_otherwise_resident(args, data.spec)):
         raise UserError(f"--loader resident {difference}")
@@ -261,33 +276,51 @@ def loaders(
         _require_gpu_decoder(device)
     reads_memory = resident or isinstance(data.validation, MemoryImages)
     sources = _SourceBuilder(data, args, distributed, resident, only_plan, progress or ProgressLog())
-    shown, augment = data.preprocessing, chosen_names(args.augmentation, data.spec)
-    context = Context(
-        args.augmentation, args.augmentation.max_shift or data.max_shift, shown.image_size,
-        shown.interpolation, crop_while_decoding=not (reads_memory or data.spec.fixed_size),
-        mean=shown.mean,
-    )  # fmt: skip
-    transform = BatchTransform(
-        shown.image_size, shown.mean, shown.std, build_augmentations(augment, context), seed, channels_last,
-        args.model.compile_augment, shown.interpolation,
-    )  # fmt: skip
-    train, workers = None, settings.workers
+    train = None
+    workers = settings.workers
     if data.train is not None:
         plan = sample_plan(data.train, args, distributed.rank, distributed.world_size)
-        mixing = Mixing.of(args.augmentation, len(data.classes), seed)
+        mixing = Mixing.of(args.augmentation, len(data.classes), args.run.seed)
+        transform = _training_transform(data, args, channels_last, not (reads_memory or data.spec.fixed_size))
         train = TrainLoader(sources.build(data.train, True, workers), plan, transform, mixing, sources.resolution)
         workers = workers if resident else train.source.workers
     validation = sources.build(data.validation, False, workers)
     reading = "" if resident or only_plan else f", {validation.workers} worker(s)"
     if not reads_memory and settings.decode == "cpu":
         reading += f", {decoder()}"
-    evaluating = replace(shown.evaluation_transform, channels_last=channels_last, compiled=args.model.compile_augment)
+    evaluating = replace(
+        data.preprocessing.evaluation_transform, channels_last=channels_last, compiled=args.model.compile_augment
+    )
     val_batch_size = settings.val_batch_size or settings.batch_size
     validating = ValidationLoader(validation, val_batch_size, evaluating, distributed.rank, distributed.world_size)
     if settings.max_val_batches is not None:
         batch_size = settings.val_batch_size or settings.global_batch_size  # the same on any number of processes
         validating = validating.part(tried_out(len(data.validation), settings.max_val_batches * batch_size))
     return train, validating, f"{'resident' if resident else 'stream'} ({why}){reading}"
+
+
+def _training_transform(data: Data, args: Settings, channels_last: bool, crop_while_decoding: bool) -> BatchTransform:
+    """What is done to a batch of ``data`` to train on; decoded images may come cropped already."""
+    shown = data.preprocessing
+    settings = args.augmentation
+    context = Context(
+        settings,
+        settings.max_shift or data.max_shift,
+        shown.image_size,
+        shown.interpolation,
+        crop_while_decoding=crop_while_decoding,
+        mean=shown.mean,
+    )
+    return BatchTransform(
+        shown.image_size,
+        shown.mean,
+        shown.std,
+        build_augmentations(chosen_names(settings, data.spec), context),
+        args.run.seed,
+        channels_last,
+        args.model.compile_augment,
+        shown.interpolation,
+    )
 
 
 def tried_out(count: int, wanted: int) -> np.ndarray:
@@ -325,15 +358,22 @@ class _SourceBuilder:
             processes = cores_per_process(1) if workers == "auto" else workers  # one process of a host decodes
             return ResidentSource(self._in_memory(images, view, processes), self.distributed.device, policy)
         reader = MicroBatchReader(
-            images, view, crop=training and "resized-crop" in chosen_names(self.args.augmentation, self.data.spec),
-            seed=self.args.run.seed, as_files=settings.decode == "gpu", policy=policy,
+            images,
+            view,
+            crop=training and "resized-crop" in chosen_names(self.args.augmentation, self.data.spec),
+            seed=self.args.run.seed,
+            as_files=settings.decode == "gpu",
+            policy=policy,
             resolution=self.resolution if training else None,
-        )  # fmt: skip
+        )
         cores = cores_per_process(self.distributed.local_world_size)
         return StreamSource(
-            reader, self.distributed.device, workers=0 if self.only_plan else workers, cores=cores,
+            reader,
+            self.distributed.device,
+            workers=0 if self.only_plan else workers,
+            cores=cores,
             read_ahead=self._read_ahead(images) if training else None,
-        )  # fmt: skip
+        )
 
     def _read_ahead(self, images: Images) -> ReadAhead | None:
         settings = self.args.data
@@ -342,19 +382,28 @@ class _SourceBuilder:
         if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
             raise UserError("--shard-cache: the training images do not lie in shards; remove it")
         return ReadAhead(
-            images.paths, Path(settings.shard_cache), int(settings.shard_cache_gb * 1e9),
-            is_first=self.distributed.local_rank == 0, log=self.progress.log,
-        )  # fmt: skip
+            images.paths,
+            Path(settings.shard_cache),
+            int(settings.shard_cache_gb * 1e9),
+            is_first=self.distributed.local_rank == 0,
+            log=self.progress.log,
+        )
 
     def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
-        folder, is_main = cache.folder_for(self.args.data), self.distributed.is_main
+        folder = cache.folder_for(self.args.data)
+        is_main = self.distributed.is_main
         if isinstance(images, MemoryImages):
             local = self.distributed.local_world_size
             return cache.shared(images, folder, local_world_size=local, log=self.progress.log, is_main=is_main)
         return cache.decoded(
-            images, view, folder, workers=workers, progress=self.progress, is_main=is_main,
+            images,
+            view,
+            folder,
+            workers=workers,
+            progress=self.progress,
+            is_main=is_main,
             skip_bad=self.args.data.skip_bad_images,
-        )  # fmt: skip
+        )
 
 
 def _require_gpu_decoder(device: torch.device) -> None:
@@ -365,7 +414,9 @@ def _require_gpu_decoder(device: torch.device) -> None:
 
 def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> SamplePlan:
     """The plan for these settings and training images."""
-    settings, mixup, cutmix = args.data, args.augmentation.mixup, args.augmentation.cutmix
+    settings = args.data
+    mixup = args.augmentation.mixup
+    cutmix = args.augmentation.cutmix
     sampling = build_sampling(images, args)
     num_samples = len(images) if sampling is None else sampling.num_samples
     if settings.global_batch_size < world_size:
@@ -379,9 +430,16 @@ def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> S
             f"{settings.global_batch_size} leaves some of {world_size} process(es) without one"
         )
     plan = SamplePlan(
-        num_samples, settings.global_batch_size, settings.batch_size, args.run.seed, rank, world_size,
-        settings.drop_last, pairs, sampling,
-    )  # fmt: skip
+        num_samples,
+        settings.global_batch_size,
+        settings.batch_size,
+        args.run.seed,
+        rank,
+        world_size,
+        settings.drop_last,
+        pairs,
+        sampling,
+    )
     if not plan.steps_per_epoch:
         raise UserError(
             f"--drop-last leaves no step: {num_samples:,} training images are fewer than --global-batch-size "

@@ -66,9 +66,15 @@ class Mixing:
         if not settings.mixup and not settings.cutmix:
             return None
         return cls(
-            settings.mixup, settings.cutmix, classes, seed, settings.mixup_prob, settings.mixup_switch_prob,
-            settings.mixup_off_epoch, settings.mixup_mode,
-        )  # fmt: skip
+            settings.mixup,
+            settings.cutmix,
+            classes,
+            seed,
+            settings.mixup_prob,
+            settings.mixup_switch_prob,
+            settings.mixup_off_epoch,
+            settings.mixup_mode,
+        )
 
     def is_on(self, epoch: int) -> bool:
         """Whether images are mixed in ``epoch``, counted from 0."""
@@ -114,7 +120,8 @@ class Mixing:
         alpha = np.where(by_box, self.cutmix, self.mixup)
         drawn = betaincinv(alpha, alpha, uniforms[:, 0])  # the quantile of a uniform number
         drawn = np.where(uniforms[:, 4] < self.prob, drawn, 1.0)[group]
-        by_box, alone = by_box[group], partner == np.arange(len(partner))
+        by_box = by_box[group]
+        alone = partner == np.arange(len(partner))
         drawn[alone] = 1.0
         box = boxes(height, width, np.where(by_box, drawn, 1.0), uniforms[group, 2:4])
         pasted = (box[:, 1] - box[:, 0]) * (box[:, 3] - box[:, 2]) / (height * width)
@@ -130,7 +137,8 @@ def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np
     sides = np.array([height, width])
     halves = (sides * np.sqrt(1 - kept)[:, None]).astype(np.int64) // 2
     centres = (sides * uniforms).astype(np.int64)
-    low, high = np.maximum(centres - halves, 0), np.minimum(centres + halves, sides)
+    low = np.maximum(centres - halves, 0)
+    high = np.minimum(centres + halves, sides)
     return np.column_stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]])
 
 
@@ -139,16 +147,17 @@ def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray
 
     Padding of a micro-batch, and a single image, are their own partners.
     """
-    partners, firsts, begin = [], [], 0
+    partners = []
+    firsts = []
+    begin = 0
     for micro_batch in micro_batches:
         own = np.arange(len(micro_batch.indices))
-        partner, first = own ^ 1, own & ~1
+        partner = own ^ 1
+        first = own & ~1
         if micro_batch.count % 2:
             last = max(0, micro_batch.count - 3)
-            partner[last : micro_batch.count], first[last : micro_batch.count] = (
-                np.roll(own[last : micro_batch.count], -1),
-                last,
-            )
+            partner[last : micro_batch.count] = np.roll(own[last : micro_batch.count], -1)
+            first[last : micro_batch.count] = last
         partner[micro_batch.count :] = first[micro_batch.count :] = own[micro_batch.count :]
         partners.append(begin + partner)
         firsts.append(begin + first)

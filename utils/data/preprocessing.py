@@ -19,7 +19,8 @@ from utils.data.images.view import View, resized
 from utils.data.transforms import BatchTransform
 
 LARGEST_SIZE = 8192  # pixels, more than any network takes
-AS_SET, IMAGENETS = "as set", "ImageNet's, the default"
+AS_SET = "as set"
+IMAGENETS = "ImageNet's, the default"
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,15 @@ class Preprocessing(Channels):
     def of(cls, spec: DatasetSpec) -> Preprocessing:
         """How networks see a data set's images by default: whole if all have one size, otherwise the middle."""
         return cls(
-            spec.image_size, spec.image_size, spec.mean, spec.std, crop_pct=1.0 if spec.fixed_size else View.crop_pct,
-            crop_mode=View.crop_mode, interpolation=View.interpolation,
+            spec.image_size,
+            spec.image_size,
+            spec.mean,
+            spec.std,
+            crop_pct=1.0 if spec.fixed_size else View.crop_pct,
+            crop_mode=View.crop_mode,
+            interpolation=View.interpolation,
             stored_size=spec.image_size if spec.fixed_size else None,
-        )  # fmt: skip
+        )
 
     @property
     def resizes(self) -> bool:
@@ -65,17 +71,24 @@ class Preprocessing(Channels):
         """What is read of an image: all of it if all have one size, otherwise what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
         return View(
-            self.stored_size or size, self.crop_pct, self.crop_mode, self.interpolation, border,
+            self.stored_size or size,
+            self.crop_pct,
+            self.crop_mode,
+            self.interpolation,
+            border,
             whole=self.stored_size is not None,
-        )  # fmt: skip
+        )
 
     @property
     def evaluation_transform(self) -> BatchTransform:
         """Turns what was read for evaluation into normalised floats; resizes images that are stored in one size."""
         return BatchTransform(
-            self.val_image_size, self.mean, self.std, interpolation=self.interpolation,
+            self.val_image_size,
+            self.mean,
+            self.std,
+            interpolation=self.interpolation,
             crop_pct=self.crop_pct if self.stored_size else 1.0,
-        )  # fmt: skip
+        )
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """An image as validation shows it to the network: float32 (channels, h, w), both ``val_image_size``.
@@ -171,7 +184,8 @@ def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing,
     images nearly as it would see them in colour.
     """
     own = Preprocessing.of(SPECS[settings.dataname])
-    values, taken = asdict(own), {}
+    values = asdict(own)
+    taken = {}
     origins = dict.fromkeys(values, IMAGENETS if SPECS[settings.dataname].of_the_user else "the data set's own")
     if known is not None:
         taken = asdict(known.preprocessing)

@@ -29,9 +29,13 @@ class ProgressLog:
         ``unit`` is what is counted, in the plural.
         """
         bar = tqdm(
-            total=total, desc=what, unit=f" {unit}", leave=False, dynamic_ncols=True,
+            total=total,
+            desc=what,
+            unit=f" {unit}",
+            leave=False,
+            dynamic_ncols=True,
             disable=not (self.bar and sys.stderr.isatty()),
-        )  # fmt: skip
+        )
         began = logged = time.monotonic()
         done = 0
         of_all = "" if total is None else f" of {total:,}"

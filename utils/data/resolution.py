@@ -49,7 +49,8 @@ class Resolution:
 
 def build_resolution(args: Settings, image_size: int) -> Resolution | None:
     """What ``--progressive-size`` asks for, up to ``image_size``; None without it."""
-    settings, epochs = args.data, args.optimisation.epochs
+    settings = args.data
+    epochs = args.optimisation.epochs
     low = settings.progressive_size
     if low is None:
         return None

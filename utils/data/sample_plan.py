@@ -120,7 +120,8 @@ class SamplePlan:
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
         """This rank's forward passes of one step, the last of which ends it."""
-        (order, copies), places = self._epoch(epoch), self._places(epoch, step)
+        (order, copies) = self._epoch(epoch)
+        places = self._places(epoch, step)
         count = len(places)
         places = np.append(places, self._start(step) + count + np.arange(2)) % self.num_samples  # to pad with
         unit = 2 if self.pairs else 1
@@ -132,7 +133,8 @@ class SamplePlan:
             first, end = bounds[number * self.world_size + self.rank :][:2]
             read = places[first : max(end, first + 2)]
             its_copies = None if copies is None else copies[read]
-            weight, ends = (end - first) * self.world_size / count, number == passes - 1
+            weight = (end - first) * self.world_size / count
+            ends = number == passes - 1
             micro_batches.append(
                 MicroBatch(epoch, step, order[read], end - first, weight, ends_step=ends, copies=its_copies)
             )
@@ -153,7 +155,8 @@ class SamplePlan:
 
     def _start(self, step: int) -> int:
         """Where a step begins in an epoch's order; for the step after the last, where the last one ends."""
-        size, steps = self.global_batch_size, self.steps_per_epoch
+        size = self.global_batch_size
+        steps = self.steps_per_epoch
         remainder = 0 if self.drop_last else self.num_samples % size
         if step == steps - 1 and steps > 1 and 0 < 2 * remainder < size:
             return (step - 1) * size + (size + remainder + 1) // 2

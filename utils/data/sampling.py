@@ -71,7 +71,8 @@ class Sampling:
     def _balanced(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         count = self._of_each_class
         places = np.arange(epoch * count, (epoch + 1) * count)  # of an endless order of each class
-        samples, copies = [], []
+        samples = []
+        copies = []
         for number, members in enumerate(self._classes):
             rounds, place = np.divmod(places, len(members))
             orders = [
@@ -90,9 +91,11 @@ def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder |
         if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):
             raise UserError("--shard-window: the training images do not lie in shards; remove it")
         available = first_samples(len(labels), args)
-        shards, labels = images.paths.shards.astype(np.int64), labels.cpu().numpy()
+        shards = images.paths.shards.astype(np.int64)
+        labels = labels.cpu().numpy()
         return WindowedOrder(args.run.seed, shards, args.data.shard_window, available, labels)
-    repeats, balanced = args.augmentation.repeated_augmentation, args.data.balanced_sampler
+    repeats = args.augmentation.repeated_augmentation
+    balanced = args.data.balanced_sampler
     if repeats == 1 and not balanced and args.data.train_samples is None:
         return None
     available = first_samples(len(labels), args)
@@ -111,12 +114,14 @@ def first_samples(count: int, args: Settings) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _epoch(sampling: Sampling, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-    order, copies = permutation(sampling.num_samples, sampling.seed, epoch), None
+    order = permutation(sampling.num_samples, sampling.seed, epoch)
+    copies = None
     if sampling.labels is not None:
         samples, copies = (values[order] for values in sampling._balanced(epoch))
     elif sampling.repeats > 1:
         places = np.arange(sampling.num_samples)
-        samples, copies = sampling.available[order[places // sampling.repeats]], places % sampling.repeats
+        samples = sampling.available[order[places // sampling.repeats]]
+        copies = places % sampling.repeats
     else:
         samples = sampling.available[order]
     for values in (samples, copies):

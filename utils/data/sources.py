@@ -54,8 +54,10 @@ class ResidentSource:
     """
 
     def __init__(self, images: MemoryImages, device: torch.device, policy: str = REFUSE) -> None:
-        self.device, self.policy = device, policy
-        self.pixels, self.labels = images.pixels.to(device), images.labels.to(device)
+        self.device = device
+        self.policy = policy
+        self.pixels = images.pixels.to(device)
+        self.labels = images.labels.to(device)
         self._unreadable = images.unreadable
 
     def __len__(self) -> int:
@@ -70,7 +72,8 @@ class ResidentSource:
             count += len(micro_batch.indices)
             if count >= images_together:
                 yield self._read(together)
-                together, count = [], 0
+                together = []
+                count = 0
         if together:
             yield self._read(together)
 
@@ -117,10 +120,17 @@ class StreamSource:
     """
 
     def __init__(
-        self, reader: MicroBatchReader, device: torch.device, *, workers: int | str, cores: int,
+        self,
+        reader: MicroBatchReader,
+        device: torch.device,
+        *,
+        workers: int | str,
+        cores: int,
         read_ahead: ReadAhead | None = None,
-    ) -> None:  # fmt: skip
-        self.reader, self.device, self.read_ahead = reader, device, read_ahead
+    ) -> None:
+        self.reader = reader
+        self.device = device
+        self.read_ahead = read_ahead
         self.workers = measured_workers(reader, cores) if workers == "auto" else workers
         self._pool = WorkerPool(reader, self.workers, pin=device.type == "cuda", keep=True)
 
@@ -160,13 +170,25 @@ class MicroBatchReader(Dataset):
     """
 
     def __init__(
-        self, images: Images, view: View, *, crop: bool = False, seed: int = 0, as_files: bool = False,
-        policy: str = REFUSE, resolution: Resolution | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        images: Images,
+        view: View,
+        *,
+        crop: bool = False,
+        seed: int = 0,
+        as_files: bool = False,
+        policy: str = REFUSE,
+        resolution: Resolution | None = None,
+    ) -> None:
         if isinstance(images, MemoryImages):  # forked processes can use no GPU, and only the CPU's memory can be pinned
             images = replace(images, pixels=images.pixels.cpu(), labels=images.labels.cpu())
-        self.images, self.view, self.seed, self.policy, self.resolution = images, view, seed, policy, resolution
-        self.crop, self.as_files = crop and not view.whole, as_files and not view.whole
+        self.images = images
+        self.view = view
+        self.seed = seed
+        self.policy = policy
+        self.resolution = resolution
+        self.crop = crop and not view.whole
+        self.as_files = as_files and not view.whole
 
     def __getitem__(self, micro_batch: MicroBatch) -> ReadMicroBatch:
         if isinstance(self.images, MemoryImages):
@@ -222,15 +244,18 @@ def measured_workers(reader: MicroBatchReader, cores: int) -> int:
     batches = [max(8, 4 * workers) for workers in ladder]
     if isinstance(reader.images, MemoryImages) or cores == 1 or len(reader.images) < TRIAL_BATCH * sum(batches):
         return min(2, cores)
-    best, fastest = 1, 0.0
+    best = 1
+    fastest = 0.0
     order = np.random.default_rng(0).permutation(len(reader.images))[: TRIAL_BATCH * sum(batches)]
     unread = np.split(order, sum(batches))
     for workers, count in zip(ladder, batches, strict=True):
-        trial, unread = unread[:count], unread[count:]
+        trial = unread[:count]
+        unread = unread[count:]
         speed = reading_speed(reader, trial, workers)
         if speed < MIN_SPEED_UP * fastest:
             break
-        best, fastest = workers, speed
+        best = workers
+        fastest = speed
     return best
 
 

@@ -117,15 +117,18 @@ class BatchTransform:
         # Bytes are rearranged faster than floats; and float() makes a new tensor of uint8, which can be overwritten.
         images = images.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
         images = images.float()
-        lines, by_pixel = images, images.permute(0, 2, 3, 1)
+        lines = images
+        by_pixel = images.permute(0, 2, 3, 1)
         if self.channels_last and by_pixel.is_contiguous():  # a row at a time, not the three numbers of a pixel
             lines = by_pixel.view(len(images), self.size, self.size * images.shape[1])  # -1 is ambiguous of no image
-            mean, std = mean.flatten().repeat(self.size), std.flatten().repeat(self.size)
+            mean = mean.flatten().repeat(self.size)
+            std = std.flatten().repeat(self.size)
         lines.sub_(mean).div_(std)
         return images
 
     def _resized(self, images: torch.Tensor, side: int) -> torch.Tensor:
-        images, sizes = images.float(), [(side, side)]
+        images = images.float()
+        sizes = [(side, side)]
         if self.interpolation == "bicubic":  # first the width, as Pillow does, which cuts off what that overshoots
             sizes.insert(0, (images.shape[-2], side))
         for size in sizes:

@@ -10,9 +10,20 @@ import torch
 
 FORMAT = 1
 KEYS = (
-    "format", "arch", "settings", "classes", "image_shape", "model", "passes", "step", "epoch", "rank", "seed",
-    "scale", "amp",
-)  # fmt: skip
+    "format",
+    "arch",
+    "settings",
+    "classes",
+    "image_shape",
+    "model",
+    "passes",
+    "step",
+    "epoch",
+    "rank",
+    "seed",
+    "scale",
+    "amp",
+)
 MOST = 10  # files in a run; each holds the network's weights
 
 

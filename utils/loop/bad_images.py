@@ -14,7 +14,9 @@ class BadImages:
     """Collects the unreadable images of batches. Unless ``enabled`` there are none, and ranks exchange nothing."""
 
     def __init__(self, enabled: bool, distributed: Distributed, writer: NullWriter) -> None:
-        self.enabled, self.distributed, self.writer = enabled, distributed, writer
+        self.enabled = enabled
+        self.distributed = distributed
+        self.writer = writer
         self._paths: set[str] = set()
         self._replaced = 0
 
@@ -31,7 +33,8 @@ class BadImages:
         for paths, replaced in self.distributed.gather((self._paths, self._replaced)):
             known |= paths
             progress.replaced_images += replaced
-        self._paths, self._replaced = set(), 0
+        self._paths = set()
+        self._replaced = 0
         new = len(known) - len(progress.bad_images)
         if new:
             progress.bad_images = sorted(known)

@@ -71,7 +71,9 @@ class Facts(NamedTuple):
 
 def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bool) -> Facts:
     """The facts of a run with these ``parts`` (``main.Parts``). Takes a forward pass when there are fp32 layers."""
-    data, device, train = parts.data, distributed.device, not args.run.evaluate
+    data = parts.data
+    device = distributed.device
+    train = not args.run.evaluate
     shape = (data.spec.channels, data.image_size, data.image_size)
     trained, scales = _trained(parts.optimizer) if train else (set(), set())
     return Facts(
@@ -124,8 +126,10 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
     v = SimpleNamespace(**args.values(), **facts._asdict())
     lines = []
     for group, option in all_settings():
-        name, meta = option.name, option.metadata
-        origin, value = args.origins[name], getattr(getattr(args, group), name)
+        name = option.name
+        meta = option.metadata
+        origin = args.origins[name]
+        value = getattr(getattr(args, group), name)
         asked = origin == FLAG or (origin == RECIPE and value != option.default)
         if not asked or (value == option.default and not value):
             continue

@@ -22,7 +22,8 @@ class IdlePasses:
     def __init__(self, model: nn.Module, distributed: Distributed, autocast: AbstractContextManager) -> None:
         self.network = model.network if isinstance(model, Collector) else model  # which must not see these images
         self.sharded = [module for module in model.modules() if is_sharded(module)]
-        self.distributed, self.autocast = distributed, autocast
+        self.distributed = distributed
+        self.autocast = autocast
         self._shape: tuple[int, ...] | None = None
 
     def begin_round(self, batch: Batch | None) -> None:

@@ -42,9 +42,13 @@ class NonFiniteStepHandler:
         folder: Path | None,
         description: dict[str, Any] | None,
     ) -> None:
-        self.model, self.train_loader, self.args = model, train_loader, args
-        self.distributed, self.writer = distributed, writer
-        self.folder, self.description = folder, description
+        self.model = model
+        self.train_loader = train_loader
+        self.args = args
+        self.distributed = distributed
+        self.writer = writer
+        self.folder = folder
+        self.description = description
         self._buffers = BufferCopy(model)
 
     def begin_step(self, progress: Progress) -> None:
@@ -87,7 +91,8 @@ class NonFiniteStepHandler:
     def explain_part(self, progress: Progress, scale: torch.Tensor, names: list[str]) -> BadStep:
         """Log a step that some optimizers skipped, but not all, because of the parameters ``names``."""
         position = progress.step + 1, progress.epoch + 1, float(scale)
-        origin, samples = f"gradient of {', '.join(names)}", self._samples(progress)
+        origin = f"gradient of {', '.join(names)}"
+        samples = self._samples(progress)
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
 
     def _write_down(self, bad: BadStep) -> BadStep:
@@ -115,14 +120,19 @@ class NonFiniteStepHandler:
                 "model": self.model.state_dict(),
                 "passes": [
                     {
-                        "images": batch.images, "targets": batch.targets, "indices": torch.as_tensor(batch.indices),
+                        "images": batch.images,
+                        "targets": batch.targets,
+                        "indices": torch.as_tensor(batch.indices),
                         "weight": batch.weight,
                     }
                     for batch in batches
                 ],
-                "step": progress.step + 1, "epoch": progress.epoch + 1, "rank": self.distributed.rank,
-                "seed": self._seed(progress), "scale": float(scale),
+                "step": progress.step + 1,
+                "epoch": progress.epoch + 1,
+                "rank": self.distributed.rank,
+                "seed": self._seed(progress),
+                "scale": float(scale),
                 "amp": resolve_amp(self.args.precision, self.distributed.device),
             },
-        )  # fmt: skip
+        )
         self.writer.log(f"batch saved: {path}" if path else "batch not saved: there are enough, or the disk refused")

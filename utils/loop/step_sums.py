@@ -21,7 +21,8 @@ class StepSums:
     """Sums of at most ``steps`` or ``MOST_PENDING`` optimizer steps, collected over all ranks when TraVal decides."""
 
     def __init__(self, steps: int, distributed: Distributed) -> None:
-        self.steps, self.distributed = min(steps, MOST_PENDING), distributed
+        self.steps = min(steps, MOST_PENDING)
+        self.distributed = distributed
         self.meter = ClassificationMeter(self.steps, distributed.device)
         self.pending: list[tuple[float, torch.Tensor, torch.Tensor]] = []  # lr, gradient norm, scale a step
         self._loss_names: list[str] | None = None

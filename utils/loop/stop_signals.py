@@ -75,7 +75,8 @@ class StopSignals:
             return
         if number == signal.SIGINT and (not self._holding or self.received == number):
             self._raise(KeyboardInterrupt())
-        first, self.received = not self.received, self.received or number
+        first = not self.received
+        self.received = self.received or number
         if first and not self._holding:
             self._raise(StoppedAtOnce(number))
 
@@ -94,12 +95,15 @@ class StopConsensus:
     """
 
     def __init__(self, distributed: Distributed, signals: StopSignals | None = None) -> None:
-        self.distributed, self.signals = distributed, signals or StopSignals()
+        self.distributed = distributed
+        self.signals = signals or StopSignals()
         self.begin()
 
     def begin(self) -> None:
         """Call it when polls start to come at another pace."""
-        self._calls, self._interval, self._asked = 0, 1, monotonic()
+        self._calls = 0
+        self._interval = 1
+        self._asked = monotonic()
 
     def poll(self, failed: bool = False) -> tuple[signal.Signals | None, bool]:
         """The stop signal that any rank has received, if any, and whether any rank has ``failed``."""

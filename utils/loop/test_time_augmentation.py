@@ -18,7 +18,8 @@ class MeanOfViews(nn.Module):
 
     def __init__(self, model: nn.Module, tta: str) -> None:
         super().__init__()
-        self.model, self.moved = model, tta == "flip-shift"
+        self.model = model
+        self.moved = tta == "flip-shift"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (n, classes) of images (n, c, h, w)."""

@@ -21,7 +21,8 @@ class TwoPasses:
     """
 
     def __init__(self, model: nn.Module, sam: SharpnessAware) -> None:
-        self.sam, self._buffers = sam, BufferCopy(model)
+        self.sam = sam
+        self._buffers = BufferCopy(model)
         self.is_second = False
 
     def of(

@@ -78,7 +78,8 @@ class _Sums:
     """
 
     def __init__(self, layers: list[_BatchNorm], device: torch.device) -> None:
-        self.layers, self.sizes = layers, [layer.num_features for layer in layers]
+        self.layers = layers
+        self.sizes = [layer.num_features for layer in layers]
         self.total = torch.zeros(3, sum(self.sizes), dtype=torch.float64, device=device)
         self._row = torch.zeros_like(self.total)
         self._of_layer = dict(zip(layers, self._row.split(self.sizes, dim=1), strict=True))
@@ -94,17 +95,20 @@ class _Sums:
             yield
         finally:
             for layer, mean, variance in kept:
-                layer.running_mean, layer.running_var = mean, variance
+                layer.running_mean = mean
+                layer.running_var = variance
             for hook in hooks:
                 hook.remove()
 
     def _add(self, layer: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-        values, row = inputs[0], self._of_layer[layer]
+        values = inputs[0]
+        row = self._of_layer[layer]
         count = values.numel() // layer.num_features
         mean, variance = torch.zeros(2, layer.num_features, device=values.device)
         # The kernels of batch norm itself: several times as fast as torch.var_mean.
         functional.batch_norm(values, mean, variance, training=True, momentum=1.0)
-        mean, variance = mean.double(), variance.double()
+        mean = mean.double()
+        variance = variance.double()
         row += torch.stack([torch.full_like(mean, count), count * mean, (count - 1) * variance + count * mean**2])
 
     def take(self) -> torch.Tensor:
@@ -118,7 +122,8 @@ class _Sums:
         for layer, (count, summed, squares) in zip(self.layers, self.total.split(self.sizes, dim=1), strict=True):
             mean = summed / count
             variance = ((squares - count * mean**2) / (count - 1)).clamp(min=0)
-            mean, variance = mean.to(layer.running_mean.dtype), variance.to(layer.running_var.dtype)
+            mean = mean.to(layer.running_mean.dtype)
+            variance = variance.to(layer.running_var.dtype)
             sound = mean.isfinite() & variance.isfinite()
             layer.running_mean.copy_(torch.where(sound, mean, layer.running_mean))
             layer.running_var.copy_(torch.where(sound, variance, layer.running_var))

@@ -40,17 +40,22 @@ def class_weights(labels: torch.Tensor, classes: Sequence[str], setting: str) ->
 
 
 def refuse_other_weights(
-    weights: torch.Tensor, settings: LossSettings, state: dict[str, Any], path: Path,
+    weights: torch.Tensor,
+    settings: LossSettings,
+    state: dict[str, Any],
+    path: Path,
     warn: Callable[[str], None] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ``UserError`` if the checkpoint ``path`` to resume, of ``state``, was trained with other ``weights``.
 
     Or with the same, which earlier versions took for the weights of classes' terms of --loss bce, and of label
     smoothing. With ``warn``, only say so.
     """
-    begun, difference = state.get("class_weights"), None
+    begun = state.get("class_weights")
+    difference = None
     if begun not in (None, weights.tolist()):  # a run without any differs in its settings
-        difference, advice = "other weights of the classes", "restore the file"
+        difference = "other weights of the classes"
+        advice = "restore the file"
     elif begun and not state.get("weighs_images") and (settings.loss == "bce" or settings.label_smoothing):
         losses = "--loss bce" if settings.loss == "bce" else "--label-smoothing"
         difference = f"an earlier version's {losses}, which weighted the classes' terms, not the images"
@@ -77,7 +82,8 @@ def read_weights(path: Path, classes: Sequence[str]) -> list[float]:
     except (ValueError, yaml.YAMLError, csv.Error) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"--class-weights {path}: not lines of a class name and its weight ({reason})") from error
-    weights, mistakes = dict(rows), []
+    weights = dict(rows)
+    mistakes = []
     names = [name for name, _ in rows]
     for text, wrong in (
         ("lacks", [name for name in classes if name not in weights]),

@@ -39,7 +39,9 @@ class GradientClipper:
         over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._over_ranks = over_ranks if is_sharded(model) else None
-        self.norm, self.value, self.share = settings.clip_grad_norm, settings.clip_grad_value, settings.clip_grad_agc
+        self.norm = settings.clip_grad_norm
+        self.value = settings.clip_grad_value
+        self.share = settings.clip_grad_agc
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(self._names)
         owned = [{p for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]

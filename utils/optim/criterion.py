@@ -28,7 +28,8 @@ class WeightedCrossEntropy(nn.Module):
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = _at_least_float32(logits)
-        weights, smoothing = self.weights.to(logits.dtype), self.label_smoothing
+        weights = self.weights.to(logits.dtype)
+        smoothing = self.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, reduction="sum")
         if smoothing:
             uniform = -logits.log_softmax(1).mean(1)
@@ -56,7 +57,9 @@ class BinaryCrossEntropy(nn.Module):
         weights: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.label_smoothing, self.threshold, self.sum_classes = label_smoothing, threshold, sum_classes
+        self.label_smoothing = label_smoothing
+        self.threshold = threshold
+        self.sum_classes = sum_classes
         self.positive_weight = positive_weight
         self.register_buffer("weights", weights)
 
@@ -81,14 +84,18 @@ class FocalLoss(nn.Module):
 
     def __init__(self, gamma: float, label_smoothing: float, weights: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.gamma, self.label_smoothing = gamma, label_smoothing
+        self.gamma = gamma
+        self.label_smoothing = label_smoothing
         self.register_buffer("weights", weights)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logs, smoothing = _at_least_float32(logits).log_softmax(1), self.label_smoothing
+        logs = _at_least_float32(logits).log_softmax(1)
+        smoothing = self.label_smoothing
         # 1 - p without cancellation, and not 0, where the derivative of a power below 1 is infinite.
         others = (-torch.expm1(logs)).clamp(min=torch.finfo(logs.dtype).tiny)
-        factors, shares, uniform = others.pow(self.gamma), _shares(targets, logs), smoothing / logs.shape[1]
+        factors = others.pow(self.gamma)
+        shares = _shares(targets, logs)
+        uniform = smoothing / logs.shape[1]
         if self.weights is None:
             return (-(shares * (1 - smoothing) + uniform) * factors * logs).sum(1).mean()
         weights = self.weights.to(logs.dtype)

@@ -37,7 +37,8 @@ class Teacher(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        self.origin, self.size = origin, size
+        self.origin = origin
+        self.size = size
         scale, shift = normalisation or (None, None)
         self.register_buffer("scale", None if scale is None else scale[:, None, None])
         self.register_buffer("shift", None if shift is None else shift[:, None, None])
@@ -79,8 +80,10 @@ class Distillation(nn.Module):
 
     def __init__(self, criterion: nn.Module, teacher: Teacher, settings: LossSettings) -> None:
         super().__init__()
-        self.criterion, self.teacher = criterion, teacher
-        self.hard, self.alpha = settings.distillation == "hard", settings.distillation_alpha
+        self.criterion = criterion
+        self.teacher = teacher
+        self.hard = settings.distillation == "hard"
+        self.alpha = settings.distillation_alpha
         self.temperature = settings.distillation_temperature
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -96,7 +99,8 @@ class Distillation(nn.Module):
     def compare(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
         """The teacher's term, a tensor (): ``logits`` against the teacher's ``answers``, (n, classes) each."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        logits, answers = logits.to(dtype), answers.to(dtype)
+        logits = logits.to(dtype)
+        answers = answers.to(dtype)
         if self.hard:
             return functional.cross_entropy(logits, answers.argmax(1))
         network, teacher = ((values / self.temperature).log_softmax(1) for values in (logits, answers))

@@ -51,8 +51,10 @@ class MovingAverage:
         warmup: bool = True,
         first_epoch: int = 1,
     ) -> None:
-        self.module, self.decay = module if module is not None else copy.deepcopy(model), decay
-        self.warmup, self.first_epoch = warmup, first_epoch
+        self.module = module if module is not None else copy.deepcopy(model)
+        self.decay = decay
+        self.warmup = warmup
+        self.first_epoch = first_epoch
         self._averaged: Pairs = {}
         self._copied: Pairs = {}
         pairs = zip(_tensors(self.module), _tensors(model), strict=True)
@@ -97,9 +99,11 @@ class EpochAverage:
     """
 
     def __init__(self, model: nn.Module, first_epoch: int) -> None:
-        self.model, self.first_epoch = model, first_epoch
+        self.model = model
+        self.first_epoch = first_epoch
         self._average = AveragedModel(model)
-        self.module, self.has_begun = self._average.module, False
+        self.module = self._average.module
+        self.has_begun = False
 
     def update(self, updates: int, epoch: int = 0) -> None:
         """Nothing: steps do not count, epochs do."""
@@ -111,7 +115,8 @@ class EpochAverage:
         self._average.n_averaged.fill_(progress.averaged_epochs)
         self._average.update_parameters(self.model)
         progress.averaged_epochs += 1
-        progress.averaged_step, self.has_begun = progress.step, True
+        progress.averaged_step = progress.step
+        self.has_begun = True
 
     def state(self) -> dict[str, Any] | None:
         """For a checkpoint, with clean parameter names; None before the first epoch of the mean has ended."""
@@ -136,8 +141,10 @@ class ScheduleFreeAverage:
     has_begun = True
 
     def __init__(self, model: nn.Module, optimizer: ScheduleFreeSGD) -> None:
-        self.model, self.optimizer = model, optimizer
-        self._module, self._has_moved = copy.deepcopy(model), False
+        self.model = model
+        self.optimizer = optimizer
+        self._module = copy.deepcopy(model)
+        self._has_moved = False
 
     @property
     def module(self) -> nn.Module:

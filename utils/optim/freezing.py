@@ -28,10 +28,17 @@ class Freezing:
     """
 
     def __init__(
-        self, model: nn.Module, patterns: Sequence[str] = (), begin: int | None = None, end: int | None = None,
+        self,
+        model: nn.Module,
+        patterns: Sequence[str] = (),
+        begin: int | None = None,
+        end: int | None = None,
         all_statistics: bool = False,
-    ) -> None:  # fmt: skip
-        self.patterns, self.begin, self.end, self.all_statistics = tuple(patterns), begin or 0, end, all_statistics
+    ) -> None:
+        self.patterns = tuple(patterns)
+        self.begin = begin or 0
+        self.end = end
+        self.all_statistics = all_statistics
         named = dict(model.named_parameters())
         self.names = frozenset(name for pattern in patterns for name in _matches(pattern, named, model))
         trained = {name for name, parameter in named.items() if parameter.requires_grad}

@@ -55,7 +55,8 @@ def parameter_groups(
         return [group for group in groups_by_decay if group["params"] or len(of_decay) == 1]
     groups: dict[tuple[Rate, float], dict[str, Any]] = {}
     for name, parameter in named:
-        rate, decay = rate_of[name], decay_of(name)
+        rate = rate_of[name]
+        decay = decay_of(name)
         group = {"params": [], "weight_decay": decay, "lr_scale": rate.scale, "name": rate.name}
         groups.setdefault((rate, decay), group)["params"].append(parameter)
     return list(groups.values())

@@ -18,7 +18,9 @@ class Lookahead:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, alpha: float) -> None:
-        self.every, self.alpha, self.steps = every, alpha, 0
+        self.every = every
+        self.alpha = alpha
+        self.steps = 0
         self._fast = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._slow = [parameter.detach().clone() for parameter in self._fast]
         optimizer.register_step_post_hook(self._step)

@@ -78,7 +78,8 @@ class LRPolicy:
 
     def position(self, step: int) -> tuple[int, float]:
         """The cycle, from 0, and how much of it is over: from 0 up to 1, which is reached at the planned end."""
-        done, length = step - self._begin, self.total_steps - self._begin
+        done = step - self._begin
+        length = self.total_steps - self._begin
         if self.cycle_steps is None or length < 1:
             return 0, min(1.0, done / max(1, length))
         *_, (cycle, (begin, cycle_length)) = enumerate(
@@ -91,7 +92,9 @@ class LRPolicy:
 
         Cycles that fill the run are followed by none, also where their length was given with four digits.
         """
-        end, begin, length = self.total_steps - self._begin, 0.0, float(self.cycle_steps or math.inf)
+        end = self.total_steps - self._begin
+        begin = 0.0
+        length = float(self.cycle_steps or math.inf)
         yield begin, length
         while end - (begin := begin + length) >= max(1.0, length / 1000) - ROUNDING:
             length *= self.cycle_mul
@@ -124,7 +127,8 @@ def _falling(curve: Callable[[LRPolicy, float], float]) -> Callable[[LRPolicy, i
 
 def _one_cycle(policy: LRPolicy, step: int) -> float:
     """Smith and Topin, Super-convergence, 2018, in the two cosine phases of torch's OneCycleLR."""
-    first, last = 1 / policy.div_factor, policy.total_steps - 1
+    first = 1 / policy.div_factor
+    last = policy.total_steps - 1
     peak = max(0.0, policy.pct_start * policy.total_steps - 1)
     if step < peak:
         return 1 + (first - 1) * _half_cosine(step / peak)
@@ -134,7 +138,8 @@ def _one_cycle(policy: LRPolicy, step: int) -> float:
 
 def _triangular(policy: LRPolicy, step: int) -> float:
     """Linearly up and down (Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU, 2024)."""
-    first, peak = 1 / policy.div_factor, int(policy.pct_start * policy.total_steps)
+    first = 1 / policy.div_factor
+    peak = int(policy.pct_start * policy.total_steps)
     if step < peak:
         return first + (1 - first) * step / peak
     return 1 + (policy.floor - 1) * min(1.0, (step - peak) / max(1, policy.total_steps - peak))

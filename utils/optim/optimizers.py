@@ -18,7 +18,9 @@ from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
 from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 
-AIRBENCH_MOMENTUM, AIRBENCH_ITERATIONS = 0.6, 3  # of Muon in ``muon-sgd``
+# of Muon in ``muon-sgd``
+AIRBENCH_MOMENTUM = 0.6
+AIRBENCH_ITERATIONS = 3
 
 # Arguments that other flags give, and those that say how to compute, not what: the builders choose them.
 OWN_FLAGS = {"lr": "--lr", "weight_decay": "--weight-decay", "eps": "--opt-eps", "betas": "--opt-betas"}
@@ -44,14 +46,16 @@ class OptimizerArguments:
         self._not_kwargs = {*elsewhere, *CHOSEN}
         for name, value in (("eps", settings.opt_eps), ("betas", settings.opt_betas)):
             if value is not None:
-                self._values[name], self._written[name] = value, f"{OWN_FLAGS[name]} {as_text(value)}"
+                self._values[name] = value
+                self._written[name] = f"{OWN_FLAGS[name]} {as_text(value)}"
         for item in settings.opt_kwargs or ():
             name, value = read_keyword("--opt-kwargs", item)
             if name in elsewhere:
                 raise UserError(f"--opt-kwargs {item}: {name} has a flag of its own; write {elsewhere[name]}")
             if name in self._values:
                 raise given_twice("--opt-kwargs", item)
-            self._values[name], self._written[name] = value, f"--opt-kwargs {item}"
+            self._values[name] = value
+            self._written[name] = f"--opt-kwargs {item}"
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -85,7 +89,8 @@ class OptimizerArguments:
 
 def _mistake(value: Any, parameter: inspect.Parameter) -> str | None:
     """What a value of this parameter must be, if ``value`` is not that."""
-    default, annotation = parameter.default, str(parameter.annotation)
+    default = parameter.default
+    annotation = str(parameter.annotation)
     if value is None:
         return None if default is None or "None" in annotation or "Optional" in annotation else "must have a value"
     if isinstance(default, tuple) or "Tuple[float" in annotation:
@@ -181,9 +186,13 @@ def _muon_sgd(
     matrices, others = _matrices_and_others(model, "muon-sgd")
     hidden = parameter_groups(settings, model, matrices)
     of_muon = {
-        "momentum": AIRBENCH_MOMENTUM, "nesterov": True, "ns_steps": AIRBENCH_ITERATIONS, "ns_coefficients": "original",
-        "adjust_lr_fn": "original", **arguments.of(timm.optim.Muon, without=("betas", "adamw_lr", "fallback_lr_scale")),
-    }  # fmt: skip
+        "momentum": AIRBENCH_MOMENTUM,
+        "nesterov": True,
+        "ns_steps": AIRBENCH_ITERATIONS,
+        "ns_coefficients": "original",
+        "adjust_lr_fn": "original",
+        **arguments.of(timm.optim.Muon, without=("betas", "adamw_lr", "fallback_lr_scale")),
+    }
     # Otherwise filters of one channel would take AdamW's steps, at a rate that is many times too high for them.
     hidden = [{**group, "weight_decay": 0.0, "use_muon": True} for group in hidden]
     muon = timm.optim.Muon(hidden, lr=settings.lr, **of_muon)
@@ -236,9 +245,13 @@ def _timm(settings: OptimisationSettings, model: nn.Module, arguments: Optimizer
     dropped = [name for name, is_taken in (("eps", info.has_eps), ("betas", info.has_betas)) if not is_taken]
     given = arguments.of(timm.optim.get_optimizer_class(settings.optimizer, bind_defaults=False), without=dropped)
     return timm.optim.create_optimizer_v2(
-        parameter_groups(settings, model), opt=settings.optimizer, lr=settings.lr, weight_decay=0.0,
-        momentum=settings.momentum, **given,
-    )  # fmt: skip
+        parameter_groups(settings, model),
+        opt=settings.optimizer,
+        lr=settings.lr,
+        weight_decay=0.0,
+        momentum=settings.momentum,
+        **given,
+    )
 
 
 # Every other name is timm's. Those that use --momentum stand in MOMENTUM too.

@@ -19,7 +19,9 @@ class SharpnessAware:
     """
 
     def __init__(self, settings: OptimisationSettings, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters, self.rho, self.adaptive = list(parameters), settings.sam_rho, settings.sam_adaptive
+        self.parameters = list(parameters)
+        self.rho = settings.sam_rho
+        self.adaptive = settings.sam_adaptive
         self._kept = [torch.empty_like(parameter) for parameter in self.parameters]
 
     @torch.no_grad()

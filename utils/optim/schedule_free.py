@@ -72,7 +72,9 @@ class ScheduleFreeAdamW(ScheduleFreeSGD):
     ) -> None:
         """``betas``: the momentum, and the decay of the averaged squares."""
         super().__init__(groups, lr, betas[0])
-        self.beta2, self.eps = betas[1], eps  # not in the groups, where older checkpoints have none
+        # not in the groups, where older checkpoints have none
+        self.beta2 = betas[1]
+        self.eps = eps
 
     def _directions(self, parameters: list[torch.Tensor], steps: int) -> list[torch.Tensor]:
         gradients = super()._directions(parameters, steps)

@@ -76,7 +76,8 @@ def never_called(
     """
     if not names:
         return ()
-    model, called = copy.deepcopy(model).train(training), set()
+    model = copy.deepcopy(model).train(training)
+    called = set()
     for name in names:
         model.get_submodule(name).register_forward_pre_hook(lambda *_, name=name: called.add(name))
     model(torch.zeros(2, *image_shape, device=device))  # a batch norm of one pixel needs two images to train

@@ -17,7 +17,8 @@ from utils.precision.amp import autocast, resolve_amp
 from utils.runtime.distributed import Distributed
 
 ENOUGH = 0.9  # of float32's time: bfloat16 has to save a tenth to be worth its rounding
-MOST_IMAGES, ROUNDS = 64, 3
+MOST_IMAGES = 64
+ROUNDS = 3
 UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # as /proc/cpuinfo calls them, of x86-64 and Arm
 CPU_FLAGS = Path("/proc/cpuinfo")
 
@@ -38,7 +39,8 @@ def with_chosen_amp(
     """
     if "amp" not in args.unmeasured():
         return args, ""
-    device, images = distributed.device, min(args.data.batch_size, MOST_IMAGES)
+    device = distributed.device
+    images = min(args.data.batch_size, MOST_IMAGES)
     choice = distributed.run_on_rank0(lambda: choose(model, (images, *image_shape), device))
     return args.with_values(amp=choice.amp), f"--amp auto: {choice.amp}, {choice.why}"
 

@@ -15,7 +15,9 @@ from torch import nn
 from utils.precision.probe import NonFinite, find_non_finite
 from utils.runtime.sharding import is_sharded, local
 
-SHOWN_LAYERS, SHOWN_SAMPLES = 3, 16  # in the short form, for the console
+# in the short form, for the console
+SHOWN_LAYERS = 3
+SHOWN_SAMPLES = 16
 UNSEEN = "nothing when the step was repeated (a sum over processes overflowed, or the algorithm is not deterministic)"
 
 
@@ -132,7 +134,8 @@ def examine(
     network, which needs all ranks in every pass, goes through all of them. ``scaled``: a gradient scaler is in use,
     which skips a step for its gradient's values, never for their norm.
     """
-    found, samples = NonFinite(), []
+    found = NonFinite()
+    samples = []
     for part in passes:
         logits: list[torch.Tensor] = []
 

@@ -124,7 +124,8 @@ def find_non_finite(
             fed.pop(name, None)
         if not is_finite and name not in bad[kind]:
             bad[kind].append(name)
-    found.outputs, found.gradients = bad["outputs"], bad["gradients"]
+    found.outputs = bad["outputs"]
+    found.gradients = bad["gradients"]
     found.origin = found.origin or _backward_origin(found)
     return found
 

@@ -53,6 +53,8 @@ def precision_recall(tag: str, counts: np.ndarray) -> Summary:
     from torch.utils.tensorboard import summary
 
     fp, tp = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
-    tn, fn = fp[0] - fp, tp[0] - tp
-    precision, recall = tp / np.maximum(ALWAYS, tp + fp), tp / np.maximum(ALWAYS, tp + fn)
+    tn = fp[0] - fp
+    fn = tp[0] - tp
+    precision = tp / np.maximum(ALWAYS, tp + fp)
+    recall = tp / np.maximum(ALWAYS, tp + fn)
     return summary.pr_curve_raw(tag, tp, fp, tn, fn, precision, recall, num_thresholds=counts.shape[1])

@@ -120,14 +120,17 @@ def nats_of(support: np.ndarray, right: np.ndarray) -> float:
     with a probability of s + (1 - s) times its share, any other with (1 - s) times its own; s, between 0 and 1, is what
     makes the labels likeliest. Nothing if s is 0: the answers are right no more often than by chance.
     """
-    count, known = support.sum(), right > 0
-    hits, gain = right[known].astype(float), count / support[known] - 1.0
+    count = support.sum()
+    known = right > 0
+    hits = right[known].astype(float)
+    gain = count / support[known] - 1.0
     wrong = float(count - right.sum())
 
     def slope(s: float) -> float:
         return float((hits * gain / (1 + s * gain)).sum()) - wrong / (1 - s)
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     if slope(low) <= 0:
         return 0.0
     for _ in range(60):  # concave, so the slope falls; at 1 it is infinite where an answer is wrong

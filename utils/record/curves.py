@@ -25,7 +25,8 @@ class StepRecord(NamedTuple):
 
 
 CURVES = StepRecord._fields
-WHOLE, REST = "metrics.npz", ".metrics.rows"
+WHOLE = "metrics.npz"
+REST = ".metrics.rows"
 NUMBER = np.dtype("<f8")
 SEALED_BYTES = NUMBER.itemsize * len(CURVES) + 4
 
@@ -38,7 +39,8 @@ class Curves:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._whole, self._rest = folder / WHOLE, folder / REST
+        self._whole = folder / WHOLE
+        self._rest = folder / REST
         self._blocks: list[np.ndarray] = []
         self._appended = 0  # blocks
         self._changed = False
@@ -66,13 +68,15 @@ class Curves:
             np.savez(file, **dict(zip(CURVES, self._blocks[0].T, strict=True)))
         os.replace(temporary, self._whole)
         self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
-        self._appended, self._changed = 1, False
+        self._appended = 1
+        self._changed = False
 
     def restore(self, whole: np.ndarray | None, steps: int) -> int:
         """Continue from ``whole``, which ``read`` gave, and later rows up to step ``steps``; gives their number."""
         whole = np.empty((0, len(CURVES))) if whole is None else whole
         rows = np.concatenate([whole, self._read_rest(after=whole[:, 0].max(initial=0))])
-        self._blocks, self._changed = [rows[rows[:, 0] <= steps]], True
+        self._blocks = [rows[rows[:, 0] <= steps]]
+        self._changed = True
         self.write()  # also drops later rows from the disk, for their steps will be repeated
         return len(self._blocks[0])
 

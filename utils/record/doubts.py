@@ -28,7 +28,9 @@ SEEN = 40  # a network that has learned a fortieth of what the labels hold would
 ROUNDING = 2e-5  # of the losses in metrics.csv, which have six digits, together
 FEW_STEPS = 20  # they show that a command works, not whether a network learns
 TIMES_GUESSING = 10  # a validation loss above this many times that of guessing is worth a line
-NEARLY_ALL, HALF = 95.0, 50.0  # percent
+# percent
+NEARLY_ALL = 95.0
+HALF = 50.0
 FALL = 0.01  # of the first epoch's training loss; and RISE of its top-1, in points: less is none
 RISE = 1.0
 RIGHT_MOSTLY = 60.0  # percent: above, a training loss may well begin where it ends, as in fine-tuning
@@ -74,7 +76,8 @@ def doubts_of(report: Report, step: int | None, dataname: str) -> list[Doubt]:
 
 def _outputs(row: Mapping[str, Any]) -> Doubt | None:
     """Outputs that are not finite, or sure of wrong answers."""
-    loss, guessing = _number(row, "val_loss"), _number(row, "guessing_loss")
+    loss = _number(row, "val_loss")
+    guessing = _number(row, "guessing_loss")
     if not math.isfinite(loss):
         return Doubt(f"val_loss is {loss}{_after(row)}: the network's outputs are not finite any more", LOWER_LR)
     guessing = max(guessing, math.log(2))  # with rare classes alone, balanced training is far above their entropy
@@ -99,7 +102,9 @@ def knows_nothing(row: Mapping[str, Any]) -> bool | None:
 
 def _answers(row: Mapping[str, Any]) -> Doubt | None:
     """Nothing that tells classes apart, or nearly always the same answer."""
-    nothing, top1, most = knows_nothing(row), _number(row, "val_top1"), _number(row, "commonest_answer")
+    nothing = knows_nothing(row)
+    top1 = _number(row, "val_top1")
+    most = _number(row, "commonest_answer")
     same = f"{most:.2f} % of the answers are one class"
     if nothing:
         figures = f"val_loss {_number(row, 'val_loss'):.4f} and val_top1 {top1:.2f}{_after(row)}"

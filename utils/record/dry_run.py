@@ -31,11 +31,14 @@ def plan(run: Run, components: Any) -> str:
 
     Every setting that shapes the result and has an effect shows in it.
     """
-    args, distributed, point = run.args, run.distributed, run.resume_point
+    args = run.args
+    distributed = run.distributed
+    point = run.resume_point
     folder = run.folder_to_resume
     place = f"{folder} (continues there)" if folder else f"{RunFolder.planned(args)} (not created)"
     steps = components.train_loader.steps_per_epoch
-    batch, remainder = args.data, components.train_loader.plan.remainder
+    batch = args.data
+    remainder = components.train_loader.plan.remainder
     total = steps * args.optimisation.epochs
     images = f"{len(components.data.train):,} training, {validation_images(components)}"
     rows = [
@@ -72,7 +75,9 @@ def plan(run: Run, components: Any) -> str:
 
 def evaluation_plan(run: Run, components: Any) -> str:
     """What ``--evaluate`` would do: those rows of ``plan`` that concern it."""
-    args, distributed, point = run.args, run.distributed, run.resume_point
+    args = run.args
+    distributed = run.distributed
+    point = run.resume_point
     weights = f"weights of {point.path}" if point is not None else "pretrained weights"
     rows = [
         ("Data", f"{args.data.dataname}: {validation_images(components)}"),
@@ -189,10 +194,12 @@ def _growth(args: Settings, components: Any) -> list[tuple[str, str]]:
 
 def _sampling(components: Any) -> list[tuple[str, str]]:
     """What an epoch consists of, unless it is every training image once."""
-    sampling, data = components.train_loader.plan.sampling, components.data
+    sampling = components.train_loader.plan.sampling
+    data = components.data
     if sampling is None:
         return []
-    text, total = str(sampling), len(data.train)
+    text = str(sampling)
+    total = len(data.train)
     if len(sampling.available) < total:
         text += f"; of {len(sampling.available):,} of the {total:,} training images"
         counts = torch.bincount(data.train.labels.cpu()[sampling.available], minlength=len(data.classes)).tolist()
@@ -223,7 +230,8 @@ def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
 
 
 def _loss(args: Settings) -> str:
-    loss, penalty = args.loss, args.optimisation.grad_penalty
+    loss = args.loss
+    penalty = args.optimisation.grad_penalty
     parts = {
         "label smoothing": loss.label_smoothing or None,
         "target threshold": loss.bce_target_thresh if loss.loss == "bce" else None,
@@ -248,7 +256,8 @@ def _teacher(args: Settings, components: Any) -> list[tuple[str, str]]:
 
 
 def _optimizer(args: Settings, components: Any) -> str:
-    settings, scales = args.optimisation, lr_scales(components.optimizer)
+    settings = args.optimisation
+    scales = lr_scales(components.optimizer)
     phrases = [settings.optimizer]
     if has_momentum(settings.optimizer):
         nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer in WITH_NESTEROV else ""
@@ -286,12 +295,14 @@ def _listed(components: dict[str, float | None], between: str) -> str:
 
 
 def _average(args: Settings, components: Any) -> str:
-    decay, batches = args.average.ema_decay, args.average.ema_bn_batches
+    decay = args.average.ema_decay
+    batches = args.average.ema_bn_batches
     first = args.average.first_averaged_epoch(args.optimisation.epochs)
     if args.optimisation.optimizer in SCHEDULE_FREE:
         kind = "that of the schedule-free optimizer"
     elif decay is not None:
-        start, at_once = args.average.ema_start_epoch, not args.average.ema_warmup
+        start = args.average.ema_start_epoch
+        at_once = not args.average.ema_warmup
         kind = f"decay {decay:g}{' from the first step on' if at_once else ''}"
         kind += f", begun in epoch {start}" if start > 1 else ""
     elif first is not None:
@@ -304,7 +315,8 @@ def _average(args: Settings, components: Any) -> str:
 
 def average_and_end_lines(args: Settings, components: Any) -> list[str]:
     """The rows of ``plan`` on the average of the weights, best.pt and early stopping, if they are not the usual."""
-    average, run = _average(args, components), args.run
+    average = _average(args, components)
+    run = args.run
     selects = run.early_stopping is not None or best_metric(run).name != "top1" or run.val_every_epochs > 1
     lines = [f"Weight average: {average}"] if average != "none" else []
     return lines + ([f"Selection: {selection_line(run)}"] if selects else [])
@@ -322,15 +334,20 @@ def technique_lines(args: Settings, components: Any) -> list[str]:
     steps = components.train_loader.steps_per_epoch
     curve = _curve(args, components.lr_policy, steps, steps * args.optimisation.epochs)
     rows = {
-        "Augmentation": _augmentation(args, components), "Mixing": _mixing(args), "Loss": _loss(args),
-        "Optimizer": _optimizer(args, components), "Clipping": _clipping(args), "Learning rate": curve,
-    }  # fmt: skip
+        "Augmentation": _augmentation(args, components),
+        "Mixing": _mixing(args),
+        "Loss": _loss(args),
+        "Optimizer": _optimizer(args, components),
+        "Clipping": _clipping(args),
+        "Learning rate": curve,
+    }
     return [f"{title}: {text}" for title, text in rows.items() if text != "none"]
 
 
 def _schedule_words(args: Settings, policy: LRPolicy, steps: int) -> list[str]:
     """What shapes the schedule besides its name, a phrase each; ``steps``: of an epoch."""
-    settings, words = args.optimisation, []
+    settings = args.optimisation
+    words = []
     if settings.optimizer in SCHEDULE_FREE:
         words.append("the optimizer averages the weights instead of a schedule")
     if policy.policy == "multistep":
@@ -373,7 +390,8 @@ def _first_few(texts: list[str], most: int = 6) -> str:
 
 
 def _precision(args: Settings, components: Any, device: torch.device) -> str:
-    settings, amp = args.precision, resolve_amp(args.precision, device)
+    settings = args.precision
+    amp = resolve_amp(args.precision, device)
     if "amp" in args.unmeasured() and device.type == "cpu":
         return "bf16 or float32, by measurement when the run begins"
     tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""

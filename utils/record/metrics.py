@@ -114,9 +114,12 @@ class ClassificationMeter:
         if not self._waiting:
             return
         rows, losses, logits, targets = zip(*self._waiting, strict=True)
-        self._waiting, self._waiting_numbers = [], 0
-        device, counts = self._sums.device, [len(part) for part in targets]
-        logits, targets = torch.cat(logits), torch.cat(targets)
+        self._waiting = []
+        self._waiting_numbers = 0
+        device = self._sums.device
+        counts = [len(part) for part in targets]
+        logits = torch.cat(logits)
+        targets = torch.cat(targets)
         rank = target_rank(logits, targets)  # the number of classes when the target's is NaN
         hits = torch.stack([rank < 1, rank < min(5, logits.shape[1])], dim=1).double()
         passes = to_device(torch.tensor([rows, counts]), device)
@@ -138,7 +141,8 @@ class ClassificationMeter:
 
     def reset(self) -> None:
         """Back to zero."""
-        self._waiting, self._waiting_numbers = [], 0
+        self._waiting = []
+        self._waiting_numbers = 0
         for sums in (self._sums, *self.named.values()):
             sums.zero_()
 
@@ -177,10 +181,16 @@ class ValidationMeter(ClassificationMeter):
         unknown = confidence.isnan()
         bins = torch.bucketize(confidence, self._edges).clamp_(max=BINS - 1).masked_fill_(unknown, NOT_A_NUMBER)
         units = (confidence.double() * UNIT).masked_fill_(unknown, 0).round_().long()
-        right, one, base = hits.long(), torch.ones_like(targets), 3 * self.classes
+        right = hits.long()
+        one = torch.ones_like(targets)
+        base = 3 * self.classes
         answered = (~largest.isnan()).long()  # NaN, as a logit, answers nothing
         places = (
-            targets, predicted + self.classes, targets + 2 * self.classes, bins + base, bins + (base + BINS + 1),
+            targets,
+            predicted + self.classes,
+            targets + 2 * self.classes,
+            bins + base,
+            bins + (base + BINS + 1),
             bins + (base + 2 * (BINS + 1)),
-        )  # fmt: skip
+        )
         self._class_sums.index_add_(0, torch.cat(places), torch.cat((one, answered, right, one, right, units)))

@@ -10,7 +10,9 @@ from pathlib import Path
 from utils.runtime.distributed import Distributed
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE, COMMIT = "machine: ", "commit: "  # how their lines in config.yaml begin
+# how their lines in config.yaml begin
+MACHINE = "machine: "
+COMMIT = "commit: "
 UNKNOWN = "unknown"
 GIT_SECONDS = 10
 

@@ -42,15 +42,23 @@ class Reporter:
     """
 
     def __init__(
-        self, writer: NullWriter, args: Settings, *, scaled: bool, classes: int,
+        self,
+        writer: NullWriter,
+        args: Settings,
+        *,
+        scaled: bool,
+        classes: int,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        self.scaled, self.with_top5 = scaled, shows_top5(classes)
+    ) -> None:
+        self.scaled = scaled
+        self.with_top5 = shows_top5(classes)
         self.lr_scales = _spread(lr_scales, MOST_RATES)
         self.mixes = args.augmentation.mixes
         if self.mixes(epoch=0):
             writer.describe({"Top1/Training": MIXED, "Top5/Training": MIXED})
-        self.writer, self.epochs, self.print_freq = writer, args.optimisation.epochs, args.logging.print_freq
+        self.writer = writer
+        self.epochs = args.optimisation.epochs
+        self.print_freq = args.logging.print_freq
         self.max_steps = args.run.max_steps or math.inf
         self.skips_bad_images = args.data.skip_bad_images
         self.max_val_batches = args.data.max_val_batches
@@ -147,7 +155,8 @@ class Reporter:
 
     def window(self, progress: Progress, bar: tqdm | None) -> None:
         """TensorBoard points for the steps since the last ones, and a log line, unless the epoch's follows at once."""
-        report, last = Report.from_sums(progress.window_sums), StepRecord(*progress.last_step)
+        report = Report.from_sums(progress.window_sums)
+        last = StepRecord(*progress.last_step)
         speed, wait = self._pace(self._window_mark, progress, time.perf_counter())
         points = {
             "Loss/Training": report.loss,
@@ -205,10 +214,17 @@ class Reporter:
         last = StepRecord(*progress.last_step)
         return row_of(
             Epoch(
-                progress, last, training if progress.step_in_epoch else None, result, raw, images_per_second,
-                self.epoch_seconds(), self.skips_bad_images, self.max_val_batches,
+                progress,
+                last,
+                training if progress.step_in_epoch else None,
+                result,
+                raw,
+                images_per_second,
+                self.epoch_seconds(),
+                self.skips_bad_images,
+                self.max_val_batches,
             )
-        )  # fmt: skip
+        )
 
     def epoch(self, row: dict[str, float], result: Report | None, raw: Report | None, best: bool) -> None:
         """Points and log line of the epoch whose ``row`` and results are given.

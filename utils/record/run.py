@@ -57,9 +57,12 @@ class Run:
         )
         with self.distributed.raise_on_all_ranks():
             self.writer = build_writer(
-                self.is_main, self.run_folder.folder, progress=self.args.logging.progress, resumed=self.position,
+                self.is_main,
+                self.run_folder.folder,
+                progress=self.args.logging.progress,
+                resumed=self.position,
                 once_locked=self._take_as_last if folder else None,
-            )  # fmt: skip
+            )
         if folder:
             self.resume_point = dataclasses.replace(self.resume_point, path=last_of(folder))
 

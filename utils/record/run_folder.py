@@ -105,17 +105,20 @@ def specific_name(args: Settings) -> str:
     ]
     waiting = [*_recipe(args), *_data_folder(args), *_changes(args)]
     while waiting:
-        longer, more = [*parts, waiting[0]], f"{len(waiting)}more"
+        longer = [*parts, waiting[0]]
+        more = f"{len(waiting)}more"
         if len(_joined([*longer, more] if waiting[1:] else longer)) > MOST_CHARACTERS:
             parts.append(more)
             break
-        parts, waiting = longer, waiting[1:]
+        parts = longer
+        waiting = waiting[1:]
     return "_".join([_joined(parts), *([args.run.name] if args.run.name else [])])
 
 
 def _recipe(args: Settings) -> list[str]:
     """The recipe, where its name says more than the network's: ``configs/cifar10/resnet18_long.yaml`` is 'long'."""
-    name, arch = Path(args.run.config or "").stem, args.model.arch.rpartition("/")[2]
+    name = Path(args.run.config or "").stem
+    arch = args.model.arch.rpartition("/")[2]
     return [] if name in ("", arch, "config") else [name.removeprefix(f"{arch}_")]  # config.yaml is a run's own
 
 

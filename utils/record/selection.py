@@ -84,17 +84,23 @@ def judge(progress: Progress, row: dict[str, float], args: Settings, whole: bool
     stopping. A validation whose loss is not finite is never the best, nor an improvement. Call it before
     ``Progress.finish_epoch``.
     """
-    epoch, sound, run = row["epoch"], math.isfinite(row["val_loss"]), args.run
-    metric, watched = best_metric(run), stopping_metric(run)
-    value, on = row[metric.column], progress.best_value if progress.best_epoch else None
+    epoch = row["epoch"]
+    sound = math.isfinite(row["val_loss"])
+    run = args.run
+    metric = best_metric(run)
+    watched = stopping_metric(run)
+    value = row[metric.column]
+    on = progress.best_value if progress.best_epoch else None
     best = sound and (whole or not progress.best_epoch) and metric.improves(value, on)
     if best:
         progress.best_value = value
     if best and whole:
-        progress.best_top1, progress.best_epoch = row["val_top1"], epoch
+        progress.best_top1 = row["val_top1"]
+        progress.best_epoch = epoch
     current = row[watched.column]
     if whole and sound and watched.improves(current, progress.stopping_value, run.early_stopping_delta):
-        progress.stopping_value, progress.stopping_epoch = current, epoch
+        progress.stopping_value = current
+        progress.stopping_epoch = epoch
     return best
 
 

@@ -48,7 +48,9 @@ STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add t
 
 def announce(run: Run, components: Any) -> None:
     """The first lines of the log: what runs where."""
-    args, data, log = run.args, components.data, run.writer.log
+    args = run.args
+    data = components.data
+    log = run.writer.log
     parameters = sum(parameter.numel() for parameter in components.model.parameters())
     remainder = components.train_loader.plan.remainder
     log(f"Run {run.run_folder.folder}")
@@ -95,7 +97,9 @@ def announce(run: Run, components: Any) -> None:
 
 def log_end(run: Run, progress: Progress, report: Report) -> None:
     """The last lines of a finished run."""
-    args, folder, log = run.args, run.run_folder.folder, run.writer.log
+    args = run.args
+    folder = run.run_folder.folder
+    log = run.writer.log
     cut = cut_words(args.data.max_val_batches)
     for doubt in doubts(run.writer.rows, args.data.dataname):
         log(f"warning: {doubt}")
@@ -118,7 +122,8 @@ def log_end(run: Run, progress: Progress, report: Report) -> None:
 
 def announce_evaluation(run: Run, components: Any, writer: NullWriter) -> None:
     """The first lines of ``--evaluate``: what is evaluated, and on what."""
-    args, point = run.args.data, run.resume_point
+    args = run.args.data
+    point = run.resume_point
     writer.log(f"Preprocessing: {components.data.preprocessing_line}")
     if args.tta != "none":
         writer.log(describe_tta(args.tta))
@@ -142,7 +147,8 @@ def announce_evaluation(run: Run, components: Any, writer: NullWriter) -> None:
 
 def log_evaluation(run: Run, writer: NullWriter, report: Report) -> None:
     """The last lines of ``--evaluate``."""
-    args, cut = run.args.data, cut_words(run.args.data.max_val_batches)
+    args = run.args.data
+    cut = cut_words(run.args.data.max_val_batches)
     if report.by_class is not None:
         writer.log(f"validation{cut}  {report.by_class}")
     progress = run.resume_point and run.resume_point.state.get("progress")
@@ -209,7 +215,8 @@ def report_finished(run: Run) -> int:
 
     Where --resume-override has other settings, a warning says that they come too late.
     """
-    point, values = run.resume_point, run.args.result_values()
+    point = run.resume_point
+    values = run.args.result_values()
     progress = Progress.from_state(point.state["progress"])
     if run.is_main:
         early = stopped_early(run.args, progress)
@@ -259,7 +266,8 @@ def save_settings(run: Run) -> None:
     made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
     header = f"main.py {shlex.join(run.argv)}\n{made_by}\n{MACHINE}{machine(run.distributed)}\n{COMMIT}{commit()}"
     folder = run.run_folder.folder
-    path, temporary = folder / "config.yaml", folder / ".config.yaml.tmp"
+    path = folder / "config.yaml"
+    temporary = folder / ".config.yaml.tmp"
     if path.is_file():
         kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
         shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
@@ -285,7 +293,8 @@ def warn_of_little_space(run: Run) -> None:
     """Warn when the disk has too little room for the checkpoints to come, judged by the first. For the main process."""
     checkpoints = run.run_folder.checkpoints
     first = (checkpoints / "initial.pt").stat().st_size + bytes_of(checkpoints / "initial.pt")
-    free, needed = shutil.disk_usage(checkpoints).free, CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
+    free = shutil.disk_usage(checkpoints).free
+    needed = CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
     if free < needed:
         run.writer.log(
             f"warning: {run.run_folder.folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "

@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
 T = TypeVar("T")
-CLASS_ACCURACY, PERCENT_EDGES = "Class_Accuracy/Test", [*range(0, 101, 5)]
-CONFUSION, MISTAKES, CURVE, ALL_CLASSES = "Confusion_Matrix/Test", "Worst_Mistakes/Test", "Precision_Recall", "of all"
+CLASS_ACCURACY = "Class_Accuracy/Test"
+PERCENT_EDGES = [*range(0, 101, 5)]
+CONFUSION = "Confusion_Matrix/Test"
+MISTAKES = "Worst_Mistakes/Test"
+CURVE = "Precision_Recall"
+ALL_CLASSES = "of all"
 LOCK_SECONDS = 120  # NFS frees the locks of a machine that is gone after about 90
 GRID_IMAGES = 64
 GRID_SIDE = 32  # smaller images are enlarged to about this many pixels
@@ -122,9 +126,13 @@ class RunWriter(NullWriter):
     """
 
     def __init__(
-        self, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None,
+        self,
+        folder: Path | None,
+        *,
+        progress: bool,
+        resumed: tuple[int, int] | None = None,
         once_locked: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder = folder
         self.show_bars = progress and sys.stderr.isatty()
         self._log = self._events = None
@@ -177,9 +185,14 @@ class RunWriter(NullWriter):
         self, total: int, initial: int, description: str, unit: str, words: Callable[[], str] | None = None
     ) -> Iterator[tqdm]:
         bar = _Bar(
-            total=total, initial=initial, desc=description, unit=unit, leave=False, dynamic_ncols=True,
+            total=total,
+            initial=initial,
+            desc=description,
+            unit=unit,
+            leave=False,
+            dynamic_ncols=True,
             disable=not self.show_bars,
-        )  # fmt: skip
+        )
         began = time.perf_counter()
 
         def done_so_far() -> str:
@@ -324,9 +337,13 @@ class RunWriter(NullWriter):
 
 
 def build_writer(
-    is_main: bool, folder: Path | None, *, progress: bool, resumed: tuple[int, int] | None = None,
+    is_main: bool,
+    folder: Path | None,
+    *,
+    progress: bool,
+    resumed: tuple[int, int] | None = None,
     once_locked: Callable[[], None] | None = None,
-) -> NullWriter:  # fmt: skip
+) -> NullWriter:
     """A ``RunWriter`` on the main process, a ``NullWriter`` on the others."""
     if not is_main:
         return NullWriter()

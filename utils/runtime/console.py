@@ -143,6 +143,9 @@ def _outliving(stream: TextIO | None, number: int) -> TextIO:
     stream.flush()
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),
-        encoding=stream.encoding, errors=stream.errors, newline="\n",
-        line_buffering=stream.line_buffering, write_through=stream.write_through,
-    )  # fmt: skip
+        encoding=stream.encoding,
+        errors=stream.errors,
+        newline="\n",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

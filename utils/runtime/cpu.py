@@ -7,7 +7,9 @@ import os
 import sys
 
 SPINS = "5000"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of glibc's mallopt
+# of glibc's mallopt
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
 
 
 def let_threads_wait_briefly() -> None:

@@ -76,10 +76,13 @@ class Distributed:
         """Choose the device; raises ``UserError`` if there is none. ``tf32`` as in ``PrecisionSettings``."""
         import torch
 
-        self.rank, self.world_size = ranks.rank, ranks.world_size
-        self.local_rank, self.local_world_size = ranks.local_rank, ranks.local_world_size
+        self.rank = ranks.rank
+        self.world_size = ranks.world_size
+        self.local_rank = ranks.local_rank
+        self.local_world_size = ranks.local_world_size
         self.is_main = ranks.is_main
-        self.deterministic, self.tf32 = settings.deterministic, tf32
+        self.deterministic = settings.deterministic
+        self.tf32 = tf32
         self.timeout = timedelta(seconds=settings.timeout)
         try:
             self.device = _choose_device(settings, ranks)
@@ -235,9 +238,12 @@ class Distributed:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = torch.nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, gradient_as_bucket_view=True, static_graph=static_graph,
+            model,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            static_graph=static_graph,
             bucket_cap_mb=exchange.bucket_mb,
-        )  # fmt: skip
+        )
         exchanging(wrapped, exchange)
         if self.deterministic:
             self._settle(wrapped, image_shape)

@@ -27,7 +27,8 @@ class Heartbeat:
     """
 
     def __init__(self, words: Callable[[], str], log: Callable[[str], None]) -> None:
-        self.words, self.log = words, log
+        self.words = words
+        self.log = log
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 

@@ -38,8 +38,11 @@ class LongWork:
     """
 
     def __init__(self, group: ProcessGroup, what: str, log: Callable[[str], None]) -> None:
-        self.group, self.what, self.log = group, what, log
-        self._ended, self._all_ended = threading.Event(), threading.Event()
+        self.group = group
+        self.what = what
+        self.log = log
+        self._ended = threading.Event()
+        self._all_ended = threading.Event()
         self._error: Exception | None = None
         self._over = False
         self._lock = threading.Lock()

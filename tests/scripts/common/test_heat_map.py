@@ -17,7 +17,8 @@ from models.small import OWN
 from scripts.common.heat_map import heat_map, method, overlay
 from utils.config.settings import UserError
 
-SIZE, PATCH = 16, 4
+SIZE = 16
+PATCH = 4
 
 
 def loaded(network):
@@ -41,9 +42,16 @@ def striped(count, seed):
 
 def convolutional():
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
-        nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 2),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +116,8 @@ def test_a_fully_connected_network_gets_the_gradient_of_its_pixels():
     network[1].weight.data = weights
     images = torch.randn(1, 1, 8, 8)
     expected = np.zeros((1, 8, 8), np.float32)
-    expected[0, 2, 5], expected[0, 6, 1] = 1.0, 0.5
+    expected[0, 2, 5] = 1.0
+    expected[0, 6, 1] = 0.5
     np.testing.assert_allclose(heat_map(loaded(network), images, [1]), expected)
     assert method(loaded(network), images).startswith("gradient with respect to the pixels")
 
@@ -119,7 +128,10 @@ class Tokens(nn.Module):
     def __init__(self, layout):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.mix, self.head, self.layout = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8), nn.Linear(8, 3), layout
+        self.embed = nn.Conv2d(3, 8, 4, 4)
+        self.mix = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+        self.layout = layout
         self.inside = nn.GELU()
         self.last = nn.Flatten(0, 0)  # does nothing, but is a layer: the one that hands the map over
 
@@ -162,8 +174,15 @@ def test_a_map_does_not_depend_on_how_the_network_lays_it_out():
             "HiResCAM of the patch tokens at blocks",
         ),
         (
-            lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4, patch_size=2,
-                                      embed_dim=24, depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4)),
+            lambda: timm.create_model(
+                "swin_tiny_patch4_window7_224",
+                img_size=64,
+                window_size=4,
+                patch_size=2,
+                embed_dim=24,
+                depths=(1, 1, 1, 1),
+                num_heads=(1, 2, 3, 4),
+            ),
             (3, 64),
             "HiResCAM of the patch tokens at norm",
         ),
@@ -171,10 +190,11 @@ def test_a_map_does_not_depend_on_how_the_network_lays_it_out():
         (lambda: get_model("mobilenet_v3_small"), (3, 128), "Grad-CAM at features"),
         (lambda: get_model("squeezenet1_1"), (3, 96), "Grad-CAM at classifier.2"),  # already a map of each class
     ],
-)  # fmt: skip
+)
 def test_the_layer_is_the_last_whose_map_can_be_seen_and_counts(make, shape, expected):
     torch.manual_seed(0)
-    network, images = loaded(make()), torch.randn(1, shape[0], shape[1], shape[1])
+    network = loaded(make())
+    images = torch.randn(1, shape[0], shape[1], shape[1])
     assert method(network, images) == expected
     map_ = heat_map(network, images, [0])
     assert map_.shape == (1, shape[1], shape[1]) and np.isfinite(map_).all()
@@ -213,7 +233,8 @@ def test_without_captum_the_message_says_how_to_install_it(trained, monkeypatch)
 
 
 def test_the_overlay_shows_the_image_where_it_is_cold_and_covers_where_it_is_hot():
-    pixels, heat = torch.rand(3, 6, 5), np.zeros((6, 5), np.float32)
+    pixels = torch.rand(3, 6, 5)
+    heat = np.zeros((6, 5), np.float32)
     heat[4, 1] = 1
     picture = np.asarray(overlay(pixels, heat)).astype(int)
     image = pixels.permute(1, 2, 0).mul(255).round().int().numpy()

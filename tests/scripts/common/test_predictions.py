@@ -62,9 +62,12 @@ def test_what_is_no_run_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.pt").write_text("no checkpoint")
     for text, words in (
-        ("", "must not be empty"), ("a\0b", "NUL"), ("empty", "holds no checkpoint"), ("missing", "no such run"),
+        ("", "must not be empty"),
+        ("a\0b", "NUL"),
+        ("empty", "holds no checkpoint"),
+        ("missing", "no such run"),
         ("text.pt", "not a checkpoint"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=words) as caught:
             open_run(text)
         assert len(caught.value.mistakes) == 1
@@ -111,9 +114,11 @@ def evaluated(capsys, *line):
 
 def figures(report):
     return {
-        "val_top1": f"{report.top1:.4f}", "val_top5": f"{report.top5:.4f}", "val_loss": f"{report.loss:.4f}",
+        "val_top1": f"{report.top1:.4f}",
+        "val_top5": f"{report.top5:.4f}",
+        "val_loss": f"{report.loss:.4f}",
         "val_count": str(report.count),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("tta", ["none", "flip"])
@@ -124,7 +129,7 @@ def test_the_report_is_that_of_the_program(digits_run, capsys, tta):
 
 def test_a_run_that_decoded_on_a_gpu_is_read_without_one_and_its_bad_images_are_skipped(
     digits_run, tmp_path, monkeypatch
-):  # fmt: skip
+):
     tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
     loaded = load_model(digits_run)
     loaded.settings["decode"] = "gpu"

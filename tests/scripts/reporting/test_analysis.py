@@ -53,7 +53,8 @@ def test_loss_and_probabilities_are_those_of_the_softmax():
 def test_calibration_and_top1_are_those_of_the_validation():
     analysis = random_analysis(seed=4)
     meter = ValidationMeter(1, torch.device("cpu"))
-    logits, labels = torch.from_numpy(analysis.logits), torch.from_numpy(analysis.labels)
+    logits = torch.from_numpy(analysis.logits)
+    labels = torch.from_numpy(analysis.labels)
     meter.update(0, torch.zeros(()), logits, labels)
     report = ClassReport.from_sums(meter.class_sums(analysis.classes))
     assert analysis.calibration_error == pytest.approx(report.ece, rel=1e-5)
@@ -70,7 +71,8 @@ def test_the_first_of_equal_classes_is_the_prediction():
 
 def test_mistakes_come_surest_first_and_hits_least_sure_first():
     analysis = random_analysis()
-    sure, right = softmax(analysis).max(1), analysis.logits.argmax(1) == analysis.labels
+    sure = softmax(analysis).max(1)
+    right = analysis.logits.argmax(1) == analysis.labels
     wrong = sorted((n for n in range(400) if not right[n]), key=lambda n: -sure[n])
     hits = sorted((n for n in range(400) if right[n]), key=lambda n: sure[n])
     assert analysis.worst_mistakes(9).tolist() == wrong[:9]

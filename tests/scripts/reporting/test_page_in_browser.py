@@ -13,7 +13,9 @@ from tests.scripts.reporting.browser import MISSING, Browser
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
 HOSTILE = "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title='run'\">"
-ENTER, RIGHT, DOWN = "\ue007", "\ue014", "\ue015"
+ENTER = "\ue007"
+RIGHT = "\ue014"
+DOWN = "\ue015"
 # Images load when they scroll into view: here all at once, and each is waited for; one that cannot be decoded is an error.
 WIDTHS = """return Promise.all([...document.images].map((one) => {
     one.loading = "eager";
@@ -36,7 +38,8 @@ def page(path, classes):
     names = (HOSTILE, *(f"class {one}" for one in range(1, classes)))
     grey = Image.new("L", (8, 8), 128)
     one = Predicted(0, Analysis(logits, labels), names, [f"val[{n}]" for n in range(len(labels))], lambda _: grey, "x")
-    chosen, store = choose(one, 1), Thumbnails()
+    chosen = choose(one, 1)
+    store = Thumbnails()
     made = detail(one, chosen, store, add_pictures(one, chosen, store, lambda: None), 1)
     steps = {
         name: np.arange(1.0, 501.0) for name in ("step", "loss", "top1", "top5", "lr", "gradient_norm", "loss_scale")
@@ -94,7 +97,9 @@ def test_a_canvas_opens_the_cell_under_the_mouse_and_the_one_reached_by_keys(bro
     canvas = "const box = document.querySelector('.viewport canvas').getBoundingClientRect();"
     left, top, width, height = browser.run(f"{canvas} return [box.left, box.top, box.width, box.height]")
     side = (min(width, height) - 20) / 80  # of a cell, with all classes in view
-    x, y = left + 20 + 2.5 * side, top + 20 + 1.5 * side  # row 1, column 2
+    # row 1, column 2
+    x = left + 20 + 2.5 * side
+    y = top + 20 + 1.5 * side
     for kind in ("mousePressed", "mouseReleased"):
         browser.cdp("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
     assert "class 1 taken for class 2: 2 images" in cell_text(browser)

@@ -13,7 +13,8 @@ from utils.config import arguments
 
 
 def test_points_are_means_and_extremes_of_equal_parts_at_the_last_step_of_each():
-    x, y = np.arange(1.0, 1001.0), np.random.default_rng(0).normal(size=1000)
+    x = np.arange(1.0, 1001.0)
+    y = np.random.default_rng(0).normal(size=1000)
     short = series.summarised(x, y, 50, "mean")
     parts = y.reshape(50, 20)
     assert short["y"] == pytest.approx(parts.mean(1), rel=1e-5)
@@ -79,8 +80,10 @@ def test_a_damaged_or_missing_file_is_named_and_the_rest_is_read(digits_run, tmp
     (folder / "log.txt").unlink()
     record = run_record.read(folder, "run")
     assert [line.partition(":")[0] for line in record.missing] == [
-        "Curves of the steps", "Figures of each class", "Warnings",
-    ]  # fmt: skip
+        "Curves of the steps",
+        "Figures of each class",
+        "Warnings",
+    ]
     assert record.settings and len(record.epochs["val_top1"]) == 1
 
 

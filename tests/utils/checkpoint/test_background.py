@@ -46,7 +46,8 @@ def test_the_next_snapshot_uses_the_same_memory_unless_the_shape_has_changed():
 @pytest.fixture
 def held(monkeypatch):
     """Holds the writing of checkpoints up until it is set."""
-    go_on, original = threading.Event(), torch.save
+    go_on = threading.Event()
+    original = torch.save
 
     def save(*arguments, **options):
         assert go_on.wait(20)
@@ -58,7 +59,8 @@ def held(monkeypatch):
 
 
 def test_save_returns_while_the_file_is_written_and_later_changes_are_not_in_it(tmp_path, held):
-    saver, content = Checkpointer(tmp_path, is_main=True), state(1)
+    saver = Checkpointer(tmp_path, is_main=True)
+    content = state(1)
     saver.save(content, "last")
     content["model"]["weight"].fill_(7)
     content["progress"]["step"] = 7
@@ -90,7 +92,8 @@ def test_an_error_of_the_writing_is_known_at_once_and_raised_once_by_the_next_ca
 
 
 def test_a_task_runs_one_function_at_a_time():
-    task, order = BackgroundTask(), []
+    task = BackgroundTask()
+    order = []
     task.start(lambda: order.append(1))
     with pytest.raises(AssertionError):
         task.start(lambda: order.append(2))

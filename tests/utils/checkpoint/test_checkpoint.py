@@ -291,7 +291,9 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
     saver = Checkpointer(tmp_path, is_main=True)
     save(saver, state(1), "last")
     one = digest(tmp_path / "last.pt")
-    done, admitted, real = [], [], {name: getattr(os, name) for name in ("fsync", "link", "replace")}
+    done = []
+    admitted = []
+    real = {name: getattr(os, name) for name in ("fsync", "link", "replace")}
 
     def fsync(descriptor):
         found = os.fstat(descriptor)
@@ -323,7 +325,9 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
 
 
 def test_the_same_bytes_again_are_admitted_once(tmp_path, monkeypatch):
-    saver, admitted, replace = Checkpointer(tmp_path, is_main=True), [], os.replace
+    saver = Checkpointer(tmp_path, is_main=True)
+    admitted = []
+    replace = os.replace
     save(saver, state(1), "best")
     monkeypatch.setattr(os, "replace", lambda *paths: (admitted.append(manifest(tmp_path)), replace(*paths)))
     save(saver, state(1), "best")
@@ -346,7 +350,8 @@ def test_checkpoints_of_the_same_moment_share_their_bytes_and_are_copies_where_l
 
 
 def test_a_folder_that_was_removed_is_made_again_and_said_and_one_that_is_gone_as_a_whole_is_no_full_disk(tmp_path):
-    lines, folder = [], tmp_path / "run/checkpoints"
+    lines = []
+    folder = tmp_path / "run/checkpoints"
     folder.mkdir(parents=True)
     saver = Checkpointer(folder, is_main=True, warn=lines.append)
     save(saver, state(1), "best", "last")
@@ -423,7 +428,9 @@ def test_the_reason_of_a_failed_write_is_the_systems_if_there_is_one(tmp_path, m
 
 
 def test_a_copy_is_complete_before_it_is_written(tmp_path, monkeypatch):
-    saver, done, written = Checkpointer(tmp_path, is_main=True), [], torch.save
+    saver = Checkpointer(tmp_path, is_main=True)
+    done = []
+    written = torch.save
     monkeypatch.setattr(saver._snapshot, "take", lambda state: (state, lambda: done.append("complete")))
     monkeypatch.setattr(torch, "save", lambda *arguments: (done.append("written"), written(*arguments)))
     save(saver, state(1), "last")
@@ -525,7 +532,8 @@ def test_the_manifests_digest_and_one_that_is_asked_for_decide(tmp_path):
     saver = Checkpointer(tmp_path, is_main=True)
     save(saver, state(), "last")
     path = tmp_path / "last.pt"
-    own, other = digest(path), "0" * 64
+    own = digest(path)
+    other = "0" * 64
     assert checkpoint.load(path, own)["arch"] == "linear"
     (tmp_path / "manifest.json").write_text(json.dumps({"sha256": {"last.pt": [other, own]}}))
     assert checkpoint.load(path)["arch"] == "linear"

@@ -7,19 +7,30 @@ import pytest
 from utils.checkpoint.fingerprint import ends_with, joined, listing_of, of_all, same_images, short
 from utils.data.sets.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
 
-OLD, FILES = "a" * 64, [b"one", b"two", b"three", b"four"]
-NEW, PROCESSED = joined(OLD, FILES), joined(OLD, [b"1", b"2", b"3", b"four"])
-REPAIRED, OTHER_LISTING = joined(OLD, [b"one", b"2", b"three", b"four"]), joined("d" * 64, FILES)
+OLD = "a" * 64
+FILES = [b"one", b"two", b"three", b"four"]
+NEW = joined(OLD, FILES)
+PROCESSED = joined(OLD, [b"1", b"2", b"3", b"four"])
+REPAIRED = joined(OLD, [b"one", b"2", b"three", b"four"])
+OTHER_LISTING = joined("d" * 64, FILES)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        (NEW, NEW, True), (OLD, OLD, True), (OLD, NEW, True), (NEW, REPAIRED, True), (NEW, PROCESSED, False),
-        (NEW, "d" * 64, False), (NEW, OTHER_LISTING, False), (None, NEW, False), (None, None, False), ("", NEW, False),
+        (NEW, NEW, True),
+        (OLD, OLD, True),
+        (OLD, NEW, True),
+        (NEW, REPAIRED, True),
+        (NEW, PROCESSED, False),
+        (NEW, "d" * 64, False),
+        (NEW, OTHER_LISTING, False),
+        (None, NEW, False),
+        (None, None, False),
+        ("", NEW, False),
         (joined(OLD, []), joined(OLD, []), True),
     ],
-)  # fmt: skip
+)
 def test_the_listing_and_half_of_the_contents_tell(one, other, same):
     assert same_images(one, other) is same and same_images(other, one) is same
 
@@ -60,7 +71,8 @@ def test_files_that_cannot_be_read_are_no_hindrance(tmp_path):
 
 
 def test_what_several_weights_were_trained_on_is_one_set_or_none_of_theirs():
-    one, two = joined("a", [b"x"]), joined("b", [b"x"])
+    one = joined("a", [b"x"])
+    two = joined("b", [b"x"])
     assert of_all([one, one]) == one
     both = of_all([one, two])
     assert both == of_all([two, one, one]) and not same_images(both, one) and not same_images(both, two)

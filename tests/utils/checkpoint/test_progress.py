@@ -21,10 +21,19 @@ class NewerProgress(Progress):
 
 def saved(path, progress):
     state = {
-        "format": checkpoint.FORMAT, "arch": "linear", "model": {"weight": torch.zeros(1)}, "ema": None,
-        "optimizer": {"state": {}, "param_groups": []}, "scaler": {}, "progress": progress, "classes": ["a", "b"],
-        "preprocessing": {}, "settings": {}, "versions": {}, "fingerprint": "0",
-    }  # fmt: skip
+        "format": checkpoint.FORMAT,
+        "arch": "linear",
+        "model": {"weight": torch.zeros(1)},
+        "ema": None,
+        "optimizer": {"state": {}, "param_groups": []},
+        "scaler": {},
+        "progress": progress,
+        "classes": ["a", "b"],
+        "preprocessing": {},
+        "settings": {},
+        "versions": {},
+        "fingerprint": "0",
+    }
     torch.save({**state, "contents": checkpoint.inventory(state)}, path)
     return path
 

@@ -37,8 +37,10 @@ def run(trained, tmp_path):
 
 @pytest.mark.parametrize("more", [(), ("--resume-override", "--lr", "0.5")])
 def test_when_training_goes_on_no_tensor_of_the_checkpoint_is_left_but_what_the_optimizers_took(run, monkeypatch, more):
-    loaded, left = [], []
-    unpickle, train = checkpoint._unpickle, TraVal.train
+    loaded = []
+    left = []
+    unpickle = checkpoint._unpickle
+    train = TraVal.train
 
     def remembered(path):
         state = unpickle(path)
@@ -93,7 +95,8 @@ def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_sta
     torch.save(whole, tmp_path / "file.pt")
     found = ResumePoint.of(tmp_path / "file.pt", whole)
     assert same(found.read(), whole)
-    whole["progress"], whole["optimizer"][0]["param_groups"] = {"step": 0, "sums": [0.0]}, [{"lr": 0.5}]
+    whole["progress"] = {"step": 0, "sums": [0.0]}
+    whole["optimizer"][0]["param_groups"] = [{"lr": 0.5}]
     assert same(dataclasses.replace(found, state=ResumePoint.of(found.path, whole).state).read(), whole)
 
 

@@ -21,11 +21,16 @@ def listing(**changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"shape": [-1]}, {"shape": [2**70]}, {"shape": 2}, {"dtype": "ones"}, {"pieces": [[[0], [2]]]},
-        {"pieces": [[[0], [2], ["__0_0.distcp"], 0, 8]]}, {"pieces": [[[0], [2], "../last.pt", 0, 8]]},
+        {"shape": [-1]},
+        {"shape": [2**70]},
+        {"shape": 2},
+        {"dtype": "ones"},
+        {"pieces": [[[0], [2]]]},
+        {"pieces": [[[0], [2], ["__0_0.distcp"], 0, 8]]},
+        {"pieces": [[[0], [2], "../last.pt", 0, 8]]},
         {"pieces": [[[0], [2], "__0_0.distcp", "0", 8]]},
     ],
-)  # fmt: skip
+)
 def test_an_impossible_list_of_shards_is_refused_in_one_line(changes, tmp_path):
     assert Shards(tmp_path / "last.pt", listing()).tensors["a"].shape == (2,)
     with pytest.raises(UserError, match="its list of shards is damaged"):

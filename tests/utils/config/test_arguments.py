@@ -50,8 +50,11 @@ def test_flag_wins_over_recipe_over_checkpoint_over_default(recipe):
     settings = args.optimisation
     assert (settings.lr, settings.epochs, settings.weight_decay, settings.momentum) == (0.1, 12, 0.03, 0.9)
     assert [args.origins[name] for name in ("lr", "epochs", "weight_decay", "momentum")] == [
-        "flag", "recipe", "checkpoint", "default"
-    ]  # fmt: skip
+        "flag",
+        "recipe",
+        "checkpoint",
+        "default",
+    ]
 
 
 def test_the_last_of_a_repeated_flag_wins():

@@ -14,7 +14,9 @@ from utils.config.spelling import meant_value, nearest
 from utils.config.synonyms import SYNONYMS, meant
 
 FLAGS = sorted({flag for action in arguments.build_parser()._actions for flag in action.option_strings})
-OURS, LEAVE, NONE = "ours", ": leave it out", " and has no equivalent"
+OURS = "ours"
+LEAVE = ": leave it out"
+NONE = " and has no equivalent"
 
 # Every flag of each program, by the answer: OURS, the flag that "did you mean" names, or how the advice begins.
 OF_TIMM = {
@@ -23,17 +25,41 @@ OF_TIMM = {
     "layer-decay lr lr-base lr-base-scale lr-base-size lr-cycle-decay lr-cycle-mul mean mixup mixup-mode "
     "mixup-off-epoch mixup-prob mixup-switch-prob model-kwargs momentum opt-betas opt-eps opt-kwargs output pretrained "
     "resume seed std sync-bn tta val-split warmup-epochs warmup-lr warmup-prefix weight-decay workers",
-    "--datapath": "data-dir", "--dataname": "dataset", "--download": "dataset-download", "--arch": "model",
-    "--weights": "initial-checkpoint pretrained-path", "--image-size": "img-size", "--accumulate": "grad-accum-steps",
-    "--compile": "torchcompile", "--optimizer": "opt", "--clip-grad-norm": "clip-grad", "--lr-policy": "sched",
-    "--lr-min": "min-lr", "--lr-milestones": "decay-milestones", "--lr-step-epochs": "decay-epochs",
-    "--random-erase": "reprob", "--random-erase-mode": "remode", "--random-erase-count": "recount",
-    "--label-smoothing": "smoothing", "--val-batch-size": "validation-batch-size vb", "--auto-augment": "aa",
-    "--repeated-augmentation": "aug-repeats", "--teacher": "kd-model-name", "--amp": "amp-dtype",
-    "--distillation-temperature": "kd-temperature", "--ema-decay": "model-ema-decay", "--config": "c",
-    "--ema-warmup": "model-ema-warmup", "--print-freq": "log-interval", "--val-every-epochs": "val-interval",
-    "--save-every-steps": "recovery-interval", "--name": "experiment", "--best-metric": "eval-metric",
-    "--image-column": "input-key", "--label-column": "target-key", "--workers": "j",
+    "--datapath": "data-dir",
+    "--dataname": "dataset",
+    "--download": "dataset-download",
+    "--arch": "model",
+    "--weights": "initial-checkpoint pretrained-path",
+    "--image-size": "img-size",
+    "--accumulate": "grad-accum-steps",
+    "--compile": "torchcompile",
+    "--optimizer": "opt",
+    "--clip-grad-norm": "clip-grad",
+    "--lr-policy": "sched",
+    "--lr-min": "min-lr",
+    "--lr-milestones": "decay-milestones",
+    "--lr-step-epochs": "decay-epochs",
+    "--random-erase": "reprob",
+    "--random-erase-mode": "remode",
+    "--random-erase-count": "recount",
+    "--label-smoothing": "smoothing",
+    "--val-batch-size": "validation-batch-size vb",
+    "--auto-augment": "aa",
+    "--repeated-augmentation": "aug-repeats",
+    "--teacher": "kd-model-name",
+    "--amp": "amp-dtype",
+    "--distillation-temperature": "kd-temperature",
+    "--ema-decay": "model-ema-decay",
+    "--config": "c",
+    "--ema-warmup": "model-ema-warmup",
+    "--print-freq": "log-interval",
+    "--val-every-epochs": "val-interval",
+    "--save-every-steps": "recovery-interval",
+    "--name": "experiment",
+    "--best-metric": "eval-metric",
+    "--image-column": "input-key",
+    "--label-column": "target-key",
+    "--workers": "j",
     ": write --crop-min-area": "scale",
     ": write --augment resized-crop flip, ": "hflip",
     ": write --augment resized-crop flip vertical-flip": "vflip",
@@ -61,15 +87,26 @@ OF_TIMM = {
     "train-size-schedule-spread train-size-random-mix variable-batch-loss-scale naflex-loader naflex-train-seq-lens "
     "naflex-max-seq-len naflex-patch-sizes naflex-patch-size-probs naflex-loss-scale naflex-patchify-channels-first "
     "kd-student-feature-dim kd-teacher-feature-dim kd-token-distill-type",
-}  # fmt: skip
+}
 OF_TORCHVISION = {
     OURS: "device batch-size epochs workers lr momentum weight-decay label-smoothing lr-gamma lr-min print-freq resume "
     "sync-bn auto-augment random-erase amp interpolation clip-grad-norm weights pretrained",
-    "--datapath": "data-path", "--arch": "model", "--workers": "j", "--optimizer": "opt", "--weight-decay": "wd",
-    "--mixup": "mixup-alpha", "--cutmix": "cutmix-alpha", "--lr-policy": "lr-scheduler", "--evaluate": "test-only",
-    "--warmup-epochs": "lr-warmup-epochs", "--lr-step-epochs": "lr-step-size", "--output": "output-dir",
-    "--deterministic": "use-deterministic-algorithms", "--val-image-size": "val-crop-size",
-    "--image-size": "train-crop-size", "--repeated-augmentation": "ra-reps",
+    "--datapath": "data-path",
+    "--arch": "model",
+    "--workers": "j",
+    "--optimizer": "opt",
+    "--weight-decay": "wd",
+    "--mixup": "mixup-alpha",
+    "--cutmix": "cutmix-alpha",
+    "--lr-policy": "lr-scheduler",
+    "--evaluate": "test-only",
+    "--warmup-epochs": "lr-warmup-epochs",
+    "--lr-step-epochs": "lr-step-size",
+    "--output": "output-dir",
+    "--deterministic": "use-deterministic-algorithms",
+    "--val-image-size": "val-crop-size",
+    "--image-size": "train-crop-size",
+    "--repeated-augmentation": "ra-reps",
     ": write --crop-pct with --val-crop-size (224 by default) divided by it, rounded down to four digits": "val-resize-size",
     ": for 0 write --no-decay-norm-bias": "norm-weight-decay bias-weight-decay",
     ": for 0 write --weight-decay-except": "transformer-embedding-decay",
@@ -79,11 +116,17 @@ OF_TORCHVISION = {
     LEAVE: "lr-warmup-method start-epoch cache-dataset ra-sampler world-size dist-url model-ema-steps backend use-v2",
     NONE: "ra-magnitude augmix-severity num-calibration-batches num-observer-update-epochs num-batch-norm-update-epochs "
     "post-training-quantize",
-}  # fmt: skip
+}
 OF_ULTRALYTICS = {
     OURS: "epochs name workers seed momentum weight-decay warmup-epochs",
-    "--datapath": "data", "--early-stopping": "patience", "--batch-size": "batch",
-    "--image-size": "imgsz", "--output": "project", "--lr": "lr0", "--drop": "dropout", "--random-erase": "erasing",
+    "--datapath": "data",
+    "--early-stopping": "patience",
+    "--batch-size": "batch",
+    "--image-size": "imgsz",
+    "--output": "project",
+    "--lr": "lr0",
+    "--drop": "dropout",
+    "--random-erase": "erasing",
     "--save-every-epochs": "save-period",
     ": write --arch with a network of timm or torchvision": "model",
     ": write --lr-min": "lrf",
@@ -113,7 +156,7 @@ OF_ULTRALYTICS = {
     "source vid-stride stream-buffer visualize agnostic-nms classes retina-masks embed tracker show save-frames save-txt "
     "save-conf save-crop show-labels show-conf show-boxes line-width format keras optimize int8 dynamic simplify opset "
     "workspace nms box cls dfl pose kobj rle angle",
-}  # fmt: skip
+}
 OF_OTHERS = {
     "--opt-eps": "adam-epsilon eps",
     "--opt-betas": "betas",
@@ -228,9 +271,11 @@ def test_what_a_program_does_unasked_is_said_once_when_several_of_its_flags_stan
     line = ["--model", "resnet50", "--sched", "cosine", "--opt", "lamb", "--reprob", "0.1"]
     (said,) = unasked(*line)
     for words in (
-        "label smoothing 0.1 (--label-smoothing 0.1)", "colour jitter 0.4 (--color-jitter 0.4)",
-        "no weight decay on norms and biases (--no-decay-norm-bias)", "erasing with noise (--random-erase-mode pixel)",
-    ):  # fmt: skip
+        "label smoothing 0.1 (--label-smoothing 0.1)",
+        "colour jitter 0.4 (--color-jitter 0.4)",
+        "no weight decay on norms and biases (--no-decay-norm-bias)",
+        "erasing with noise (--random-erase-mode pixel)",
+    ):
         assert words in said
     assert "Nesterov" not in said, "of sgd"
     (said,) = unasked(*line, "--smoothing", "0", "--aa", "rand-m9", "--remode", "const", "--epochs", "9")
@@ -298,29 +343,45 @@ def test_keys_of_timms_yaml_are_answered_as_its_flags_are(tmp_path):
 # ----------------------------------------------------------------------------------------- values
 
 VALUES = [
-    ("--lr-policy", {
-        "cosineannealinglr CosineAnnealingLR cos": "(did you mean cosine?)", "steplr StepLR": "(did you mean step?)",
-        "multisteplr": "(did you mean multistep?)", "onecyclelr OneCycleLR": "(did you mean one-cycle?)",
-        "polynomiallr polynomial": "(did you mean poly?)", "linearlr": "(did you mean linear?)",
-        "reducelronplateau ReduceLROnPlateau plateau": "; no equivalent", "tanh": "; no equivalent",
-        "exponentiallr": "; write step with --lr-step-epochs 1", "cycliclr": "; no equivalent",
-        "cosineannealingwarmrestarts cosine_with_restarts": "; write cosine with --lr-cycle-epochs",
-        "constant_with_warmup": "; write constant with --warmup-epochs", "step multistep cosine poly constant": None,
-    }),
-    ("--auto-augment", {
-        "randaugment": "(did you mean ra?)", "trivialaugment TrivialAugmentWide": "(did you mean ta_wide?)",
-        "rand-m9-mstd0.5-inc1 augmix-m3-w3 original-mstd0.5 v0 3a ra ta_wide augmix autoaugment": None,
-    }),
+    (
+        "--lr-policy",
+        {
+            "cosineannealinglr CosineAnnealingLR cos": "(did you mean cosine?)",
+            "steplr StepLR": "(did you mean step?)",
+            "multisteplr": "(did you mean multistep?)",
+            "onecyclelr OneCycleLR": "(did you mean one-cycle?)",
+            "polynomiallr polynomial": "(did you mean poly?)",
+            "linearlr": "(did you mean linear?)",
+            "reducelronplateau ReduceLROnPlateau plateau": "; no equivalent",
+            "tanh": "; no equivalent",
+            "exponentiallr": "; write step with --lr-step-epochs 1",
+            "cycliclr": "; no equivalent",
+            "cosineannealingwarmrestarts cosine_with_restarts": "; write cosine with --lr-cycle-epochs",
+            "constant_with_warmup": "; write constant with --warmup-epochs",
+            "step multistep cosine poly constant": None,
+        },
+    ),
+    (
+        "--auto-augment",
+        {
+            "randaugment": "(did you mean ra?)",
+            "trivialaugment TrivialAugmentWide": "(did you mean ta_wide?)",
+            "rand-m9-mstd0.5-inc1 augmix-m3-w3 original-mstd0.5 v0 3a ra ta_wide augmix autoaugment": None,
+        },
+    ),
     ("--amp", {"float16 half 16-mixed": "(did you mean fp16?)", "bfloat16": "(did you mean bf16?)"}),
     ("--interpolation", {"random lanczos nearest": "; no equivalent", "bicubic": None}),
     ("--dataname", {"torch/cifar10": "(did you mean cifar10?)", "digits": None}),
-    ("--weights", {"ResNet50_Weights.IMAGENET1K_V2 IMAGENET1K_V1 DEFAULT": ": is a name of torchvision's weights", "a.pt": None}),
+    (
+        "--weights",
+        {"ResNet50_Weights.IMAGENET1K_V2 IMAGENET1K_V1 DEFAULT": ": is a name of torchvision's weights", "a.pt": None},
+    ),
     ("--amp", {"": "; timm's and torchvision's --amp is --amp fp16"}),
     ("--mixup-mode", {"elem": "; pair is the nearest", "batch": None}),
     ("--val-split", {"validation test": "; timm's --val-split names a split", "0.1": None}),
     ("--tta", {"3": "; timm's is a number of views", "flip": None}),
     ("--device", {"cuda:1 0": "; one GPU of several is --gpu-ids 1", "cuda": None}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -363,12 +424,19 @@ def is_near(name, flag):
 
 WORDS = st.one_of(
     st.text("abcdefghilmnoprstuvwy-", min_size=1, max_size=14),
-    st.builds("-".join, st.lists(st.sampled_from(["lr", "val", "size", "decay", "warmup", "bn", "opt", "scale", "max", "min", "epochs"]))),
+    st.builds(
+        "-".join,
+        st.lists(
+            st.sampled_from(["lr", "val", "size", "decay", "warmup", "bn", "opt", "scale", "max", "min", "epochs"])
+        ),
+    ),
     st.builds(
         lambda flag, place, letter: flag[:place] + letter + flag[place + 1 :],
-        st.sampled_from(FLAGS), st.integers(2, 12), st.sampled_from("aeinst-"),
+        st.sampled_from(FLAGS),
+        st.integers(2, 12),
+        st.sampled_from("aeinst-"),
     ),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=200, deadline=None)

@@ -54,10 +54,15 @@ def test_a_data_set_that_is_not_known_is_not_taken_for_the_default_one():
 
 
 OVERRIDES = [
-    ["--optimizer", "adamw"], ["--optimizer", "schedulefree-sgd"], ["--optimizer", "muon", "--lr-policy", "constant"],
-    ["--lr-policy", "cosine"], ["--lr-policy", "one-cycle", "--warmup-epochs", "0"], ["--lr-policy", "multistep"],
-    ["--lr", "0.3"], ["--global-batch-size", "96", "--epochs", "7"],
-]  # fmt: skip
+    ["--optimizer", "adamw"],
+    ["--optimizer", "schedulefree-sgd"],
+    ["--optimizer", "muon", "--lr-policy", "constant"],
+    ["--lr-policy", "cosine"],
+    ["--lr-policy", "one-cycle", "--warmup-epochs", "0"],
+    ["--lr-policy", "multistep"],
+    ["--lr", "0.3"],
+    ["--global-batch-size", "96", "--epochs", "7"],
+]
 
 
 @pytest.mark.parametrize("flags", OVERRIDES, ids=" ".join)

@@ -28,13 +28,22 @@ def tiff(numbers, photometric=None, extra=(), deflated=False):
     kind = {"u": 1, "i": 2, "f": 3}[numbers.dtype.kind]
     photometric = (2 if channels >= 3 else 1) if photometric is None else photometric
     tags = [
-        (256, [width]), (257, [height]), (258, [8 * numbers.itemsize] * channels), (259, [8 if deflated else 1]),
-        (262, [photometric]), (273, [0]), (277, [channels]), (278, [height]), (279, [len(data)]),
-        *([(338, list(extra))] if extra else []), (339, [kind] * channels),
-    ]  # fmt: skip
+        (256, [width]),
+        (257, [height]),
+        (258, [8 * numbers.itemsize] * channels),
+        (259, [8 if deflated else 1]),
+        (262, [photometric]),
+        (273, [0]),
+        (277, [channels]),
+        (278, [height]),
+        (279, [len(data)]),
+        *([(338, list(extra))] if extra else []),
+        (339, [kind] * channels),
+    ]
     longer = sum(2 * len(values) for _, values in tags if len(values) > 2)
     begin = 8 + 2 + 12 * len(tags) + 4
-    entries, beyond = b"", b""
+    entries = b""
+    beyond = b""
     for tag, values in tags:
         wide = tag in (273, 279)
         values = [begin + longer] if tag == 273 else values

@@ -46,7 +46,8 @@ def files_of(root, colour="RGB"):
 
 def decoded(images, folder, size=SIZE, fixed_size=True, workers=0, lines=None, is_main=True):
     log = (lambda line: None) if lines is None else lines.append
-    view, progress = View(size, whole=fixed_size), ProgressLog(log)
+    view = View(size, whole=fixed_size)
+    progress = ProgressLog(log)
     return cache.decoded(images, view, folder, workers=workers, progress=progress, is_main=is_main).pixels
 
 
@@ -99,7 +100,8 @@ def test_chunks_keep_the_order_of_the_files(tree, monkeypatch):
 @pytest.mark.parametrize("fixed_size", [True, False])
 def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_size):
     images = files_of(tree, "L")
-    whole, middle = cache.decode_whole, cache.decode_crop
+    whole = cache.decode_whole
+    middle = cache.decode_crop
     expected = torch.stack([whole(path, 5, "L") if fixed_size else middle(path, View(5), "L") for path in images.paths])
     assert torch.equal(decoded(images, None, size=5, fixed_size=fixed_size), expected)
 
@@ -125,7 +127,8 @@ def test_the_header_is_what_numpy_reads_of_any_shape(shape):
 
 def test_what_is_written_to_the_pixels_reaches_neither_the_file_nor_other_maps(tree, folder):
     decoded(files_of(tree), folder)
-    changed, other = decoded(files_of(tree), folder), decoded(files_of(tree), folder)
+    changed = decoded(files_of(tree), folder)
+    other = decoded(files_of(tree), folder)
     expected = other.clone()
     changed.fill_(7)
     assert torch.equal(other, expected)
@@ -207,7 +210,8 @@ def test_files_of_equal_size_and_time_that_change_places_are_decoded_anew(tree, 
         second.rename(first)
         (tree / "aside").rename(second)
     else:
-        one, other = first.read_bytes(), second.read_bytes()
+        one = first.read_bytes()
+        other = second.read_bytes()
         for path, content in ((first, other), (second, one)):
             path.write_bytes(content)
             os.utime(path, ns=(1, 1))
@@ -218,9 +222,13 @@ def test_files_of_equal_size_and_time_that_change_places_are_decoded_anew(tree, 
 def test_other_size_colour_cropping_order_and_decoder_have_other_fingerprints(tree, folder, monkeypatch):
     images = files_of(tree)
     views = [
-        View(8), View(8, 0.9), View(8, crop_mode="squash"), View(8, crop_mode="border"),
-        View(8, crop_mode="border", border=(9, 9, 9)), View(8, interpolation="bicubic"),
-    ]  # fmt: skip
+        View(8),
+        View(8, 0.9),
+        View(8, crop_mode="squash"),
+        View(8, crop_mode="border"),
+        View(8, crop_mode="border", border=(9, 9, 9)),
+        View(8, interpolation="bicubic"),
+    ]
     backwards = ImageFiles(images.paths[::-1], images.labels, "RGB")
     found = [
         cache.fingerprint(images, View(8, whole=True), folder),

@@ -72,12 +72,15 @@ def test_blur_takes_images_smaller_than_its_reach():
 
 
 def test_color_jitter_is_torchvisions_with_the_same_factors_in_the_same_order():
-    images, jitter = images_of(60), ColorJitter((0.4, 0.5, 1.2, 0.1))
+    images = images_of(60)
+    jitter = ColorJitter((0.4, 0.5, 1.2, 0.1))
     orders, factors = jitter.draw(samples_of(60), 32, 32)
     adjust = {
-        "Brightness": vision.adjust_brightness, "Contrast": vision.adjust_contrast,
-        "Color": vision.adjust_saturation, "Hue": vision.adjust_hue,
-    }  # fmt: skip
+        "Brightness": vision.adjust_brightness,
+        "Contrast": vision.adjust_contrast,
+        "Color": vision.adjust_saturation,
+        "Hue": vision.adjust_hue,
+    }
     for image, one, order, values in zip(images, jitter.apply(images, orders, factors), orders, factors, strict=True):
         for which, value in zip(order, values, strict=True):
             image = adjust[JITTER[which]](image, float(value))
@@ -86,7 +89,8 @@ def test_color_jitter_is_torchvisions_with_the_same_factors_in_the_same_order():
 
 def test_color_jitter_draws_as_torchvision_does():
     amounts = (0.4, 0.0, 1.2, 0.1)
-    jitter, theirs = ColorJitter(amounts, 0.7), v2.ColorJitter(*amounts)
+    jitter = ColorJitter(amounts, 0.7)
+    theirs = v2.ColorJitter(*amounts)
     orders, factors = jitter.draw(samples_of(COUNT), 32, 32)
     applied = (orders >= 0).any(1)
     assert stats.binomtest(int(applied.sum()), COUNT, 0.7).pvalue > 1e-3
@@ -118,7 +122,8 @@ def test_grayscale_is_torchvisions_for_the_asked_fraction_and_nothing_for_the_ot
 
 
 def test_rotation_is_torchvisions_of_any_angle_up_to_the_limit():
-    images, rotation = images_of(60), only(rotation=20.0)
+    images = images_of(60)
+    rotation = only(rotation=20.0)
     choices, angles = rotation.draw(samples_of(60), 32, 32)
     for image, one, angle in zip(images, rotation.apply(images, choices, angles), angles[:, 0], strict=True):
         assert torch.equal(one, vision.rotate(image, float(angle)))
@@ -147,9 +152,11 @@ def sides_of(images):
     """(area, top, left, height, width) of the one box in each image of nines; those without are left out."""
     found = []
     for mask in (images[:, 0] != 9).numpy():
-        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        rows = np.flatnonzero(mask.any(1))
+        columns = np.flatnonzero(mask.any(0))
         if len(rows):
-            height, width = rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
+            height = rows[-1] - rows[0] + 1
+            width = columns[-1] - columns[0] + 1
             assert mask.sum() == height * width  # a box
             found.append((height * width, rows[0], columns[0], height, width))
     return np.array(found)
@@ -189,7 +196,8 @@ def test_a_constant_box_is_the_mean_a_random_one_has_one_colour_and_pixels_are_n
 
 def test_erasing_applies_to_what_the_network_sees():
     values = {"size": 16, "mean": MEAN, "std": (0.25,) * 3}
-    images, numbers = images_of(50, 3, 24, 24), np.arange(50)
+    images = images_of(50, 3, 24, 24)
+    numbers = np.arange(50)
     plain = BatchTransform(**values).training(images, numbers, 0)
     shown = BatchTransform(**values, augmentations=(RandomErasing(1.0),)).training(images, numbers, 0)
     changed = shown != plain
@@ -199,9 +207,12 @@ def test_erasing_applies_to_what_the_network_sees():
 # -------------------------------------------------------------------------------------- all of them
 
 ALL = {
-    "color_jitter": (0.4, 0.4, 0.4, 0.1), "grayscale_prob": 0.5, "gaussian_blur_prob": 0.5, "rotation": 30.0,
+    "color_jitter": (0.4, 0.4, 0.4, 0.1),
+    "grayscale_prob": 0.5,
+    "gaussian_blur_prob": 0.5,
+    "rotation": 30.0,
     "random_erase": 0.7,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
@@ -209,7 +220,8 @@ def test_a_sample_is_the_same_in_any_batch_and_memory_format(mode):
     settings = AugmentationSettings(**ALL, random_erase_mode=mode, random_erase_count=2)
     chosen = build_augmentations(("vertical-flip",), Context(settings, 2, 16, mean=MEAN))
     assert len(chosen) == 6
-    images, numbers = images_of(40, 3, 16, 16), np.arange(40)
+    images = images_of(40, 3, 16, 16)
+    numbers = np.arange(40)
     transform = BatchTransform(16, MEAN, (0.25,) * 3, chosen)
     last = BatchTransform(16, MEAN, (0.25,) * 3, chosen, channels_last=True)
     whole = transform.training(images, numbers, 1)
@@ -223,7 +235,8 @@ def test_compiled_policies_and_erasing_show_the_same(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # the graphs are what is tested
     settings = AugmentationSettings(auto_augment="ra", random_erase=0.5, random_erase_mode="pixel")
     chosen = build_augmentations(("flip",), Context(settings, 2, 16, mean=MEAN))
-    images, numbers = images_of(10, 3, 16, 16), np.arange(10)
+    images = images_of(10, 3, 16, 16)
+    numbers = np.arange(10)
     plain, compiled = (
         BatchTransform(16, MEAN, (0.25,) * 3, chosen, compiled=on).training(images, numbers, 0) for on in (False, True)
     )

@@ -121,7 +121,8 @@ def test_a_training_crop_is_resized_as_the_view_says(tmp_path, way):
 def test_any_region_has_the_bits_of_pillows_whole_image_up_to_its_border(tmp_path, size, options):
     generator = np.random.default_rng(0)
     for path in photographs(tmp_path, size, options):
-        data, whole = Path(path).read_bytes(), pillow_pixels(path).permute(1, 2, 0)
+        data = Path(path).read_bytes()
+        whole = pillow_pixels(path).permute(1, 2, 0)
         for _ in range(15):
             left, right = sorted(generator.choice(size[0] + 1, 2, replace=False).tolist())
             top, bottom = sorted(generator.choice(size[1] + 1, 2, replace=False).tolist())
@@ -187,10 +188,14 @@ def test_levels_of_32_bits_are_those_of_8_bits_or_refused(tmp_path):
     path = written(tmp_path / "a.tif", Image.fromarray(levels.astype(np.int32)))
     assert np.array_equal(open_image(path, "L"), levels)
     assert np.array_equal(255 * show(16)(Image.open(path))[0], levels)
-    for number, (odd, found) in enumerate([
-        (257 * levels.astype(np.int32), "integers from 0 to 65535"), (levels.astype(np.int32) - 1, "integers from -1"),
-        (levels.astype(np.float32) / 255, "floats from 0 to 1"), (levels.astype(np.float32), "floats from 0 to 255"),
-    ]):  # fmt: skip
+    for number, (odd, found) in enumerate(
+        [
+            (257 * levels.astype(np.int32), "integers from 0 to 65535"),
+            (levels.astype(np.int32) - 1, "integers from -1"),
+            (levels.astype(np.float32) / 255, "floats from 0 to 1"),
+            (levels.astype(np.float32), "floats from 0 to 255"),
+        ]
+    ):
         path = written(tmp_path / f"{number}.tif", Image.fromarray(odd))
         with pytest.raises(UnreadableImage, match=f"{number}.tif: .* levels, {found}.* have no known range"):
             decode_whole(path, 8, "RGB")
@@ -221,13 +226,23 @@ def test_a_pixel_range_maps_numbers_of_more_than_8_bits_linearly_rounded_and_cut
     tmp_path, name, content, numbers, colour
 ):
     (tmp_path / name).write_bytes(content)
-    low, high = 100, 1023
+    low = 100
+    high = 1023
     exact = [[[min(max(Fraction(255 * (int(n) - low), high - low), 0), 255) for n in p] for p in r] for r in numbers]
     levels = np.array(exact, dtype=object).astype(float).round().astype(np.uint8)
     expected = Image.fromarray(levels[..., 0] if levels.shape[-1] == 1 else levels).convert(colour)
     ranged = Colour(colour, (low, high))
-    shown = Preprocessing(9, 9, (0.0,) * (1 if colour == "L" else 3), (1.0,) * (1 if colour == "L" else 3), 1.0,
-                          "center", "bilinear", stored_size=9, pixel_range=(low, high))  # fmt: skip
+    shown = Preprocessing(
+        9,
+        9,
+        (0.0,) * (1 if colour == "L" else 3),
+        (1.0,) * (1 if colour == "L" else 3),
+        1.0,
+        "center",
+        "bilinear",
+        stored_size=9,
+        pixel_range=(low, high),
+    )
     assert np.array_equal(open_image(str(tmp_path / name), ranged), expected)
     assert np.array_equal(open_image(io.BytesIO(content), pickle.loads(pickle.dumps(ranged))), expected)
     with Image.open(tmp_path / name) as image:  # as a user of load_model gives it
@@ -244,7 +259,8 @@ def show(size):
 
 def test_files_are_known_by_their_content_not_their_name(tmp_path, way):
     image = PHOTOGRAPHS[0].resize((120, 90))
-    png, photo = tmp_path / "png.jpg", tmp_path / "photo.png"
+    png = tmp_path / "png.jpg"
+    photo = tmp_path / "photo.png"
     image.save(png, format="PNG")
     image.save(photo, format="JPEG")
     for path in (str(png), str(photo)):

@@ -113,7 +113,8 @@ def test_a_truncated_file_is_named_when_it_is_read(paths):
 
 def test_what_only_the_device_cannot_decode_is_decoded_by_pillow(paths, monkeypatch):
     expected = decode_batch(pack(read(paths), View(64), "RGB"), CPU)
-    calls, decode_jpeg = [], torchvision.io.decode_jpeg
+    calls = []
+    decode_jpeg = torchvision.io.decode_jpeg
 
     def picky(files, mode, device):
         calls.append(len(files))

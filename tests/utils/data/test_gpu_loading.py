@@ -20,14 +20,16 @@ from utils.data.sets.readers import MemoryImages
 from utils.data.sources import MicroBatchReader, StreamSource
 from utils.runtime.distributed import Distributed, RankInfo
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
+GPU = torch.device("cuda")
 
 
 class Diary:
     """Stands in for torch.cuda: ``lines`` says what was asked of which stream, in order."""
 
     def __init__(self, monkeypatch):
-        self.lines, self.streams = [], 0
+        self.lines = []
+        self.streams = 0
         self.current = RecordingStream(self, "training")
         monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
@@ -42,14 +44,17 @@ class Diary:
 
     @contextlib.contextmanager
     def inside(self, stream):
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         yield
         self.current = before
 
 
 class RecordingStream:
     def __init__(self, diary, name):
-        self.diary, self.name, self.events = diary, name, 0
+        self.diary = diary
+        self.name = name
+        self.events = 0
 
     def wait_stream(self, other):
         self.diary.lines.append(f"{self.name} waits for {other.name}")
@@ -71,7 +76,8 @@ class OnGPU:
     device = GPU
 
     def __init__(self, source, diary):
-        self.source, self.diary = source, diary
+        self.source = source
+        self.diary = diary
 
     def __len__(self):
         return len(self.source)
@@ -226,7 +232,8 @@ def test_memory_is_filled_again_when_the_decoder_fails(monkeypatch, diary):
 
 @pytest.mark.gpu
 def test_crops_that_are_still_being_made_are_not_overwritten_by_the_next_files():
-    first, second = [jpeg(1)] * 4, [jpeg(2)] * 4
+    first = [jpeg(1)] * 4
+    second = [jpeg(2)] * 4
     names = ["a.jpg"] * 4
     expected = decode_jpeg(first, ImageReadMode.RGB, GPU)[0].float().cpu()
     stream = torch.cuda.Stream()
@@ -244,7 +251,8 @@ def test_crops_that_are_still_being_made_are_not_overwritten_by_the_next_files()
 
 @pytest.mark.gpu
 def test_decoding_gives_the_same_pixels_under_deterministic_algorithms():
-    files, names = [jpeg(seed) for seed in range(16)], ["a.jpg"] * 16
+    files = [jpeg(seed) for seed in range(16)]
+    names = ["a.jpg"] * 16
     expected = [image.cpu() for image in gpu_decoding._decode_files(files, names, GPU)]
     torch.use_deterministic_algorithms(True)
     try:

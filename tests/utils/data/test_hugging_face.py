@@ -59,10 +59,14 @@ def table(count, first=0, label=None, image=None):
             "photo": [{"bytes": encoded(number), "path": None} for number in numbers],
             "kind": [number % 3 for number in numbers],
         },
-        features=datasets.Features({
-            "id": datasets.Value("int64"), "photo": image or datasets.Image(), "kind": label or datasets.ClassLabel(names=NAMES),
-        }),
-    )  # fmt: skip
+        features=datasets.Features(
+            {
+                "id": datasets.Value("int64"),
+                "photo": image or datasets.Image(),
+                "kind": label or datasets.ClassLabel(names=NAMES),
+            }
+        ),
+    )
 
 
 def save(root, kind, train, validation):
@@ -75,8 +79,9 @@ def save(root, kind, train, validation):
         half = len(split) // 2
         for part, rows in enumerate((split.select(range(half)), split.select(range(half, len(split))))):
             place = {
-                "hub": root / "data" / f"{name}-0000{part}-of-00002.parquet", "folders": root / name / f"000{part}.parquet"
-            }[kind]  # fmt: skip
+                "hub": root / "data" / f"{name}-0000{part}-of-00002.parquet",
+                "folders": root / name / f"000{part}.parquet",
+            }[kind]
             place.parent.mkdir(parents=True, exist_ok=True)
             rows.to_parquet(str(place))
     return root
@@ -175,7 +180,8 @@ def test_resident_images_are_those_of_the_column_and_of_files_as_they_are_now(tm
         _, validation, _ = loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)
         return torch.cat([batch.images for batch in validation.batches()]), data.fingerprint
 
-    (photos, before), (masks, _) = shown("photo"), shown("mask")
+    (photos, before) = shown("photo")
+    (masks, _) = shown("mask")
     assert not any(map(torch.equal, photos, masks))
     assert torch.equal(shown("photo")[0], photos)
     (tmp_path / "a.png").write_bytes(encoded(77))
@@ -235,7 +241,8 @@ def test_a_run_that_was_cut_resumes_with_the_same_bits(tmp_path, saved):
         (path,) = output.rglob("final.pt")
         return torch.load(path, weights_only=True)["model"]
 
-    whole, resumed = weights(()), weights(("--max-steps", "2"), ("--resume", "auto", "--max-steps", "6"))
+    whole = weights(())
+    resumed = weights(("--max-steps", "2"), ("--resume", "auto", "--max-steps", "6"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -295,17 +302,40 @@ def change(column, values):
 
 
 BAD = {
-    "no such column": ((), ("--label-column", "species"), r"--label-column species: .* has the columns id, photo, kind"),
+    "no such column": (
+        (),
+        ("--label-column", "species"),
+        r"--label-column species: .* has the columns id, photo, kind",
+    ),
     "not an image": ((), ("--image-column", "id"), r"--image-column id: holds no images but Value"),
     "two classes to choose from": (
-        lambda rows: rows.add_column("coarse", [0] * len(rows)).cast_column("coarse", datasets.ClassLabel(names=["a", "b"])),
-        (), r"--label-column COLUMN is needed: .* has the columns id, photo, kind, coarse",
+        lambda rows: rows.add_column("coarse", [0] * len(rows)).cast_column(
+            "coarse", datasets.ClassLabel(names=["a", "b"])
+        ),
+        (),
+        r"--label-column COLUMN is needed: .* has the columns id, photo, kind, coarse",
     ),
-    "an unknown label": (change("kind", [-1, *[0, 1] * 12][:24]), ("--label-column", "kind"), r"1 rows of train have a label that is no class, the first -1 in row 0"),
-    "numbers of something else": (change("kind", [10**12] * 24), ("--label-column", "kind"), r"--label-column kind: holds numbers up to 1,000,000,000,000; classes are numbers from 0 on"),
-    "no label": (change("kind", [None, *[0, 1] * 12][:24]), ("--label-column", "kind"), r"--label-column kind: 1 rows of train have no label"),
-    "several labels": (change("kind", [[0, 1]] * 24), ("--label-column", "kind"), r"holds list.* one class of each image is needed"),
-}  # fmt: skip
+    "an unknown label": (
+        change("kind", [-1, *[0, 1] * 12][:24]),
+        ("--label-column", "kind"),
+        r"1 rows of train have a label that is no class, the first -1 in row 0",
+    ),
+    "numbers of something else": (
+        change("kind", [10**12] * 24),
+        ("--label-column", "kind"),
+        r"--label-column kind: holds numbers up to 1,000,000,000,000; classes are numbers from 0 on",
+    ),
+    "no label": (
+        change("kind", [None, *[0, 1] * 12][:24]),
+        ("--label-column", "kind"),
+        r"--label-column kind: 1 rows of train have no label",
+    ),
+    "several labels": (
+        change("kind", [[0, 1]] * 24),
+        ("--label-column", "kind"),
+        r"holds list.* one class of each image is needed",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -390,7 +420,8 @@ def test_resident_images_and_worker_processes_read_the_same_rows(saved, tmp_path
         return torch.cat([batch.images for batch in validation.batches()])
 
     resident = ("--loader", "resident", "--augment", "flip")
-    here, there = batches("--loader", "stream"), batches("--loader", "stream", "--workers", "2")
+    here = batches("--loader", "stream")
+    there = batches("--loader", "stream", "--workers", "2")
     assert torch.equal(here, there)
     assert torch.equal(batches(*resident), here) and len([*Path(tmp_path).glob("*.npy")]) == 2
     assert torch.equal(batches(*resident), here) and len([*Path(tmp_path).glob("*.npy")]) == 2

@@ -204,7 +204,8 @@ def test_a_folder_that_was_changed_just_before_an_early_look_at_it_is_not_kept_a
 ):
     """A second change in the same tick of the file system's clock would leave the folder's times as they were."""
     monkeypatch.setattr(kept_listing, "SETTLED_NS", 10**9)
-    now, said = time.time_ns(), []
+    now = time.time_ns()
+    said = []
     monkeypatch.setattr(listing.time, "time_ns", lambda: now)  # when the folders are looked at
 
     def claim(*arguments, **options):
@@ -233,9 +234,11 @@ def test_where_nothing_can_be_kept_a_line_says_so_and_the_files_are_listed(tree,
 
 def test_of_several_processes_one_lists_and_the_others_read_what_it_kept(tree, slow, monkeypatch):
     """Threads stand for processes: a lock of a file belongs to a process, so the others wait for one of ours here."""
-    listed, real = [], listing._list_class_folder
+    listed = []
+    real = listing._list_class_folder
     monkeypatch.setattr(listing, "_list_class_folder", lambda *a: (listed.append(a[1]), time.sleep(0.1), real(*a))[2])
-    waiting, done = threading.Event(), threading.Event()
+    waiting = threading.Event()
+    done = threading.Event()
 
     def claim(path, words, log, raise_mistakes):
         waiting.set()
@@ -258,7 +261,8 @@ def test_of_several_processes_one_lists_and_the_others_read_what_it_kept(tree, s
 
 
 def test_progress_is_told_while_folders_are_slow(tree, monkeypatch):
-    said, real = [], listing._list_class_folder
+    said = []
+    real = listing._list_class_folder
     monkeypatch.setattr("utils.data.progress_log.LOG_SECONDS", 0.02)
     monkeypatch.setattr(listing, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(listing, "THREADS", 2)
@@ -289,7 +293,9 @@ def test_a_folder_that_cannot_be_read_is_one_clear_line(tree, slow, monkeypatch)
 
 def test_evaluating_some_of_the_classes_neither_lists_nor_forgets_the_others(tree, slow, monkeypatch):
     files_of(tree, lister(tree))
-    content, listed, real = kept_file(tree).read_bytes(), [], listing._list_class_folder
+    content = kept_file(tree).read_bytes()
+    listed = []
+    real = listing._list_class_folder
     monkeypatch.setattr(listing, "_list_class_folder", lambda *a: (listed.append(a[1]), real(*a))[1])
     splits = class_folders.read_test_folder(
         tree, ("bees", "ants"), "RGB", "it", leave_out_unknown=True, lister=lister(tree)

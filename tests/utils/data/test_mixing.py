@@ -53,7 +53,8 @@ PARTNERS = {2: [1, 0], 3: [1, 2, 0], 6: [1, 0, 3, 2, 5, 4], 7: [1, 0, 3, 2, 5, 6
 def test_mixup_blends_the_images_and_labels_of_a_pair_with_its_own_share(count):
     images, labels = batch(count)
     result, targets = mixed(Mixing(0.4, 0.0, 7, seed=0), images, torch.arange(count))
-    kept, partner = kept_of(targets, torch.arange(count)), PARTNERS[count]
+    kept = kept_of(targets, torch.arange(count))
+    partner = PARTNERS[count]
     weight = kept[:, None, None, None]
     torch.testing.assert_close(result, weight * images + (1 - weight) * images[partner])
     one_hot = torch.eye(7)[:count]
@@ -68,11 +69,13 @@ def test_mixup_blends_the_images_and_labels_of_a_pair_with_its_own_share(count):
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, memory_format):
     images = batch(count)[0].contiguous(memory_format=memory_format)
-    labels, partner = torch.arange(count), PARTNERS[count]
+    labels = torch.arange(count)
+    partner = PARTNERS[count]
     result, targets = mixed(Mixing(0.0, 1.0, 7, seed=3), images, labels)
     assert result.is_contiguous(memory_format=memory_format)
     pasted = (result != images).any(1)
-    rows, columns = pasted.any(2), pasted.any(1)
+    rows = pasted.any(2)
+    columns = pasted.any(1)
     assert torch.equal(pasted, rows[:, :, None] & columns[:, None, :]) and pasted.any()
     assert torch.equal(result, torch.where(pasted[:, None], images[partner], images))
     torch.testing.assert_close(kept_of(targets, labels), 1 - pasted.flatten(1).float().mean(1))
@@ -81,7 +84,8 @@ def test_cutmix_pastes_one_box_a_pair_and_its_area_is_the_labels_share(count, me
 
 
 def test_a_box_on_images_that_are_no_square_is_where_it_was_drawn():
-    mixing, images = Mixing(0.0, 1.0, 7, seed=3), torch.randn(6, 3, 8, 20)
+    mixing = Mixing(0.0, 1.0, 7, seed=3)
+    images = torch.randn(6, 3, 8, 20)
     result, _ = mixed(mixing, images, torch.arange(6))
     blend = mixing.draw([share_of()], 8, 20)
     for own, other, shown, (top, bottom, left, right) in zip(
@@ -93,7 +97,8 @@ def test_a_box_on_images_that_are_no_square_is_where_it_was_drawn():
 
 
 def test_targets_are_computed_in_float32_and_exactly():
-    mixing, count = Mixing(0.4, 0.0, 7, seed=0), 6
+    mixing = Mixing(0.4, 0.0, 7, seed=0)
+    count = 6
     _, targets = mixed(mixing, *batch(count))
     kept = torch.from_numpy(mixing.draw([share_of()], 16, 16).kept.astype(np.float32))
     assert targets.dtype == torch.float32
@@ -144,8 +149,10 @@ def paper_boxes(alpha, height, width, generator, count):
     found = []
     for _ in range(count):
         cut = np.sqrt(1.0 - generator.beta(alpha, alpha))
-        cut_height, cut_width = int(height * cut), int(width * cut)
-        row, column = generator.integers(height), generator.integers(width)
+        cut_height = int(height * cut)
+        cut_width = int(width * cut)
+        row = generator.integers(height)
+        column = generator.integers(width)
         top, bottom = np.clip([row - cut_height // 2, row + cut_height // 2], 0, height)
         left, right = np.clip([column - cut_width // 2, column + cut_width // 2], 0, width)
         found.append((top, bottom, left, right))
@@ -156,7 +163,8 @@ def assert_alike(ours, theirs):
     """Each edge, side and area of the boxes has the same distribution."""
 
     def looks(box):
-        rows, columns = box[:, 1] - box[:, 0], box[:, 3] - box[:, 2]
+        rows = box[:, 1] - box[:, 0]
+        columns = box[:, 3] - box[:, 2]
         return [*box.T, rows, columns, rows * columns, rows * columns > 0]
 
     for left, right in zip(looks(ours), looks(theirs), strict=True):
@@ -199,7 +207,8 @@ def test_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeyp
     mixing = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.7)
     kinds = set()
     for first in range(0, 40, 2):
-        share, pair = share_of(first, count=2), slice(first, first + 2)
+        share = share_of(first, count=2)
+        pair = slice(first, first + 2)
         blend = mixing.draw([share], 16, 16)
         box = tuple(blend.box[0].tolist())
         monkeypatch.setattr(
@@ -216,12 +225,18 @@ def test_images_and_targets_are_those_of_timm_for_the_same_share_and_box(monkeyp
 @pytest.mark.parametrize(
     ("mixup", "cutmix", "prob", "switch"),
     [
-        (0.8, 1.0, 0.8, 0.3), (0.8, 1.0, 1.0, 0.5), (0.8, 0.0, 0.5, 0.5), (0.0, 1.0, 0.3, 0.5), (0.8, 1.0, 1.0, 0.0),
+        (0.8, 1.0, 0.8, 0.3),
+        (0.8, 1.0, 1.0, 0.5),
+        (0.8, 0.0, 0.5, 0.5),
+        (0.0, 1.0, 0.3, 0.5),
+        (0.8, 1.0, 1.0, 0.0),
         (0.8, 1.0, 1.0, 1.0),
     ],
-)  # fmt: skip
+)
 def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, switch):
-    pairs, size = 4000, (4096, 6144)  # so large that it matters little how halves of pixels are rounded
+    # so large that it matters little how halves of pixels are rounded
+    pairs = 4000
+    size = (4096, 6144)
     blend = Mixing(mixup, cutmix, CLASSES, 0, prob, switch).draw([share_of(count=2 * pairs)], *size)
     np.random.seed(0)  # timm's generator
     reference = timm_mixup.Mixup(mixup, cutmix, prob=prob, switch_prob=switch, num_classes=CLASSES)
@@ -231,7 +246,8 @@ def test_shares_and_choices_have_the_distribution_of_timms(mixup, cutmix, prob, 
         for share, box in zip(shares, by_box, strict=True)
     ]
     assert stats.ks_2samp(blend.kept[::2], kept).pvalue > 1e-3
-    ours, theirs = blend.opacity[::2], np.where(by_box, 1, shares)
+    ours = blend.opacity[::2]
+    theirs = np.where(by_box, 1, shares)
     assert stats.fisher_exact([[(of < 1).sum(), (of == 1).sum()] for of in (ours, theirs)]).pvalue > 1e-3
     assert stats.ks_2samp(ours, theirs).pvalue > 1e-3
 
@@ -271,7 +287,8 @@ def test_by_batch_images_and_targets_are_those_of_timm_for_the_same_share_and_bo
 
 @pytest.mark.parametrize(("mixup", "cutmix", "prob", "switch"), [(0.8, 1.0, 0.8, 0.3), (0.8, 0.0, 1.0, 0.5)])
 def test_by_batch_shares_and_choices_of_steps_have_the_distribution_of_timms(mixup, cutmix, prob, switch):
-    steps, size = 2000, (4096, 6144)
+    steps = 2000
+    size = (4096, 6144)
     ours = Mixing(mixup, cutmix, CLASSES, 0, prob, switch, mode="batch")
     blend = ours.draw([MicroBatch(0, step, np.arange(2), 2, 1.0, True) for step in range(steps)], *size)
     np.random.seed(0)  # timm's generator
@@ -298,7 +315,8 @@ def test_from_the_off_epoch_on_no_pair_is_mixed_and_nothing_is_drawn(monkeypatch
     assert mixes.targets.shape == (64, 10) and not torch.equal(mixes.images, next(plain.batches(1)).images)
     monkeypatch.setattr(Mixing, "draw", None)
     for epoch in (2, 3):
-        found, expected = next(train.batches(epoch)), next(plain.batches(epoch))
+        found = next(train.batches(epoch))
+        expected = next(plain.batches(epoch))
         assert torch.equal(found.images, expected.images) and torch.equal(found.targets, expected.targets)
         assert found.targets.dtype == torch.int64
     forever, _ = make("--mixup-off-epoch", 0)
@@ -306,7 +324,8 @@ def test_from_the_off_epoch_on_no_pair_is_mixed_and_nothing_is_drawn(monkeypatch
 
 
 def test_a_probability_leaves_the_numbers_of_the_pairs_that_are_mixed_as_they_were():
-    share, alone = share_of(count=2000), Mixing(0.4, 1.0, CLASSES, seed=0).draw([share_of(count=2000)], 16, 16)
+    share = share_of(count=2000)
+    alone = Mixing(0.4, 1.0, CLASSES, seed=0).draw([share_of(count=2000)], 16, 16)
     rarely = Mixing(0.4, 1.0, CLASSES, seed=0, prob=0.25).draw([share], 16, 16)
     left = (rarely.kept == 1) & (rarely.opacity == 1)
     assert stats.binomtest(int(left[::2].sum()), 1000, 0.75).pvalue > 1e-6  # and a few boxes without a pixel
@@ -320,7 +339,8 @@ def test_mixing_has_a_stream_of_random_numbers_of_its_own():
 
 
 def test_a_box_has_the_asked_area_around_any_pixel_and_ends_at_the_image():
-    kept, steps = np.full(10_000, 0.75), (np.arange(100) + 0.5) / 100
+    kept = np.full(10_000, 0.75)
+    steps = (np.arange(100) + 0.5) / 100
     centres = np.stack(np.meshgrid(steps, steps, indexing="ij"), axis=-1).reshape(-1, 2)
     top, bottom, left, right = boxes(100, 200, kept, centres).T
     row, column = (centres * (100, 200)).astype(int).T
@@ -344,7 +364,8 @@ def test_label_shares_have_torchvisions_distribution(ours, theirs):
 
 def test_each_sample_meets_every_other_alike_over_the_epochs():
     plan = SamplePlan(9, 9, 9, seed=0, pairs=True)
-    mixing, met = Mixing(1.0, 0.0, CLASSES, seed=0), np.zeros((9, 9))
+    mixing = Mixing(1.0, 0.0, CLASSES, seed=0)
+    met = np.zeros((9, 9))
     for epoch in range(1500):
         (share,) = plan.micro_batches(epoch, 0)
         np.add.at(met, (share.indices, share.indices[mixing.draw([share], 8, 8).partner]), 1)
@@ -402,23 +423,30 @@ def test_mixed_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_load
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.integers(3, 80), st.integers(4, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 50),
+    st.integers(3, 80),
+    st.integers(4, 40),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 50),
     st.sampled_from(MIX_MODES),
-)  # fmt: skip
+)
 def test_who_is_mixed_with_whom_and_how_is_the_same_on_any_ranks_and_passes(
     samples, batch_size, world, passes, epoch, mode
 ):
     def drawn(world_size, accumulate):
-        mixing, found = Mixing(0.2, 1.0, CLASSES, seed=1, mode=mode), {}
+        mixing = Mixing(0.2, 1.0, CLASSES, seed=1, mode=mode)
+        found = {}
         size = -(-batch_size // (world_size * accumulate))
         for rank in range(world_size):
             plan = SamplePlan(samples, batch_size, size, 1, rank, world_size, pairs=True)
             for step in range(plan.steps_per_epoch):
                 for share in plan.micro_batches(epoch, step):
                     blend = mixing.draw([share], 16, 16)
-                    rows = zip(share.indices[blend.partner].tolist(), *map(np.ndarray.tolist, (
-                        blend.opacity, blend.box, blend.kept
-                    )), strict=True)  # fmt: skip
+                    rows = zip(
+                        share.indices[blend.partner].tolist(),
+                        *map(np.ndarray.tolist, (blend.opacity, blend.box, blend.kept)),
+                        strict=True,
+                    )
                     found |= dict(list(zip(share.indices.tolist(), rows, strict=True))[: share.count])
         return found
 

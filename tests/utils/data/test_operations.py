@@ -81,7 +81,8 @@ def check(transform, cases, channels, height, width, fill=()):
 def test_layers_of_large_images_follow_each_other():
     names = ["Equalize", "Rotate", "Invert", "Identity"]
     images = images_of(3, 3, 190, 200)
-    choices, arguments = np.array([[1, 0], [2, 1], [-1, 3]]), np.full((3, 2), 12.0)
+    choices = np.array([[1, 0], [2, 1], [-1, 3]])
+    arguments = np.full((3, 2), 12.0)
     found = apply_layers(images.contiguous(memory_format=torch.channels_last), names, choices, arguments, Canvas())
     for layer in (0, 1):
         images = apply_layers(images, names, choices[:, [layer]], arguments[:, [layer]], Canvas())

@@ -67,9 +67,12 @@ def asks_for(space, name, number_of_bin):
 @pytest.mark.parametrize(("name", "transform"), [("ra", v2.RandAugment()), ("ta_wide", v2.TrivialAugmentWide())])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_random_operations_are_torchvisions_of_the_same_random_numbers(monkeypatch, name, transform, channels):
-    images, policy, fed = images_of(300, channels), build_policy(name, MEAN), Fed(monkeypatch)
+    images = images_of(300, channels)
+    policy = build_policy(name, MEAN)
+    fed = Fed(monkeypatch)
     uniforms = samples_of(300).uniforms(POLICY_STREAM, policy.layers * 5)
-    first, others = uniforms[:, : policy.layers], uniforms[:, policy.layers :].reshape(300, policy.layers, 4)
+    first = uniforms[:, : policy.layers]
+    others = uniforms[:, policy.layers :].reshape(300, policy.layers, 4)
     for image, one, chosen, rest in zip(images, augmented(policy, images), first, others, strict=True):
         numbers = []
         for which, (_, sign, level, _) in zip(chosen, rest, strict=True):
@@ -82,7 +85,9 @@ def test_random_operations_are_torchvisions_of_the_same_random_numbers(monkeypat
 
 @pytest.mark.parametrize("name", ["imagenet", "cifar10", "svhn"])
 def test_auto_augment_is_torchvisions_of_the_same_random_numbers(monkeypatch, name):
-    images, policy, fed = images_of(400), build_policy(name, MEAN), Fed(monkeypatch)
+    images = images_of(400)
+    policy = build_policy(name, MEAN)
+    fed = Fed(monkeypatch)
     transform = v2.AutoAugment(v2.AutoAugmentPolicy(name))
     uniforms = samples_of(400).uniforms(POLICY_STREAM, 9)
     for image, one, row in zip(images, augmented(policy, images), uniforms, strict=True):
@@ -95,7 +100,9 @@ def test_auto_augment_is_torchvisions_of_the_same_random_numbers(monkeypatch, na
 
 
 def test_augmix_is_torchvisions_of_the_same_random_numbers(monkeypatch):
-    images, policy, fed = images_of(150), build_policy("augmix", MEAN), Fed(monkeypatch)
+    images = images_of(150)
+    policy = build_policy("augmix", MEAN)
+    fed = Fed(monkeypatch)
     transform = v2.AugMix()
     drawn = policy.draw(samples_of(150), 32, 32)
     weights = drawn[-1]
@@ -115,7 +122,8 @@ def test_augmix_is_torchvisions_of_the_same_random_numbers(monkeypatch):
 
 @pytest.mark.parametrize("alpha", ["0.001", "0.002", "0.01"])
 def test_augmix_with_a_small_alpha_shows_nearly_one_chain_and_never_black(alpha):
-    policy, samples = build_policy(f"augmix-a{alpha}", MEAN), Samples(0, 0, np.arange(2000))
+    policy = build_policy(f"augmix-a{alpha}", MEAN)
+    samples = Samples(0, 0, np.arange(2000))
     numbers = policy.draw(samples, 8, 8)
     weights = numbers[-1][:, 1:]
     np.testing.assert_allclose(weights.sum(1), 1)
@@ -198,7 +206,8 @@ def test_rand_augment_draws_operations_and_magnitudes_as_timm_does(text):
 @pytest.mark.parametrize("text", ["original", "v0r-mstd0.5", "3a"])
 def test_auto_augment_draws_sequences_and_magnitudes_as_timm_does(text):
     theirs = timm_augment.auto_augment_transform(text, dict(timm_augment._HPARAMS_DEFAULT))
-    ours, seen = build_policy(text, MEAN), []
+    ours = build_policy(text, MEAN)
+    seen = []
     for sequence in theirs.policy:
         for op in sequence:
             op.level_fn = lambda level, _, op=op: seen.append((op.name, level)) or ()
@@ -229,7 +238,8 @@ def smooth(count, size=48):
 
 @pytest.mark.parametrize("name", [name for name in libraries._timm_ranges(0.45) if name != "GaussianBlurRand"])
 def test_operations_look_like_timms_on_pillow_images(monkeypatch, name):
-    images, fill = smooth(6), tuple(round(255 * level) for level in MEAN)
+    images = smooth(6)
+    fill = tuple(round(255 * level) for level in MEAN)
     monkeypatch.setattr(random, "random", lambda: 1.0)  # timm negates
     operations = libraries._timm_operations([name], Canvas("bilinear", fill))
     for level in (3.0, 6.0, 9.0):
@@ -251,7 +261,8 @@ POLICIES = [*CHOICES, "rand-m9-mstd0.5-inc1", "rand-t3aw", "augmix-m5-w2-d2", "v
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_sample_is_the_same_in_any_batch_and_memory_format(name):
-    images, numbers = images_of(48, size=16), np.arange(48)
+    images = images_of(48, size=16)
+    numbers = np.arange(48)
     transform = BatchTransform(16, MEAN, (0.25,) * 3, (build_policy(name, MEAN),))
     whole = transform.training(images, numbers, 1)
     assert not torch.equal(whole, transform.training(images, numbers, 2))
@@ -276,7 +287,8 @@ def test_operations_that_need_colour_leave_grey_images_alone():
 
 
 def test_floats_of_a_crop_before_a_policy_are_rounded():
-    policy, images = build_policy("ra", MEAN), images_of(20)
+    policy = build_policy("ra", MEAN)
+    images = images_of(20)
     numbers = policy.draw(samples_of(20), 32, 32)
     assert torch.equal(policy.apply(images.float() + 0.4, *numbers), policy.apply(images, *numbers))
 
@@ -284,13 +296,23 @@ def test_floats_of_a_crop_before_a_policy_are_rounded():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rnd", "choose from ra, ta_wide"), ("ta_wid", "did you mean ta_wide?"), ("ra-m5", "takes no options"),
-        ("rand-m11", "m11 is more than the largest magnitude, 10"), ("rand-q1", "'q1' is no option of rand"),
-        ("rand-m", "no option"), ("rand-m9.5", "must be a whole number"), ("rand-p2", "from 0 to 1"), ("rand-m5-m6", "twice"),
-        ("rand-tfoo", "tweights, t3a, t3aw"), ("original-m5", "no option of original"), ("augmix-b1", "no option"),
-        ("rand-n0", "from 1 to 16"), ("rand-mstd1.2.3", "must be a number"), ("", "choose from"),
+        ("rnd", "choose from ra, ta_wide"),
+        ("ta_wid", "did you mean ta_wide?"),
+        ("ra-m5", "takes no options"),
+        ("rand-m11", "m11 is more than the largest magnitude, 10"),
+        ("rand-q1", "'q1' is no option of rand"),
+        ("rand-m", "no option"),
+        ("rand-m9.5", "must be a whole number"),
+        ("rand-p2", "from 0 to 1"),
+        ("rand-m5-m6", "twice"),
+        ("rand-tfoo", "tweights, t3a, t3aw"),
+        ("original-m5", "no option of original"),
+        ("augmix-b1", "no option"),
+        ("rand-n0", "from 1 to 16"),
+        ("rand-mstd1.2.3", "must be a number"),
+        ("", "choose from"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_policy_is_refused_with_a_reason(text, words):
     assert words in policy_check(text)
 

@@ -46,8 +46,16 @@ def test_images_of_any_size_are_shown_as_to_the_weights():
 def test_without_weights_images_of_the_users_own_are_shown_as_imagenets():
     found, line = resolved("folder", known=None)
     assert dataclasses.astuple(found) == (
-        224, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 0.875, "center", "bilinear", None, None
-    )  # fmt: skip
+        224,
+        224,
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        0.875,
+        "center",
+        "bilinear",
+        None,
+        None,
+    )
     assert line.endswith("(ImageNet's, the default)") and line.count("(") == 1
 
 
@@ -112,11 +120,19 @@ def test_what_does_not_fit_the_data_set_is_one_line(dataname, flags, words):
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--std", "0"), ("--std", "-1"), ("--mean", "nan"), ("--crop-pct", "0"), ("--crop-pct", "1.2"),
-        ("--crop-mode", "middle"), ("--interpolation", "nearest"), ("--val-image-size", "0"),
-        ("--pixel-range", "0"), ("--pixel-range", "9", "0"), ("--pixel-range", "0", "nan"),
+        ("--std", "0"),
+        ("--std", "-1"),
+        ("--mean", "nan"),
+        ("--crop-pct", "0"),
+        ("--crop-pct", "1.2"),
+        ("--crop-mode", "middle"),
+        ("--interpolation", "nearest"),
+        ("--val-image-size", "0"),
+        ("--pixel-range", "0"),
+        ("--pixel-range", "9", "0"),
+        ("--pixel-range", "0", "nan"),
     ],
-)  # fmt: skip
+)
 def test_values_that_cannot_be_are_refused(flags):
     with pytest.raises(UserError, match=flags[0]):
         parse(list(flags))
@@ -175,9 +191,15 @@ def validation_images(*flags):
 def tree(tmp_path):
     """Photographs of all kinds, as files."""
     kinds = [
-        ("a.jpg", "RGB", (300, 200)), ("b.png", "RGB", (61, 90)), ("c.jpg", "L", (120, 100)), ("d.png", "P", (50, 50)),
-        ("e.png", "RGBA", (70, 40)), ("f.jpg", "CMYK", (80, 200)), ("g.png", "I;16", (60, 60)), ("h.tif", "F", (9, 9)),
-    ]  # fmt: skip
+        ("a.jpg", "RGB", (300, 200)),
+        ("b.png", "RGB", (61, 90)),
+        ("c.jpg", "L", (120, 100)),
+        ("d.png", "P", (50, 50)),
+        ("e.png", "RGBA", (70, 40)),
+        ("f.jpg", "CMYK", (80, 200)),
+        ("g.png", "I;16", (60, 60)),
+        ("h.tif", "F", (9, 9)),
+    ]
     for number, (name, mode, size) in enumerate(kinds):
         image = PHOTOGRAPHS[number % 2].resize(size)
         if mode == "I;16":
@@ -198,11 +220,15 @@ def tree(tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
-        "", "--val-image-size 40", "--crop-pct 0.7 --interpolation bicubic", "--crop-mode squash",
-        "--crop-mode border --mean 0.2", "--loader resident --augment flip --crop-pct 1",
+        "",
+        "--val-image-size 40",
+        "--crop-pct 0.7 --interpolation bicubic",
+        "--crop-mode squash",
+        "--crop-mode border --mean 0.2",
+        "--loader resident --augment flip --crop-pct 1",
         "--loader resident --augment flip --pixel-range 0 0.5",
     ],
-)  # fmt: skip
+)
 def test_an_image_of_any_kind_and_size_is_shown_as_in_validation(tree, flags):
     if "pixel-range" not in flags:  # floats have none that a file says
         for path in tree.glob("*/*/h.tif"):
@@ -231,7 +257,8 @@ def test_an_image_of_a_set_of_one_size_is_shown_as_in_validation(flags):
 def test_images_of_one_size_are_enlarged_as_by_pillow(share, interpolation):
     flags = ("--image-size", 20, "--crop-pct", share, "--interpolation", interpolation, "--mean", 0, "--std", 1)
     data, shown = validation_images(*flags)
-    side, method = int(20 / share), {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+    side = int(20 / share)
+    method = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
     for pixels, found in list(zip(data.validation.pixels, shown, strict=True))[:20]:
         larger = Image.fromarray(pixels[0].numpy()).resize((side, side), method[interpolation])
         first = round((side - 20) / 2)

@@ -67,7 +67,8 @@ def test_what_the_table_says_of_a_data_set_is_what_its_reader_does():
 def test_digits_are_scikit_learns_in_the_order_of_its_stratified_split(monkeypatch, file_is_there):
     if not file_is_there:
         monkeypatch.setattr(readers, "find_spec", lambda name: None)
-    data, digits = read(), load_digits()
+    data = read()
+    digits = load_digits()
     rows = train_test_split(np.arange(1797), test_size=360, stratify=digits.target, random_state=0)
     for images, chosen in zip((data.train, data.validation), rows, strict=True):
         expected = np.round(digits.images[chosen] * 255 / 16)
@@ -85,7 +86,8 @@ def test_digits_mean_and_std_of_the_table_are_those_of_the_training_images():
 @pytest.mark.parametrize("name, folder", [("mnist", "MNIST/raw"), ("mnist", ""), ("fashionmnist", "FashionMNIST/raw")])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_idx_files_are_read_in_torchvisions_layout_bare_and_compressed(tmp_path, name, folder, compressed):
-    train, test = some(30), some(20)
+    train = some(30)
+    test = some(20)
     write_idx(tmp_path / "data" / folder if folder else tmp_path / "data", train, test, compressed)
     data = read("--dataname", name, "--datapath", tmp_path / "data")
     np.testing.assert_array_equal(data.train.pixels[:, 0], train[0])
@@ -94,7 +96,8 @@ def test_idx_files_are_read_in_torchvisions_layout_bare_and_compressed(tmp_path,
 
 
 def test_idx_files_read_as_torchvision_reads_them(tmp_path):
-    train, test = some(30), some(20)
+    train = some(30)
+    test = some(20)
     write_idx(tmp_path / "MNIST/raw", train, test)
     theirs = torchvision.datasets.MNIST(str(tmp_path), train=True)
     ours = read("--dataname", "mnist", "--datapath", tmp_path).train
@@ -112,7 +115,8 @@ def test_a_truncated_idx_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("validation", ["val", "test"])
 def test_class_folders_of_a_named_set_give_what_its_own_files_give(tmp_path, validation):
-    train, test = some(30), some(20)
+    train = some(30)
+    test = some(20)
     write_idx(tmp_path / "files", train, test)
     names = [str(n) for n in range(10)]
     write_folders(tmp_path / "folders/train", *train, names)
@@ -128,7 +132,8 @@ def test_class_folders_of_a_named_set_give_what_its_own_files_give(tmp_path, val
 def test_one_tree_is_split_by_share_the_same_way_each_time_and_per_class(tmp_path, by, counts):
     write_folders(tmp_path, *some(60, 8, 3), ["a", "b", "c"])
     flags = ("--dataname", "folder", "--datapath", tmp_path, "--val-split", "0.25", "--val-split-by", by)
-    first, second = read(*flags), read(*flags)
+    first = read(*flags)
+    second = read(*flags)
     assert first.validation.paths == second.validation.paths
     assert set(first.train.paths).isdisjoint(first.validation.paths)
     assert len(first.train) + len(first.validation) == 60

@@ -198,10 +198,39 @@ def test_plan_and_log_have_the_table_of_sizes(tmp_path, monkeypatch, capsys):
 
 def test_an_interrupted_run_with_sizes_copies_and_mixing_ends_with_the_bits_of_an_uninterrupted_one(tmp_path):
     flags = (
-        *RUN, "--image-size", "8", "--progressive-size", "4", "--progressive-step", "2", "--arch", "conv2a", "--deterministic", "--train-samples", "300", "--repeated-augmentation", "3",
-        "--mixup", "0.2", "--cutmix", "1", "--mixup-prob", "0.8", "--mixup-off-epoch", "5", "--tta", "flip",
-        "--class-weights", "balanced", "--augment", "shift", "--ema-decay", "0.9", "--batch-size", "100",
-    )  # fmt: skip
+        *RUN,
+        "--image-size",
+        "8",
+        "--progressive-size",
+        "4",
+        "--progressive-step",
+        "2",
+        "--arch",
+        "conv2a",
+        "--deterministic",
+        "--train-samples",
+        "300",
+        "--repeated-augmentation",
+        "3",
+        "--mixup",
+        "0.2",
+        "--cutmix",
+        "1",
+        "--mixup-prob",
+        "0.8",
+        "--mixup-off-epoch",
+        "5",
+        "--tta",
+        "flip",
+        "--class-weights",
+        "balanced",
+        "--augment",
+        "shift",
+        "--ema-decay",
+        "0.9",
+        "--batch-size",
+        "100",
+    )
 
     def end(folder):
         return torch.load(folder / "checkpoints/final.pt", weights_only=True)
@@ -212,7 +241,8 @@ def test_an_interrupted_run_with_sizes_copies_and_mixing_ends_with_the_bits_of_a
         assert main.main([*flags, "--output", str(tmp_path / "cut"), "--resume", "auto", "--max-steps", str(stop)]) == 0
     assert main.main([*flags, "--output", str(tmp_path / "cut"), "--resume", "auto"]) == 0
     (cut,) = (tmp_path / "cut").glob("digits/conv2a/*")
-    expected, found = end(whole), end(cut)
+    expected = end(whole)
+    found = end(cut)
     for part in ("model", "ema"):
         weights = expected[part] if part == "model" else expected[part]["model"]
         others = found[part] if part == "model" else found[part]["model"]

@@ -16,8 +16,11 @@ epochs = st.integers(0, 10**6)
 @st.composite
 def plans(draw, max_world=4, max_accumulate=4, drop_last=(False,), pairs=(False, True)):
     """The plans of all ranks of one run, as the arguments make them (batch size from the global one)."""
-    num_samples, global_batch_size = draw(st.integers(1, 200)), draw(st.integers(1, 64))
-    world_size, accumulate, seed = draw(st.integers(1, max_world)), draw(st.integers(1, max_accumulate)), draw(seeds)
+    num_samples = draw(st.integers(1, 200))
+    global_batch_size = draw(st.integers(1, 64))
+    world_size = draw(st.integers(1, max_world))
+    accumulate = draw(st.integers(1, max_accumulate))
+    seed = draw(seeds)
     batch_size = -(-global_batch_size // (world_size * accumulate))
     more = draw(st.sampled_from(drop_last)), draw(st.sampled_from(pairs))
     return [
@@ -84,10 +87,17 @@ def test_no_step_is_smaller_than_half_of_the_global_batch_unless_the_whole_set_i
 @pytest.mark.parametrize(
     ("num_samples", "global_batch_size", "expected"),
     [
-        (1437, 359, [359, 359, 359, 180, 180]), (1437, 360, [360, 360, 360, 357]), (13, 4, [4, 4, 3, 2]),
-        (14, 4, [4, 4, 4, 2]), (12, 4, [4, 4, 4]), (5, 4, [3, 2]), (3, 4, [3]), (9, 8, [5, 4]), (3, 2, [2, 1]),
+        (1437, 359, [359, 359, 359, 180, 180]),
+        (1437, 360, [360, 360, 360, 357]),
+        (13, 4, [4, 4, 3, 2]),
+        (14, 4, [4, 4, 4, 2]),
+        (12, 4, [4, 4, 4]),
+        (5, 4, [3, 2]),
+        (3, 4, [3]),
+        (9, 8, [5, 4]),
+        (3, 2, [2, 1]),
     ],
-)  # fmt: skip
+)
 def test_a_small_remainder_is_shared_out_over_the_last_two_steps(num_samples, global_batch_size, expected):
     assert sizes(SamplePlan(num_samples, global_batch_size, global_batch_size, seed=0)) == expected
 
@@ -259,8 +269,12 @@ def test_mix_gives_the_published_sequence_of_splitmix64():
         states = np.uint64(1234567) + steps * _GOLDEN
         numbers = _mix(states)
     assert numbers.tolist() == [
-        6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
-    ]  # fmt: skip
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
 
 
 def splitmix64(state, count):
@@ -314,7 +328,8 @@ def test_random_numbers_lie_in_the_half_open_unit_interval(seed, epoch, stream, 
 
 
 def test_random_numbers_do_not_depend_on_the_integer_type_of_the_index():
-    narrow, wide = np.arange(20, dtype=np.int32), np.arange(20, dtype=np.int64)
+    narrow = np.arange(20, dtype=np.int32)
+    wide = np.arange(20, dtype=np.int64)
     np.testing.assert_array_equal(sample_uniforms(1, 2, narrow, 3, 4), sample_uniforms(1, 2, wide, 3, 4))
 
 

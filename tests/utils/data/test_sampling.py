@@ -25,7 +25,9 @@ few = settings(max_examples=40, deadline=None)
 @st.composite
 def samplings(draw, kinds=("repeated", "balanced", "fewer")):
     """Any of the kinds, for up to 120 samples of up to 5 classes of very different sizes."""
-    count, seed, kind = draw(st.integers(2, 120)), draw(st.integers(0, 2**31 - 1)), draw(st.sampled_from(kinds))
+    count = draw(st.integers(2, 120))
+    seed = draw(st.integers(0, 2**31 - 1))
+    kind = draw(st.sampled_from(kinds))
     available = np.sort(np.random.default_rng(seed).permutation(200)[:count])
     if kind == "balanced":
         labels = np.array(draw(st.lists(st.sampled_from([0, 0, 0, 1, 1, 3, 4]), min_size=count, max_size=count)))
@@ -235,9 +237,10 @@ def steps_of(*flags, world_size=1, first_step=0):
     "technique",
     [
         ("--repeated-augmentation", 3, "--mixup", 0.2, "--cutmix", 1, "--mixup-prob", 0.7, "--mixup-off-epoch", 9),
-        ("--balanced-sampler",), ("--train-samples", 200, "--repeated-augmentation", 2),
+        ("--balanced-sampler",),
+        ("--train-samples", 200, "--repeated-augmentation", 2),
     ],
-)  # fmt: skip
+)
 def test_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader_and_from_any_step(technique):
     flags = ("--augment", "shift", "flip", "--global-batch-size", 90, *technique)
     alone = steps_of(*flags)

@@ -24,7 +24,8 @@ from utils.data.shards.window import WindowedOrder
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
-COUNT, SHARDS = 1000, 20
+COUNT = 1000
+SHARDS = 20
 
 
 def order_of(window=4, seed=3, count=COUNT):
@@ -141,7 +142,8 @@ def test_tar_files_that_others_wrote_are_indexed_and_read_by_number(foreign):
 def test_verifying_vouches_only_for_what_it_has_compared(foreign, capsys):
     read(foreign)
     image = foreign / "validation/0.tar"
-    look, data = image.stat(), bytearray(image.read_bytes())
+    look = image.stat()
+    data = bytearray(image.read_bytes())
     data[data.index(b"IDAT") + 6] ^= 1
     image.write_bytes(data)
     os.utime(image, ns=(look.st_atime_ns, look.st_mtime_ns))

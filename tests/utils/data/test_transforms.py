@@ -36,7 +36,8 @@ def transform(augment=(), **changes):
     settings = AugmentationSettings(
         **{name: changes.pop(name) for name in ("shift_padding", "cutout") if name in changes}
     )
-    max_shift, values = changes.pop("max_shift", 2), {"size": 8, "mean": (0.0,), "std": (1.0,)} | changes
+    max_shift = changes.pop("max_shift", 2)
+    values = {"size": 8, "mean": (0.0,), "std": (1.0,)} | changes
     return BatchTransform(
         augmentations=build_augmentations(augment, Context(settings, max_shift, values["size"])), **values
     )
@@ -72,7 +73,8 @@ def candidates(image, reach, flip):
 def test_the_middles_of_much_enlarged_images_are_the_same_a_few_at_a_time(monkeypatch):
     shown = BatchTransform(16, (0.0,), (1.0,), interpolation="bicubic", crop_pct=0.1)
     images = torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8)
-    whole, sizes = shown.evaluation(images), []
+    whole = shown.evaluation(images)
+    sizes = []
     resized = BatchTransform._resized
     monkeypatch.setattr(BatchTransform, "_resized", lambda *given: (sizes.append(len(given[1])), resized(*given))[1])
     monkeypatch.setattr(transforms, "ENLARGED_PIXELS", 3 * 160**2)
@@ -82,7 +84,8 @@ def test_the_middles_of_much_enlarged_images_are_the_same_a_few_at_a_time(monkey
 
 @pytest.mark.parametrize(("augment", "reach"), [(("shift",), 1), (("shift",), 2), (("shift", "flip"), 1)])
 def test_shift_is_torchvisions_pad_and_crop_and_every_offset_is_as_frequent(augment, reach):
-    count, image = 3000, images_of(1, channels=3)[0]
+    count = 3000
+    image = images_of(1, channels=3)[0]
     batch = image.expand(count, -1, -1, -1)
     found = transform(augment, mean=(0.0,) * 3, std=(1.0,) * 3, max_shift=reach).training(batch, np.arange(count), 0)
     possible = candidates(image, reach, "flip" in augment)
@@ -111,14 +114,16 @@ def test_without_augmentation_training_and_evaluation_see_the_same():
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12), st.integers(0, 5), st.integers(0, 5))
 def test_augmentation_of_a_sample_does_not_depend_on_its_batch(indices, seed, epoch):
-    images, numbers = images_of(100), np.array(indices)
+    images = images_of(100)
+    numbers = np.array(indices)
     augment = transform(("shift", "flip", "resized-crop"), seed=seed)
     whole = augment.training(images, np.arange(100), epoch)
     torch.testing.assert_close(augment.training(images[numbers], numbers, epoch), whole[numbers], rtol=0, atol=1e-6)
 
 
 def test_augmentation_differs_between_epochs_and_seeds():
-    images, numbers = images_of(50), np.arange(50)
+    images = images_of(50)
+    numbers = np.arange(50)
     augmented = [
         transform(("shift", "flip"), seed=seed).training(images, numbers, epoch) for seed in (0, 1) for epoch in (0, 1)
     ]
@@ -180,7 +185,8 @@ def test_compiled_augmentation_is_one_graph_and_shows_the_same(monkeypatch):
     backend = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch.compiler.reset()  # other tests may have compiled the same functions for other shapes
-    images, values = images_of(10, 3), {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3}
+    images = images_of(10, 3)
+    values = {"mean": (0.4,) * 3, "std": (0.3,) * 3, "cutout": 3}
     plain, compiled = (
         transform(("shift", "flip", "resized-crop"), compiled=on, **values).training(images, np.arange(10), 0)
         for on in (False, True)
@@ -205,7 +211,8 @@ def test_no_two_kinds_of_randomness_share_a_stream():
 def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel_levels_alone(name):
     names, cutout = ((), 3) if name == "cutout" else ((name,), 0)
     (augmentation,) = build_augmentations(names, Context(AugmentationSettings(cutout=cutout), 2, 8))
-    images, indices = images_of(40, 3), np.arange(100, 140)
+    images = images_of(40, 3)
+    indices = np.arange(100, 140)
     whole = augmentation.draw(augmentations.Samples(0, 1, indices), 8, 8)
     some = augmentation.draw(augmentations.Samples(0, 1, indices[7:9]), 8, 8)
     assert whole and all(torch.equal(left[7:9], right) for left, right in zip(whole, some, strict=True))
@@ -218,8 +225,10 @@ def test_each_augmentation_draws_rows_that_belong_to_the_sample_and_leaves_pixel
 
 @pytest.mark.parametrize("padding", ["zero", "reflect"])
 def test_a_flip_as_part_of_a_shift_is_the_shift_and_then_the_flip(padding):
-    images, samples = images_of(60), augmentations.Samples(0, 1, np.arange(60))
-    shift, flip = augmentations.Shift(2, padding), augmentations.Flip()
+    images = images_of(60)
+    samples = augmentations.Samples(0, 1, np.arange(60))
+    shift = augmentations.Shift(2, padding)
+    flip = augmentations.Flip()
     (both,) = augmentations.fused((shift, flip))
     shifted = shift.apply(images, *shift.draw(samples, 8, 8))
     expected = flip.apply(shifted, *flip.draw(samples, 8, 8))
@@ -239,7 +248,9 @@ def test_a_batch_whose_images_are_all_unreadable_is_an_empty_one(channels_last, 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_normalisation_equals_torchvisions(channels_last):
-    images, mean, std = images_of(10, 3), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+    images = images_of(10, 3)
+    mean = (0.49, 0.48, 0.45)
+    std = (0.25, 0.24, 0.26)
     ours = BatchTransform(8, mean, std, channels_last=channels_last)
     theirs = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
     found = ours.evaluation(images)
@@ -279,9 +290,13 @@ def boxes_of_batched_crop(uniforms, width, height, size=8):
     columns, rows = torch.meshgrid(torch.arange(width) + 0.5, torch.arange(height) + 0.5, indexing="xy")
     picture = torch.stack([columns, rows]).float().expand(len(uniforms), -1, -1, -1)
     seen = resized_crop(picture, uniforms, size)
-    across, down = seen[:, 0, 0], seen[:, 1, :, 0]
-    pitch_x, pitch_y = across[:, 4] - across[:, 3], down[:, 4] - down[:, 3]  # inner pixels: no border is in play
-    middle_x, middle_y = (across[:, 4] + across[:, 3]) / 2, (down[:, 4] + down[:, 3]) / 2
+    across = seen[:, 0, 0]
+    down = seen[:, 1, :, 0]
+    # inner pixels: no border is in play
+    pitch_x = across[:, 4] - across[:, 3]
+    pitch_y = down[:, 4] - down[:, 3]
+    middle_x = (across[:, 4] + across[:, 3]) / 2
+    middle_y = (down[:, 4] + down[:, 3]) / 2
     return torch.stack(
         [middle_x - size / 2 * pitch_x, middle_y - size / 2 * pitch_y, size * pitch_x, size * pitch_y], dim=1
     ).double()
@@ -291,7 +306,8 @@ def test_boxes_of_the_batched_crop_are_inside_with_the_asked_area_and_ratio():
     uniforms = torch.from_numpy(sample_uniforms(0, 0, np.arange(3000), CROP_STREAM, 4))
     left, top, width, height = boxes_of_batched_crop(uniforms, 64, 64).T
     assert min(left.min(), top.min()) > -0.01 and max((left + width).max(), (top + height).max()) < 64.01
-    area, ratio = width * height / 64**2, width / height
+    area = width * height / 64**2
+    ratio = width / height
     narrowed = (width > 63.99) | (height > 63.99)
     wanted = LEAST_AREA + (1 - LEAST_AREA) * uniforms[:, 0]
     torch.testing.assert_close(area[~narrowed], wanted[~narrowed].double(), rtol=1e-3, atol=1e-3)
@@ -323,7 +339,8 @@ def test_random_box_has_the_distribution_of_torchvisions(width, height, least):
 
 def test_random_box_of_a_square_keeps_area_and_ratio_in_their_ranges():
     left, top, right, bottom = boxes(1000, 1000).T
-    area, ratio = (right - left) * (bottom - top) / 1e6, (right - left) / (bottom - top)
+    area = (right - left) * (bottom - top) / 1e6
+    ratio = (right - left) / (bottom - top)
     assert area.min() > LEAST_AREA - 0.002 and area.max() <= 1
     assert CROP_RATIO[0] - 0.005 < ratio.min() and ratio.max() < CROP_RATIO[1] + 0.005
 

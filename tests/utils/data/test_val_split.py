@@ -123,7 +123,8 @@ def tree(tmp_path):
     return tmp_path / "tree"
 
 
-SPLIT, DRAW = ("--val-split", "0.2"), ("--val-split-by", "draw")
+SPLIT = ("--val-split", "0.2")
+DRAW = ("--val-split-by", "draw")
 OTHER = "old.pt was trained on other images than these"
 
 
@@ -135,21 +136,26 @@ def test_of_the_same_tree_the_validation_images_that_weights_were_trained_on_are
     trained.state["settings"].pop("val_split_by")  # as of an older run
     for flags, line in (
         (DRAW, ""),
-        ((), f"old.pt was trained on {seen} of the {len(named)} validation images; with --val-split 0.2 "
-             "--val-split-by draw on none of them"),
-    ):  # fmt: skip
+        (
+            (),
+            f"old.pt was trained on {seen} of the {len(named)} validation images; with --val-split 0.2 "
+            "--val-split-by draw on none of them",
+        ),
+    ):
         assert read(tree, *SPLIT, *flags, trained=trained)[0].seen == line
     assert read(tree, "--val-split", "0.1", trained=read(tree, *SPLIT)[1])[0].seen == "", "of a fifth a part"
 
 
 def test_of_a_tree_that_has_grown_names_tell_and_a_draw_does_not(tree):
-    (_, named), (_, drawn) = read(tree, *SPLIT), read(tree, *SPLIT, *DRAW)
+    (_, named) = read(tree, *SPLIT)
+    (_, drawn) = read(tree, *SPLIT, *DRAW)
     Image.new("RGB", (4, 4)).save(tree / "a" / "added.png")
     count = len(read(tree, *SPLIT)[0].validation)
     why = "by their names: the data have changed since then"
     whose = OTHER.partition(" on other")[0]
     assert read(tree, *SPLIT, trained=named)[0].seen == f"{whose} on none of the {count} validation images, {why}"
-    larger, fifth = read(tree, "--val-split", "0.4")[0].validation.paths, read(tree, *SPLIT)[0].train.paths
+    larger = read(tree, "--val-split", "0.4")[0].validation.paths
+    fifth = read(tree, *SPLIT)[0].train.paths
     assert read(tree, "--val-split", "0.4", trained=named)[0].seen == (
         f"{whose} perhaps on {len(set(larger) & set(fifth))} of the {len(larger)} validation images, {why}"
     )

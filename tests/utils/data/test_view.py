@@ -46,9 +46,14 @@ def gap(found, expected):
 def timms(view, path):
     """The pixels that timm's evaluation transform makes of a file."""
     transform = timm.data.create_transform(
-        view.size, is_training=False, crop_pct=view.crop_pct, crop_mode=view.crop_mode,
-        interpolation=view.interpolation, mean=MEAN, normalize=False,
-    )  # fmt: skip
+        view.size,
+        is_training=False,
+        crop_pct=view.crop_pct,
+        crop_mode=view.crop_mode,
+        interpolation=view.interpolation,
+        mean=MEAN,
+        normalize=False,
+    )
     return torch.as_tensor(transform(Image.open(path).convert("RGB")))
 
 
@@ -60,11 +65,19 @@ def view_of(size, share, mode, interpolation):
 @pytest.mark.parametrize(
     ("size", "share", "mode"),
     [
-        (224, 0.875, "center"), (224, 0.9, "center"), (160, 0.95, "center"), (288, 1.0, "center"),
-        (112, 1.15, "center"), (8, 1.1, "center"), (96, 0.888, "center"), (128, 0.9, "squash"), (224, 1.0, "squash"), (112, 1.0, "border"),
+        (224, 0.875, "center"),
+        (224, 0.9, "center"),
+        (160, 0.95, "center"),
+        (288, 1.0, "center"),
+        (112, 1.15, "center"),
+        (8, 1.1, "center"),
+        (96, 0.888, "center"),
+        (128, 0.9, "squash"),
+        (224, 1.0, "squash"),
+        (112, 1.0, "border"),
         (112, 0.9, "border"),
     ],
-)  # fmt: skip
+)
 def test_the_view_is_that_of_timms_evaluation_transform(photographs, size, share, mode, interpolation):
     view = view_of(size, share, mode, interpolation)
     for path in photographs:
@@ -109,10 +122,12 @@ def test_only_the_pixels_that_are_needed_count(interpolation, size, share):
 def test_a_view_of_any_image_lies_inside_and_is_as_large_as_asked_for(mode, width, height, size, share):
     if math.floor(size / share) == 0:
         return
-    place, target = View(size, share, mode).place(width, height), math.floor(size / share)
+    place = View(size, share, mode).place(width, height)
+    target = math.floor(size / share)
     left, top, right, bottom = place.box
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
-    across, down = place.columns + right - left, place.rows + bottom - top
+    across = place.columns + right - left
+    down = place.rows + bottom - top
     made = math.floor(across * place.across), math.floor(down * place.down)
     for length, offset in zip(made, (place.left, place.top), strict=True):
         assert length <= LONGEST * target
@@ -133,7 +148,8 @@ def test_of_an_image_without_end_the_middle_is_shown_in_little_memory(tmp_path, 
     view = View(32)
     place = view.place(width, height)
     left, top, right, bottom = place.box
-    across, down = place.columns + right - left, place.rows + bottom - top
+    across = place.columns + right - left
+    down = place.rows + bottom - top
     assert across * place.across * down * place.down <= LONGEST * 37**2
     shown = decode_crop(str(tmp_path / "a.png"), view, "RGB")
     assert shown.shape == (3, 32, 32) and (shown == 200).all()

@@ -47,7 +47,9 @@ class Saver:
     """Stands for a ``Checkpointer``: keeps what it is to save, in the order of what the writer is told."""
 
     def __init__(self, recorder, failed=False):
-        self.recorder, self.failed, self.folder = recorder, failed, Path("run/checkpoints")
+        self.recorder = recorder
+        self.failed = failed
+        self.folder = Path("run/checkpoints")
         self.states = []
 
     def save(self, state, *names):
@@ -96,9 +98,11 @@ def test_fit_trains_and_validates_every_epoch_and_gives_the_last_report():
     assert traval.progress.validated_step == 6 and traval.progress.samples_seen == 2 * 1437
     assert recorder.told[-1] == ("waited", ()), "everything is on the disk when the run ends"
     assert recorder.of("bar") == [
-        (3, 0, "Epoch 1/2", "step"), (1, 0, "Validation", "batch"),
-        (3, 0, "Epoch 2/2", "step"), (1, 0, "Validation", "batch"),
-    ]  # fmt: skip
+        (3, 0, "Epoch 1/2", "step"),
+        (1, 0, "Validation", "batch"),
+        (3, 0, "Epoch 2/2", "step"),
+        (1, 0, "Validation", "batch"),
+    ]
 
 
 def test_train_gives_the_means_over_the_epochs_samples():
@@ -335,7 +339,8 @@ def test_a_run_that_goes_on_within_an_epoch_ends_with_the_same_state(flags):
     second.load_state(copy.deepcopy(first.state()))
     assert equal(first.state(), second.state())
     second.fit()
-    ours, theirs = second.state(), whole.state()
+    ours = second.state()
+    theirs = whole.state()
     assert equal(ours, theirs)
 
 
@@ -395,9 +400,16 @@ def test_compiling_is_in_place_and_only_where_asked_for(monkeypatch):
 def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
     trained = make(*THREE_STEPS)
     traval = train_validation.TraVal(
-        trained.model, None, None, trained.criterion, trained.scaler, trained.args, trained.validation_loader,
-        distributed=trained.distributed, curr_scen_name="a name",
-    )  # fmt: skip
+        trained.model,
+        None,
+        None,
+        trained.criterion,
+        trained.scaler,
+        trained.args,
+        trained.validation_loader,
+        distributed=trained.distributed,
+        curr_scen_name="a name",
+    )
     assert traval.validation(0, report=False) == trained.validation(0, report=False)
     assert traval.run_name == "a name" and traval.optimizers == ()
 
@@ -408,7 +420,8 @@ def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
 @pytest.fixture
 def bars(monkeypatch):
     """The bars that writers make, each with how often it was updated."""
-    made, real = [], NullWriter.bar
+    made = []
+    real = NullWriter.bar
 
     def bar(*arguments):
         made.append(real(*arguments))
@@ -524,12 +537,14 @@ def test_the_scaler_has_charts_only_where_it_is_in_use(amp, charts):
 
 def test_unreadable_images_of_steps_and_of_validation_are_counted_and_listed(tmp_path):
     traval, recorder, _ = watched(*THREE_STEPS, "--skip-bad-images")
-    seen, readable = str(tmp_path / "bad.jpg"), traval.train_loader.batches
+    seen = str(tmp_path / "bad.jpg")
+    readable = traval.train_loader.batches
     spoilt = (dataclasses.replace(batch, unreadable=(seen,), replaced=1) for batch in list(readable(0)))
     traval.train_loader.batches = lambda *_: spoilt
     traval.train(0)
     assert traval.progress.bad_images == [seen] and traval.progress.replaced_images == 3
-    other, checked = str(tmp_path / "worse.jpg"), list(traval.validation_loader.batches())
+    other = str(tmp_path / "worse.jpg")
+    checked = list(traval.validation_loader.batches())
     traval.validation_loader.batches = lambda: iter([dataclasses.replace(one, unreadable=(other,)) for one in checked])
     traval.validation(0, report=False)
     assert traval.progress.bad_images == [seen, other]
@@ -542,9 +557,18 @@ def test_a_bad_batch_goes_into_the_runs_folder_with_the_runs_description(tmp_pat
     saver.folder = tmp_path / "checkpoints"
     description = {"arch": "fc", "settings": {"lr": 0.1}, "classes": [*"0123456789"]}
     traval = make(
-        "--arch", "fc", "--batch-size", "480", "--amp", "fp16", "--dump-bad-batch", criterion=Overflow(at=1),
-        writer=recorder, checkpointer=saver, description=description,
-    )  # fmt: skip
+        "--arch",
+        "fc",
+        "--batch-size",
+        "480",
+        "--amp",
+        "fp16",
+        "--dump-bad-batch",
+        criterion=Overflow(at=1),
+        writer=recorder,
+        checkpointer=saver,
+        description=description,
+    )
     traval.train(0)
     (saved,) = (tmp_path / "bad_batches").iterdir()
     content = torch.load(saved, weights_only=True)
@@ -553,7 +577,8 @@ def test_a_bad_batch_goes_into_the_runs_folder_with_the_runs_description(tmp_pat
 
 def test_gradients_are_added_up_until_the_last_pass_of_a_step(monkeypatch):
     traval, _, _ = watched("--arch", "fc", "--batch-size", "240", "--accumulate", "2", "--amp", "off")
-    asked, real = [], traval.distributed.no_sync
+    asked = []
+    real = traval.distributed.no_sync
 
     def no_sync(network, *, more_to_come):
         asked.append((network is traval.network, more_to_come))

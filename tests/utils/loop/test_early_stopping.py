@@ -36,7 +36,8 @@ def test_a_run_that_is_cut_and_goes_on_stops_after_the_same_epoch(results, cut):
     second, *_ = watched(*flags)
     second.load_state(copy.deepcopy(first.state()))
     second.fit()
-    ours, theirs = second.progress.state(), whole.progress.state()
+    ours = second.progress.state()
+    theirs = whole.progress.state()
     assert ours == theirs and ours["epoch"] == 4
 
 
@@ -58,8 +59,10 @@ def test_the_log_says_why_the_run_ended_and_the_last_line_what_the_best_is(stopp
     run, lines = stopped
     rule = "best.pt has the lowest val_loss; stops after 2 epoch(s) in which val_loss has not improved"
     assert f"Selection: {rule}" in lines
-    assert "Stopped early: after 2 epoch(s) in which val_loss has not improved; the best, 1.0000, is that of epoch 1; the "\
-        "learning-rate schedule was planned for 20 epochs" in lines  # fmt: skip
+    assert (
+        "Stopped early: after 2 epoch(s) in which val_loss has not improved; the best, 1.0000, is that of epoch 1; the "
+        "learning-rate schedule was planned for 20 epochs" in lines
+    )
     assert lines[-1].startswith("val_top1=50.0000 ")
     assert " val_epoch=3 best_top1=50.0000 best_epoch=1 best_loss=1.0000 run=" in lines[-1]
     assert len(rows(run)) == 3 and load(run, "final.pt")["progress"]["epoch"] == 3

@@ -75,7 +75,7 @@ CONTEXTS = {
     "bf16": "--amp bf16",
     "fp16": "--amp fp16 --init-scale 1024",
     "views": "--tta flip",
-}  # fmt: skip
+}
 IN_SHORT = ("plain",)
 AS_THE_FIGURES_GO = {
     "early_stopping",
@@ -130,7 +130,8 @@ def outcome(line):
     validations = []
     traval.hooks.after_validation.append(lambda _, report: validations.append((report.loss, report.top1, report.count)))
     traval.fit()
-    progress, modules = traval.progress, [traval.model, *([traval.ema.module] if traval.ema else [])]
+    progress = traval.progress
+    modules = [traval.model, *([traval.ema.module] if traval.ema else [])]
     tensors = [value.numpy().tobytes() for module in modules for value in module.state_dict().values()]
     return (tensors, validations, progress.step, progress.best_epoch, progress.best_value), run.warnings
 
@@ -144,7 +145,8 @@ def judged(context, name, kept):
     for line in (base, f"{base} {added}"):
         if line not in kept:
             kept[line] = outcome(line)
-    before, after = kept[base], kept[f"{base} {added}"]
+    before = kept[base]
+    after = kept[f"{base} {added}"]
     if before is None or after is None:
         return None
     lines = [line for line in after[1] if line.startswith(added.split()[0])]

@@ -29,14 +29,16 @@ def two_terms(logits, targets):
 
 
 def test_the_loss_is_the_criterions_over_the_images_that_count():
-    network, batch = linear(), batch_of(4, filled=2)
+    network = linear()
+    batch = batch_of(4, filled=2)
     logits, loss, losses = forward(network, batch, functional.cross_entropy, nullcontext())
     assert logits.shape == (4, 3) and torch.equal(logits, network(batch.images)[:4])
     assert torch.equal(loss, functional.cross_entropy(logits, batch.targets)) and losses == {}
 
 
 def test_of_several_named_losses_the_sum_is_minimised_and_each_is_given():
-    network, batch = linear(), batch_of()
+    network = linear()
+    batch = batch_of()
     logits, loss, losses = forward(network, batch, two_terms, nullcontext())
     expected = two_terms(logits, batch.targets)
     assert {name: value.item() for name, value in losses.items()} == {n: v.item() for n, v in expected.items()}
@@ -54,7 +56,8 @@ def test_of_several_named_losses_the_sum_is_minimised_and_each_is_given():
 )
 def test_the_penalty_is_its_factor_times_the_norm_of_the_losss_gradient(criterion, names, scaler):
     """Against the gradient of softmax and cross entropy written out: (p - y) x / n for a row of weights."""
-    network, batch = linear(), batch_of()
+    network = linear()
+    batch = batch_of()
     _, loss, losses = forward(network, batch, criterion, nullcontext(), penalty=0.5, scaler=scaler)
     assert list(losses) == names
     torch.testing.assert_close(loss, sum(losses.values()))

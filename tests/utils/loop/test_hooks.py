@@ -18,15 +18,13 @@ POINTS = [field.name for field in dataclasses.fields(Hooks)]
 def recording(seen, numbers=lambda traval, *arguments: ()):
     """Hooks at all points; ``seen`` gets (point, *numbers) of each call."""
     return Hooks(
-        **{
-            point: [lambda *arguments, point=point: seen.append((point, *numbers(*arguments)))]
-            for point in POINTS
-        }
-    )  # fmt: skip
+        **{point: [lambda *arguments, point=point: seen.append((point, *numbers(*arguments)))] for point in POINTS}
+    )
 
 
 def test_all_points_are_empty_by_default_and_no_two_trainings_share_them():
-    first, second = make("--arch", "fc"), make("--arch", "fc")
+    first = make("--arch", "fc")
+    second = make("--arch", "fc")
     assert len(POINTS) == 10 and all(getattr(first.hooks, point) == [] for point in POINTS)
     first.hooks.after_forward.append(print)
     assert second.hooks.after_forward == []
@@ -40,14 +38,23 @@ def test_the_hooks_of_a_point_are_called_in_their_order_with_its_arguments():
 
 def test_a_step_calls_its_points_in_order_for_each_pass_and_counts_itself_last():
     seen = []
-    traval = make("--arch", "fc", "--accumulate", "2", "--batch-size", "32",
-                  hooks=recording(seen, lambda traval, *_: (traval.progress.step,)))  # fmt: skip
+    traval = make(
+        "--arch",
+        "fc",
+        "--accumulate",
+        "2",
+        "--batch-size",
+        "32",
+        hooks=recording(seen, lambda traval, *_: (traval.progress.step,)),
+    )
     steps(traval, 2)
     one_pass = ["before_forward", "after_forward", "before_backward", "after_backward"]
     assert seen == [
-        *((point, 0) for point in [*one_pass, *one_pass, "before_update"]), ("after_update", 1),
-        *((point, 1) for point in [*one_pass, *one_pass, "before_update"]), ("after_update", 2),
-    ]  # fmt: skip
+        *((point, 0) for point in [*one_pass, *one_pass, "before_update"]),
+        ("after_update", 1),
+        *((point, 1) for point in [*one_pass, *one_pass, "before_update"]),
+        ("after_update", 2),
+    ]
 
 
 def test_each_point_of_a_step_has_the_arguments_that_it_promises():
@@ -105,7 +112,8 @@ def test_validation_calls_its_points_for_each_batch_of_the_raw_weights_and_of_th
 
 
 def test_the_end_of_an_epoch_calls_validation_before_the_save_and_the_save_around_its_hand_over():
-    hooks, callers = Hooks(), []
+    hooks = Hooks()
+    callers = []
     traval, recorder, _ = watched("--arch", "fc", "--batch-size", "480", "--epochs", "1", hooks=hooks)
     hooks.before_validation_batch = [lambda caller, batch: callers.append(caller)]
     hooks.after_validation = [

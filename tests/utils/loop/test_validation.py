@@ -16,16 +16,21 @@ from utils.record.metrics import ValidationMeter
 from utils.record.writer import NullWriter
 
 GENERATOR = torch.Generator().manual_seed(0)
-IMAGES, TARGETS = torch.randn(20, 1, 4, 4, generator=GENERATOR), torch.randint(0, 6, (20,), generator=GENERATOR)
+IMAGES = torch.randn(20, 1, 4, 4, generator=GENERATOR)
+TARGETS = torch.randint(0, 6, (20,), generator=GENERATOR)
 
 
 class Loader:
     """Batches of 6, 6, 6 and 2 of the images above, of which ``rank`` has its part; ``empty`` holds no readable one."""
 
-    num_batches, world_size, is_cut = 4, 1, False
+    num_batches = 4
+    world_size = 1
+    is_cut = False
 
     def __init__(self, rank=0, world_size=1, empty=None):
-        self.numbers, self.rounds, self.empty = range(rank, 4, world_size), -(-4 // world_size), empty
+        self.numbers = range(rank, 4, world_size)
+        self.rounds = -(-4 // world_size)
+        self.empty = empty
 
     def __len__(self):
         return len(self.numbers)
@@ -43,7 +48,9 @@ class Watch:
     device = CPU
 
     def __init__(self):
-        self.seen, self.sums, self.class_sums = [], None, None
+        self.seen = []
+        self.sums = None
+        self.class_sums = None
 
     def broadcast_buffers(self, model):
         self.seen.append(("buffers", model))
@@ -68,7 +75,8 @@ class Watch:
 
 class Bars(NullWriter):
     def bar(self, *arguments):
-        self.arguments, self.steps = arguments, []
+        self.arguments = arguments
+        self.steps = []
         return contextlib.nullcontext(self)
 
     def update(self, steps):
@@ -87,7 +95,8 @@ def run(model, loader, autocast=None, writer=None):
 
 
 def test_the_network_is_evaluated_as_it_is_with_rank_0s_buffers_and_then_trains_on():
-    model, kept = network(), []
+    model = network()
+    kept = []
     before = copy.deepcopy(model.state_dict())
     model.register_forward_hook(lambda module, _, output: kept.append((module.training, output.requires_grad)))
     report, watch = run(model, Loader())
@@ -104,7 +113,8 @@ def test_the_network_is_evaluated_as_it_is_with_rank_0s_buffers_and_then_trains_
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_ranks_take_disjoint_parts_in_as_many_rounds_and_their_sums_are_those_of_one(world_size):
-    model, (whole, alone) = network(), run(network(), Loader())
+    model = network()
+    (whole, alone) = run(network(), Loader())
     watches = [run(model, Loader(rank, world_size))[1] for rank in range(world_size)]
     assert torch.equal(sum(watch.sums for watch in watches), alone.sums)
     assert torch.equal(sum(watch.class_sums for watch in watches), alone.class_sums)

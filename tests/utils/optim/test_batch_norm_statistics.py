@@ -23,7 +23,9 @@ class Passes:
     """A loader that hands out ``images``; ``rank`` of ``world_size`` takes every so-manieth."""
 
     def __init__(self, images, rank=0, world_size=1):
-        self.images, self.rank, self.world_size = images, rank, world_size
+        self.images = images
+        self.rank = rank
+        self.world_size = world_size
 
     def shared_out(self, epoch, steps):
         mine = self.images[self.rank :: self.world_size]
@@ -46,9 +48,15 @@ def passes(*sizes, shape=(3, 6, 6)):
 def network():
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(),
-        nn.Linear(128, 5), nn.BatchNorm1d(5),
-    )  # fmt: skip
+        nn.BatchNorm2d(3),
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(128, 5),
+        nn.BatchNorm1d(5),
+    )
     for layer in (model[2], model[7]):
         nn.init.normal_(layer.weight)
     return model
@@ -56,7 +64,8 @@ def network():
 
 def given(model, images):
     """What each batch-norm layer is given when it normalises by the batch and dropout is off, over all passes."""
-    model, seen = copy.deepcopy(model), {}
+    model = copy.deepcopy(model)
+    seen = {}
     model.train()
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout):
@@ -80,19 +89,23 @@ def assert_are_of(model, expected):
 
 @pytest.mark.parametrize("sizes", [(64, 64), (33, 32, 2), (7,)])
 def test_statistics_are_mean_and_unbiased_variance_of_all_that_a_layer_is_given(sizes):
-    images, model = passes(*sizes), network()
+    images = passes(*sizes)
+    model = network()
     expected = given(model, images)
     assert list(expected) == ["0", "2", "7"]
     assert_are_of(recomputed(model, images), expected)
 
 
 def test_the_means_are_those_of_torchs_own_update_bn():
-    model, images = network(), passes(16, 16, 16)
-    ours, theirs = recomputed(model, images), copy.deepcopy(model)
+    model = network()
+    images = passes(16, 16, 16)
+    ours = recomputed(model, images)
+    theirs = copy.deepcopy(model)
     theirs[4].p = 0.0
     update_bn(images, theirs)
     for name in ("0", "2", "7"):
-        layer, other = ours.get_submodule(name), theirs.get_submodule(name)
+        layer = ours.get_submodule(name)
+        other = theirs.get_submodule(name)
         torch.testing.assert_close(layer.running_mean, other.running_mean, rtol=1e-5, atol=1e-5)
         # Theirs is the mean of the batches' variances: it leaves out how their means differ, and counts 3 x 15 of 47.
         assert (layer.running_var >= 45 / 47 * other.running_var).all()
@@ -100,7 +113,8 @@ def test_the_means_are_those_of_torchs_own_update_bn():
 
 def test_nothing_but_the_statistics_is_changed_and_no_random_number_is_drawn():
     model = network()
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
     after = recomputed(model, passes(16, 8))
     changed = [name for name, value in after.state_dict().items() if not torch.equal(value, before[name])]
     assert changed == [f"{layer}.{name}" for layer in (0, 2, 7) for name in ("running_mean", "running_var")]
@@ -110,7 +124,9 @@ def test_nothing_but_the_statistics_is_changed_and_no_random_number_is_drawn():
 
 
 def test_while_passes_go_on_the_network_can_be_saved_as_it_was():
-    model, alone, seen = network(), Thread(0, [None], threading.Barrier(1)), []
+    model = network()
+    alone = Thread(0, [None], threading.Barrier(1))
+    seen = []
     before = copy.deepcopy(model.state_dict())
     between = lambda: seen.append(copy.deepcopy(model.state_dict()))  # noqa: E731
     recompute(model, Passes(passes(16, 16, 16)), 0, 1, alone, nullcontext(), between)
@@ -125,7 +141,11 @@ class Thread:
     """A rank that is a thread: what ``recompute`` asks of ``Distributed``."""
 
     def __init__(self, rank, rows, barrier):
-        self.device, self.rank, self.rows, self.barrier, self.world_size = CPU, rank, rows, barrier, len(rows)
+        self.device = CPU
+        self.rank = rank
+        self.rows = rows
+        self.barrier = barrier
+        self.world_size = len(rows)
 
     def all_gather(self, row):
         self.rows[self.rank] = row
@@ -137,12 +157,15 @@ class Thread:
 
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_any_number_of_ranks_gets_the_same_bits(world_size):
-    images, model = passes(17, 16, 16, 16, 16, 16, 16), network()
+    images = passes(17, 16, 16, 16, 16, 16, 16)
+    model = network()
     expected = recomputed(model, images).state_dict()
     models = [copy.deepcopy(model) for _ in range(world_size)]
     for rank in range(1, world_size):
         models[rank][2].running_mean.fill_(rank)  # what ranks differ in before has no part in it
-    rows, barrier, rounds = [None] * world_size, threading.Barrier(world_size, timeout=60), [0] * world_size
+    rows = [None] * world_size
+    barrier = threading.Barrier(world_size, timeout=60)
+    rounds = [0] * world_size
 
     def run(rank):
         def between():
@@ -183,7 +206,8 @@ class KeepsFirstFrozen(nn.Sequential):
 
 
 def test_a_layer_that_the_network_keeps_in_evaluation_mode_keeps_its_statistics():
-    model, images = KeepsFirstFrozen(*network()).train(), passes(16, 16)
+    model = KeepsFirstFrozen(*network()).train()
+    images = passes(16, 16)
     after = recomputed(model, images)
     assert torch.equal(after[0].running_mean, torch.zeros(3)) and torch.equal(after[0].running_var, torch.ones(3))
     second = torch.cat([model[1](model[0](each)) for each in images])
@@ -195,7 +219,8 @@ class Twice(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.shared, self.unused = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+        self.shared = nn.BatchNorm2d(3)
+        self.unused = nn.BatchNorm2d(3)
 
     def forward(self, images):
         return self.shared(self.shared(images) * 3 + 1)
@@ -241,11 +266,13 @@ def test_no_variance_is_below_zero():
 @on_each_device
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_under_autocast_they_are_those_of_half_precision_activations_gathered_in_float32(dtype, device):
-    images, model = [each.to(device) for each in passes(64, 64)], network().to(device)
+    images = [each.to(device) for each in passes(64, 64)]
+    model = network().to(device)
     exact = recomputed(model, images)
     half = recomputed(model, images, torch.autocast(device, dtype=dtype))
     for name in ("0", "2", "7"):
-        layer, other = half.get_submodule(name), exact.get_submodule(name)
+        layer = half.get_submodule(name)
+        other = exact.get_submodule(name)
         assert layer.running_var.dtype == torch.float32
         torch.testing.assert_close(layer.running_mean, other.running_mean, rtol=0.05, atol=0.05)
         torch.testing.assert_close(layer.running_var, other.running_var, rtol=0.05, atol=0.05)

@@ -41,10 +41,12 @@ def test_a_class_without_images_counts_as_absent():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("w.csv", "class,weight\nno,4\ncat,1\n\ndog,2\n"), ("w.csv", "\ufeffdog, 2\ncat,1.0\n\"no\",4e0\n"),
-        ("w.yaml", "no: 4\ndog: 2\ncat: 1\n"), ("w.yml", "{cat: 1, dog: 2, no: 4}"),
+        ("w.csv", "class,weight\nno,4\ncat,1\n\ndog,2\n"),
+        ("w.csv", '\ufeffdog, 2\ncat,1.0\n"no",4e0\n'),
+        ("w.yaml", "no: 4\ndog: 2\ncat: 1\n"),
+        ("w.yml", "{cat: 1, dog: 2, no: 4}"),
     ],
-)  # fmt: skip
+)
 def test_a_file_gives_weights_by_name_whose_mean_over_the_training_images_is_one(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
     found = class_weights(LABELS, NAMES, str(tmp_path / name))
@@ -67,7 +69,7 @@ def test_a_file_gives_weights_by_name_whose_mean_over_the_training_images_is_one
         ("w.yaml", "cat: {\n", ["not lines of a class name and its weight"]),
         ("missing.csv", None, ["cannot be read"]),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_file_is_reported_at_once(tmp_path, name, text, expected):
     if text is not None:
         (tmp_path / name).write_text(text)
@@ -80,7 +82,9 @@ def test_what_is_wrong_with_a_file_is_reported_at_once(tmp_path, name, text, exp
 
 # ------------------------------------------------------------------------- what rare classes gain by it
 
-COUNTS, APART = (900, 90), 1.5  # two Gaussians in a plane whose means lie so many standard deviations apart
+# two Gaussians in a plane whose means lie so many standard deviations apart
+COUNTS = (900, 90)
+APART = 1.5
 
 
 def overlapping(counts, seed):
@@ -99,7 +103,8 @@ def rare_recall(criterion, epoch_of=None, mixed=False):
     optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
     for step in range(120):
         chosen = torch.arange(len(labels)) if epoch_of is None else torch.from_numpy(epoch_of(step % 4)[0].copy())
-        seen, targets = points[chosen], labels[chosen]
+        seen = points[chosen]
+        targets = labels[chosen]
         if mixed:
             partner = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(step))
             kept = (
@@ -144,7 +149,8 @@ def test_training_images_alone_count_and_ranks_and_passes_have_the_gradient_of_o
     expected = compute_class_weight("balanced", classes=np.arange(10), y=labels.numpy())
     torch.testing.assert_close(parts.criterion.weights, torch.from_numpy(expected).float())
     torch.manual_seed(0)
-    logits, labels = torch.randn(30, 10, requires_grad=True), labels[:30]
+    logits = torch.randn(30, 10, requires_grad=True)
+    labels = labels[:30]
     (whole,) = torch.autograd.grad(parts.criterion(logits, labels), logits)
     shares = [parts.criterion(logits[part], labels[part]) * len(part) / 30 for part in torch.arange(30).split(7)]
     torch.testing.assert_close(torch.autograd.grad(sum(shares), logits)[0], whole)

@@ -155,7 +155,8 @@ def test_a_part_whose_norm_alone_overflows_becomes_zero_as_with_torch_and_leaves
     model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False))
     optimizers = [torch.optim.SGD(layer.parameters()) for layer in model]
     clip = GradientClipper(OptimisationSettings(clip_grad_norm=1.0), model, optimizers, each_skips=True)
-    model[0].weight.grad, model[1].weight.grad = torch.full((2, 3), 1e30), torch.full((2, 2), 4.0)
+    model[0].weight.grad = torch.full((2, 3), 1e30)
+    model[1].weight.grad = torch.full((2, 2), 4.0)
     assert clip() == 8
     assert torch.equal(model[0].weight.grad, torch.zeros(2, 3))
     torch.testing.assert_close(model[1].weight.grad, torch.full((2, 2), 0.5))
@@ -163,9 +164,25 @@ def test_a_part_whose_norm_alone_overflows_becomes_zero_as_with_torch_and_leaves
 
 def test_a_run_whose_first_steps_only_muon_takes_learns():
     traval = make(
-        "--optimizer", "muon", "--amp", "fp16", "--init-scale", "8388608", "--clip-grad-norm", "1", "--arch", "fc",
-        "--accumulate", "4", "--batch-size", "32", "--lr", "0.01", "--epochs", "2",
-    )  # fmt: skip
+        "--optimizer",
+        "muon",
+        "--amp",
+        "fp16",
+        "--init-scale",
+        "8388608",
+        "--clip-grad-norm",
+        "1",
+        "--arch",
+        "fc",
+        "--accumulate",
+        "4",
+        "--batch-size",
+        "32",
+        "--lr",
+        "0.01",
+        "--epochs",
+        "2",
+    )
     report = traval.fit()
     assert traval.progress.partly_skipped_steps > 1
     assert all(torch.isfinite(parameter).all() for parameter in traval.model.parameters())
@@ -248,7 +265,8 @@ def test_adaptive_clipping_is_timms_to_the_bit(arch, memory_format, device):
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_adaptive_clipping_does_not_hide_what_is_not_finite(value):
-    ours, theirs = with_gradients(Shapes(), 2), with_gradients(Shapes(), 2)
+    ours = with_gradients(Shapes(), 2)
+    theirs = with_gradients(Shapes(), 2)
     theirs.load_state_dict(ours.state_dict())
     for model in (ours, theirs):
         model.tensors[2].grad[1, 1] = model.tensors[0].grad[0] = value

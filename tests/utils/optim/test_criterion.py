@@ -141,7 +141,8 @@ def test_class_weights_multiply_the_loss_of_each_image(name, smoothing):
     """By its label's weight, or with bce by the mean over its shares: of another loss, shares keep their own."""
     logits, labels = batch()
     settings = LossSettings(loss=name, label_smoothing=smoothing)
-    plain, weighted = build_criterion(settings), build_criterion(settings, WEIGHTS)
+    plain = build_criterion(settings)
+    weighted = build_criterion(settings, WEIGHTS)
     for targets in (labels, soft().double()) if name == "bce" else (labels,):
         weights = WEIGHTS.double()[labels] if targets is labels else targets @ WEIGHTS.double()
         each = torch.stack([plain(logits[i : i + 1], targets[i : i + 1]) for i in range(len(labels))])
@@ -150,7 +151,8 @@ def test_class_weights_multiply_the_loss_of_each_image(name, smoothing):
 
 @pytest.mark.parametrize("name", ["cross-entropy", "focal"])
 def test_weighted_cross_entropy_of_mixed_shares_is_torchs_and_smoothing_that_of_the_images_weights(name):
-    logits, targets = batch()[0], soft().double()
+    logits = batch()[0]
+    targets = soft().double()
     weights = WEIGHTS.double()
     expected = functional.cross_entropy(logits, targets, weights)
     settings = LossSettings(loss=name, focal_gamma=0.0)

@@ -44,11 +44,18 @@ def logits_of(seed, dtype=torch.float32):
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_the_soft_loss_is_deits_times_the_number_of_classes(temperature):
     """DeiT's code adds up over images and classes and divides by the number of both."""
-    logits, answers = logits_of(2), logits_of(3)
-    deits = functional.kl_div(
-        functional.log_softmax(logits / temperature, dim=1), functional.log_softmax(answers / temperature, dim=1),
-        reduction="sum", log_target=True,
-    ) * temperature**2 / logits.numel()  # fmt: skip
+    logits = logits_of(2)
+    answers = logits_of(3)
+    deits = (
+        functional.kl_div(
+            functional.log_softmax(logits / temperature, dim=1),
+            functional.log_softmax(answers / temperature, dim=1),
+            reduction="sum",
+            log_target=True,
+        )
+        * temperature**2
+        / logits.numel()
+    )
     loss = distillation(distillation_temperature=temperature).compare(logits, answers)
     assert loss.item() == pytest.approx(5 * deits.item(), rel=1e-6)
 
@@ -57,13 +64,21 @@ def test_the_soft_loss_is_deits_times_the_number_of_classes(temperature):
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_the_two_terms_and_their_weights_are_timms(temperature, alpha):
     task = pytest.importorskip("timm.task", reason="older versions of timm have none")
-    student, teacher, batch = network(0).eval(), network(1), batch_of()
-    student.num_classes, student.in_chans = 5, 3
+    student = network(0).eval()
+    teacher = network(1)
+    batch = batch_of()
+    student.num_classes = 5
+    student.in_chans = 3
     student.pretrained_cfg = teacher.pretrained_cfg = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
     theirs = task.LogitDistillationTask(
-        student, copy.deepcopy(teacher), nn.CrossEntropyLoss(), distill_loss_weight=alpha, task_loss_weight=1 - alpha,
-        temperature=temperature, verbose=False,
-    )(batch.images, batch.targets)  # fmt: skip
+        student,
+        copy.deepcopy(teacher),
+        nn.CrossEntropyLoss(),
+        distill_loss_weight=alpha,
+        task_loss_weight=1 - alpha,
+        temperature=temperature,
+        verbose=False,
+    )(batch.images, batch.targets)
     criterion = distillation(
         Teacher(teacher, ORIGIN, 8), distillation_alpha=alpha, distillation_temperature=temperature
     )
@@ -75,7 +90,8 @@ def test_the_two_terms_and_their_weights_are_timms(temperature, alpha):
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_the_hard_loss_is_cross_entropy_with_the_teachers_predictions_at_any_temperature(temperature):
-    logits, answers = logits_of(2), logits_of(3)
+    logits = logits_of(2)
+    answers = logits_of(3)
     expected = functional.cross_entropy(logits, answers.argmax(1))
     criterion = distillation(distillation="hard", distillation_temperature=temperature)
     assert criterion.compare(logits, answers).item() == pytest.approx(expected.item(), rel=1e-6)
@@ -83,7 +99,9 @@ def test_the_hard_loss_is_cross_entropy_with_the_teachers_predictions_at_any_tem
 
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 def test_parts_of_a_batch_weighted_by_their_sizes_have_its_loss(kind):
-    criterion, logits, answers = distillation(distillation=kind), logits_of(2), logits_of(3)
+    criterion = distillation(distillation=kind)
+    logits = logits_of(2)
+    answers = logits_of(3)
     parts = [n * criterion.compare(logits[part], answers[part]) for n, part in ((2, slice(2)), (4, slice(2, 6)))]
     assert sum(parts).item() / 6 == pytest.approx(criterion.compare(logits, answers).item(), rel=1e-6)
 
@@ -91,7 +109,9 @@ def test_parts_of_a_batch_weighted_by_their_sizes_have_its_loss(kind):
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_losses_of_half_precision_logits_are_computed_in_float32(kind, dtype):
-    criterion, logits, answers = distillation(distillation=kind), logits_of(2, dtype), logits_of(3, dtype)
+    criterion = distillation(distillation=kind)
+    logits = logits_of(2, dtype)
+    answers = logits_of(3, dtype)
     loss = criterion.compare(logits, answers)
     assert loss.dtype == torch.float32 and loss.item() == criterion.compare(logits.float(), answers.float()).item()
 
@@ -108,10 +128,12 @@ def test_the_criterion_of_the_labels_may_be_any_and_takes_mixed_targets():
 
 
 def test_the_teacher_stays_as_it_is_in_evaluation_mode_without_gradients_within_the_students_autocast():
-    teacher, kinds = Teacher(network(1), ORIGIN, 8), []
+    teacher = Teacher(network(1), ORIGIN, 8)
+    kinds = []
     teacher.network[5].register_forward_hook(lambda layer, _, output: kinds.append((layer.training, output.dtype)))
     before = copy.deepcopy(teacher.state_dict())
-    student, batch = network(0), batch_of(4, filled=2)
+    student = network(0)
+    batch = batch_of(4, filled=2)
     _, loss, _ = forward(student, batch, distillation(teacher), torch.autocast("cpu", torch.bfloat16))
     loss.backward()
     assert kinds == [(False, torch.bfloat16)] and loss.dtype == torch.float32
@@ -123,9 +145,11 @@ def test_the_teacher_stays_as_it_is_in_evaluation_mode_without_gradients_within_
 def test_the_teacher_sees_the_images_that_count_renormalised_and_resized_and_answers_in_the_students_order():
     """As if the pixels had been normalised with the teacher's mean and standard deviation, then resized."""
     pixels = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
-    mean, std = torch.tensor([0.5, 0.4, 0.3])[:, None, None], torch.tensor([0.2, 0.3, 0.4])[:, None, None]
+    mean = torch.tensor([0.5, 0.4, 0.3])[:, None, None]
+    std = torch.tensor([0.2, 0.3, 0.4])[:, None, None]
     theirs = torch.tensor([0.1, 0.2, 0.3])[:, None, None], torch.tensor([0.5, 0.6, 0.7])[:, None, None]
-    order, seen = torch.tensor([3, 0, 4, 1, 2]), []
+    order = torch.tensor([3, 0, 4, 1, 2])
+    seen = []
     normalisation = (std / theirs[1]).flatten(), ((mean - theirs[0]) / theirs[1]).flatten()
     teacher = Teacher(network(1), ORIGIN, 12, normalisation, order)
     teacher.network[0].register_forward_hook(lambda _, given, __: seen.append(given[0]))

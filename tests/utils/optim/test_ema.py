@@ -38,7 +38,8 @@ def set_all(model, value):
     ],
 )
 def test_weights_and_running_statistics_are_averaged_by_the_closed_formula(decay, warmup, decays):
-    initial, values = 4.0, [1.0, 3.0, -2.0, 5.0, 0.5]
+    initial = 4.0
+    values = [1.0, 3.0, -2.0, 5.0, 0.5]
     model = network()
     set_all(model, initial)
     average = build_average(model, AverageSettings(ema_decay=decay, ema_warmup=warmup), epochs=1)

@@ -77,7 +77,8 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn_over_the_same_b
 def test_the_rate_is_that_of_torchs_swalr_from_the_first_epoch_of_the_mean_on(policy):
     args = parse(["--epochs", "4", "--swa-start-epoch", "3", "--swa-lr", "0.02", "--lr-policy", policy])
     without = parse(["--epochs", "4", "--lr-policy", policy])
-    ours, before = build_lr_policy(args.optimisation, 5, args.average), build_lr_policy(without.optimisation, 5)
+    ours = build_lr_policy(args.optimisation, 5, args.average)
+    before = build_lr_policy(without.optimisation, 5)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=before(9))
     scheduler = SWALR(optimizer, swa_lr=0.02, anneal_epochs=0)
     for step in range(20):
@@ -91,7 +92,8 @@ def test_the_rate_is_that_of_torchs_swalr_from_the_first_epoch_of_the_mean_on(po
 
 def test_without_a_rate_of_its_own_the_schedule_goes_on():
     args = parse(["--epochs", "4", "--swa-start-epoch", "3"])
-    ours, plain = build_lr_policy(args.optimisation, 5, args.average), build_lr_policy(args.optimisation, 5)
+    ours = build_lr_policy(args.optimisation, 5, args.average)
+    plain = build_lr_policy(args.optimisation, 5)
     assert [ours(step) for step in range(20)] == [plain(step) for step in range(20)]
 
 
@@ -113,7 +115,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(cut):
         first.train(epoch)
         first.validation(epoch)
     if cut == "in an epoch":
-        planned, first.args = first.args, with_batch_norm(*SWA, "--max-steps", "8").args
+        planned = first.args
+        first.args = with_batch_norm(*SWA, "--max-steps", "8").args
         first.train(2)
         first.args = planned
     elif cut == "in validation":
@@ -121,7 +124,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(cut):
     second.load_state(copy.deepcopy(first.state()))
     assert equal(first.state(), second.state())
     second.fit()
-    ours, theirs = second.state(), whole.state()
+    ours = second.state()
+    theirs = whole.state()
     assert equal(ours, theirs) and ours["progress"]["averaged_epochs"] == 3
 
 

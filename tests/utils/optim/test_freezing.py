@@ -188,8 +188,21 @@ def test_frozen_parameters_get_no_gradient_no_state_and_no_decay(arch, optimizer
     freezing = Freezing(model, [part])
     before = copy.deepcopy(model.state_dict())
     traval = make(
-        "--optimizer", optimizer, "--weight-decay", "0.5", "--lr", "0.01", "--image-size", str(size), "--ema-decay", "0.9", "--batch-size", "16", model=model, freezing=freezing,
-    )  # fmt: skip
+        "--optimizer",
+        optimizer,
+        "--weight-decay",
+        "0.5",
+        "--lr",
+        "0.01",
+        "--image-size",
+        str(size),
+        "--ema-decay",
+        "0.9",
+        "--batch-size",
+        "16",
+        model=model,
+        freezing=freezing,
+    )
     held = [p for one in traval.optimizers for group in one.param_groups for p in group["params"]]
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[id(p)] for p in held} == trained(model)
@@ -270,7 +283,8 @@ def test_what_is_frozen_after_an_epoch_stays_as_it_was_then(mixture):
     before = copy.deepcopy(model.state_dict())
     for epoch in (0, 1):
         assert epoch == 0 or not same(before, model.state_dict())
-        then, states = copy.deepcopy(model.state_dict()), copy.deepcopy([o.state_dict() for o in traval.optimizers])
+        then = copy.deepcopy(model.state_dict())
+        states = copy.deepcopy([o.state_dict() for o in traval.optimizers])
         traval.train(epoch)
         traval.progress.finish_epoch()
         for name, value in model.state_dict().items():
@@ -308,7 +322,8 @@ def test_gradients_that_only_frozen_parameters_need_are_not_computed():
     """As in airbench: the first convolution is the dearest, and its input needs no gradient without whitening.bias."""
     settings = arguments.parse(["--config", "cifar10/fast", "--datapath", "somewhere"]).model
     assert (settings.freeze, settings.freeze_epoch) == (("whitening.bias",), 3)
-    model, needed = build("airbench"), []
+    model = build("airbench")
+    needed = []
     freezing = Freezing(model, settings.freeze, settings.freeze_epoch, settings.unfreeze_epoch)
     model.features[1].conv1.register_forward_pre_hook(lambda _, given: needed.append(given[0].requires_grad))
     for epoch in range(5):
@@ -322,9 +337,20 @@ def test_a_whole_optimizer_without_parameters_to_train_waits():
     """Muon's matrices are all frozen at first; under the scaler it would have nothing to look for an overflow in."""
     model = build("fc", size=8)
     traval = make(
-        "--arch", "fc", "--optimizer", "muon", "--lr", "0.001", *THREE_STEPS, "--amp", "fp16",
-        "--init-scale", "8", model=model, freezing=Freezing(model, ["all-but-head"], end=1),
-    )  # fmt: skip
+        "--arch",
+        "fc",
+        "--optimizer",
+        "muon",
+        "--lr",
+        "0.001",
+        *THREE_STEPS,
+        "--amp",
+        "fp16",
+        "--init-scale",
+        "8",
+        model=model,
+        freezing=Freezing(model, ["all-but-head"], end=1),
+    )
     muon, adamw = traval.optimizers
     traval.train(0)
     assert traval.active == [adamw] and not muon.state and traval.progress.partly_skipped_steps == 0
@@ -335,7 +361,8 @@ def test_a_whole_optimizer_without_parameters_to_train_waits():
 
 # --------------------------------------------------------------------------------- resume, ranks
 
-RELEASED, FROZEN = "--freeze all-but-head --unfreeze-epoch 2", "--freeze all-but-head --freeze-epoch 2"
+RELEASED = "--freeze all-but-head --unfreeze-epoch 2"
+FROZEN = "--freeze all-but-head --freeze-epoch 2"
 MIXTURES = {
     "scaler, average, two optimizers": f"{RELEASED} --arch fc --optimizer muon --lr 0.001 --amp fp16 --ema-decay 0.9",
     "accumulation": f"{RELEASED} --batch-size 16 --accumulate 4 --freeze-bn",
@@ -382,10 +409,26 @@ def test_the_change_may_come_at_another_epoch_by_override(tmp_path, monkeypatch,
 def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [
-        "--no-progress", "--arch", "timm/test_resnet", "--epochs", "4", "--deterministic", "--freeze", "all-but-head",
-        "--freeze-epoch", "1", "--unfreeze-epoch", "3", "--global-batch-size", "64", "--train-samples", "192", "--freeze-bn",
-        "--lr", "0.01",
-    ]  # fmt: skip
+        "--no-progress",
+        "--arch",
+        "timm/test_resnet",
+        "--epochs",
+        "4",
+        "--deterministic",
+        "--freeze",
+        "all-but-head",
+        "--freeze-epoch",
+        "1",
+        "--unfreeze-epoch",
+        "3",
+        "--global-batch-size",
+        "64",
+        "--train-samples",
+        "192",
+        "--freeze-bn",
+        "--lr",
+        "0.01",
+    ]
     runs = [
         Forked(*flags, "--output", "two", processes=2),
         Forked(*flags, "--output", "cut", "--max-steps", "7", processes=2),

@@ -64,7 +64,8 @@ def blocks(model):
 def test_layers_of_torchvisions_resnet_are_those_of_timms():
     """The same network under the same names, but that timm's declares its layers itself."""
     with torch.device("meta"):
-        ours, declared = torchvision.models.resnet18(), timm.create_model("resnet18")
+        ours = torchvision.models.resnet18()
+        declared = timm.create_model("resnet18")
     assert layer_numbers(ours) == layer_numbers(declared)
 
 
@@ -137,7 +138,8 @@ def test_head_and_backbone_step_at_their_own_rates(arch, head):
     traval = make(*flags, "--backbone-lr-scale", "0.25", model=model)
     assert lr_scales(traval.optimizers) == {"backbone": 0.25, "head": 1.0}
     plain = copy.deepcopy(model)
-    last, rest = [], []
+    last = []
+    rest = []
     for name, parameter in plain.named_parameters():
         (last if name.startswith(f"{head}.") else rest).append(parameter)
     assert len(last) == 2

@@ -24,10 +24,12 @@ def same(found, expected):
 @pytest.mark.parametrize(("every", "alpha", "count"), [(3, 0.5, 10), (1, 0.8, 4), (5, 1.0, 7)])
 def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
     settings = OptimisationSettings(optimizer=name, lr=0.1, lookahead=(float(every), alpha))
-    ours, reference = network(), network()
+    ours = network()
+    reference = network()
     found = weights_after_steps(ours, build_optimizer(settings, ours), count)
     plain = build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), reference)
-    slow, generator = parameters(reference), torch.Generator().manual_seed(1)
+    slow = parameters(reference)
+    generator = torch.Generator().manual_seed(1)
     for step in range(1, count + 1):
         for parameter in reference.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -46,7 +48,8 @@ def test_steps_are_those_of_the_papers_algorithm(name, every, alpha, count):
 
 def test_from_timms_first_synchronisation_on_the_steps_are_timms():
     """timm's slow weights begin at the first synchronisation, ours with the first step: begin there."""
-    ours, theirs = network(), network()
+    ours = network()
+    theirs = network()
     base = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     timms = timm.optim.Lookahead(base, alpha=0.5, k=3)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9)
@@ -54,7 +57,8 @@ def test_from_timms_first_synchronisation_on_the_steps_are_timms():
     weights_after_steps(theirs, timms, 3)
     assert same(parameters(ours), parameters(theirs))
     Lookahead(optimizer, 3, 0.5)
-    found, expected = weights_after_steps(ours, optimizer, 8), weights_after_steps(theirs, timms, 8)
+    found = weights_after_steps(ours, optimizer, 8)
+    expected = weights_after_steps(theirs, timms, 8)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 

@@ -51,9 +51,17 @@ def test_every_policy_has_a_table_and_a_function():
 @pytest.mark.parametrize(("name", "warmup"), CASES)
 def test_learning_rate_is_that_of_the_table(name, warmup):
     policy = LRPolicy(
-        name, 0.4, total_steps=12, warmup_steps=warmup, milestones=(6, 9), gamma=0.1, power=2, step_length=5,
-        pct_start=0.25, div_factor=4,
-    )  # fmt: skip
+        name,
+        0.4,
+        total_steps=12,
+        warmup_steps=warmup,
+        milestones=(6, 9),
+        gamma=0.1,
+        power=2,
+        step_length=5,
+        pct_start=0.25,
+        div_factor=4,
+    )
     for step, lr in (WARM_TABLES if warmup else TABLES)[name].items():
         assert policy(step) == pytest.approx(lr, abs=1e-8), step
 
@@ -147,7 +155,8 @@ def test_one_cycle_equals_torchs_one_cycle(floor, div_factor, total, share):
 
 
 def test_linear_equals_torchs_linear_and_step_its_step():
-    linear, step = LRPolicy("linear", 0.4, 37), LRPolicy("step", 0.4, 37, step_length=8, gamma=0.3)
+    linear = LRPolicy("linear", 0.4, 37)
+    step = LRPolicy("step", 0.4, 37, step_length=8, gamma=0.3)
     expected = torch_rates(lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=37), 37)
     assert [linear(n) for n in range(37)] == pytest.approx(expected, abs=1e-12)
     expected = torch_rates(lambda optimizer: lr_scheduler.StepLR(optimizer, 8, gamma=0.3), 37)
@@ -192,7 +201,8 @@ def test_restarts_equal_timms(mul, decay, floor, name, kind, options):
 @pytest.mark.parametrize("name", ["cosine", "poly", "linear", "gaussian"])
 def test_restarts_follow_the_warm_up(name):
     options = {"cycle_steps": 8, "cycle_mul": 2.0, "cycle_decay": 0.5, "power": 2.0, "lr_min": 0.01}
-    cold, warm = LRPolicy(name, 0.4, 30, **options), LRPolicy(name, 0.4, 36, warmup_steps=6, **options)
+    cold = LRPolicy(name, 0.4, 30, **options)
+    warm = LRPolicy(name, 0.4, 36, warmup_steps=6, **options)
     assert [warm(step) for step in range(6, 36)] == [cold(step) for step in range(30)]
     assert warm(5) == pytest.approx(0.4) and warm.restarts() == [14, 30]
 
@@ -211,7 +221,8 @@ def test_cycles_keep_to_their_epochs_and_none_begins_with_the_last_steps(epochs,
     settings = OptimisationSettings(
         epochs=epochs, lr=0.1, lr_policy="cosine", lr_cycle_epochs=cycle, warmup_epochs=warmup
     )
-    policy, warm = build_lr_policy(settings, steps), round(warmup * steps)
+    policy = build_lr_policy(settings, steps)
+    warm = round(warmup * steps)
     room = epochs * steps - warm - max(1, cycle * steps / 1000)
     begins = [begin for count in range(1, 10) if (begin := count * cycle * steps) <= room]
     assert policy.restarts() == [warm + math.ceil(round(begin, 6)) for begin in begins]
@@ -280,13 +291,31 @@ def test_epochs_of_the_settings_become_steps():
 
 def test_each_policys_settings_reach_it_in_steps():
     settings = OptimisationSettings(
-        epochs=9, lr=0.2, lr_policy="step", lr_min=0.01, lr_step_epochs=1.5, lr_power=3.0, lr_cycle_epochs=2.5,
-        lr_cycle_mul=2.0, lr_cycle_decay=0.5, lr_pct_start=0.4, lr_div_factor=7.0,
-    )  # fmt: skip
+        epochs=9,
+        lr=0.2,
+        lr_policy="step",
+        lr_min=0.01,
+        lr_step_epochs=1.5,
+        lr_power=3.0,
+        lr_cycle_epochs=2.5,
+        lr_cycle_mul=2.0,
+        lr_cycle_decay=0.5,
+        lr_pct_start=0.4,
+        lr_div_factor=7.0,
+    )
     assert build_lr_policy(settings, steps_per_epoch=10) == LRPolicy(
-        "step", 0.2, total_steps=90, lr_min=0.01, step_length=15, power=3.0, cycle_steps=25, cycle_mul=2.0,
-        cycle_decay=0.5, pct_start=0.4, div_factor=7.0,
-    )  # fmt: skip
+        "step",
+        0.2,
+        total_steps=90,
+        lr_min=0.01,
+        step_length=15,
+        power=3.0,
+        cycle_steps=25,
+        cycle_mul=2.0,
+        cycle_decay=0.5,
+        pct_start=0.4,
+        div_factor=7.0,
+    )
 
 
 def test_without_warm_up_the_first_step_has_the_highest_rate():

@@ -36,7 +36,8 @@ def weights_after_steps(model, optimizer, steps=4):
 
 
 def assert_same_steps(settings, make_reference):
-    ours, reference = network(), network()
+    ours = network()
+    reference = network()
     found = weights_after_steps(ours, build_optimizer(settings, ours))
     expected = weights_after_steps(reference, make_reference(reference))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -73,7 +74,8 @@ def test_steps_equal_those_of_torchs_optimizer(settings, make):
     """To the bit those of its fused kernel, and those of its plain loop but for the last digits."""
     settings = OptimisationSettings(**settings)
     assert_same_steps(settings, lambda model: make(model.parameters(), fused=True))
-    ours, plain = network(), network()
+    ours = network()
+    plain = network()
     found = weights_after_steps(ours, build_optimizer(settings, ours))
     torch.testing.assert_close(found, weights_after_steps(plain, make(plain.parameters())), rtol=1e-5, atol=1e-6)
 
@@ -82,10 +84,8 @@ def test_steps_equal_those_of_torchs_optimizer(settings, make):
 @pytest.mark.parametrize("finite", [True, False])
 def test_the_scaler_leaves_a_fused_step_out_where_the_host_sees_it(name, finite):
     model = network()
-    optimizer, scaler = (
-        build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), model),
-        torch.amp.GradScaler("cpu"),
-    )
+    optimizer = build_optimizer(OptimisationSettings(optimizer=name, lr=0.1), model)
+    scaler = torch.amp.GradScaler("cpu")
     assert optimizer.param_groups[0]["fused"]
     moved = []
     optimizer.register_step_post_hook(lambda *_: moved.append(True))
@@ -240,9 +240,7 @@ GIVEN = {"eps": 1e-3, "betas": (0.8, 0.97)}
         ),
         (
             {"optimizer": "adan", "opt_eps": 1e-3, "opt_betas": (0.9, 0.8, 0.7), "opt_kwargs": ("no_prox=true",)},
-            lambda model: timm.optim.Adan(
-                model.parameters(), 0.01, eps=1e-3, betas=(0.9, 0.8, 0.7), no_prox=True
-            ),
+            lambda model: timm.optim.Adan(model.parameters(), 0.01, eps=1e-3, betas=(0.9, 0.8, 0.7), no_prox=True),
         ),
         (
             {"optimizer": "adafactor", "opt_kwargs": ("clip_threshold=0.01",)},
@@ -250,12 +248,13 @@ GIVEN = {"eps": 1e-3, "betas": (0.8, 0.97)}
         ),
     ],
     ids=["adamw", "adam", "sgd", "rmsproptf", "adan", "adafactor"],
-)  # fmt: skip
+)
 def test_steps_with_arguments_are_those_of_an_optimizer_that_was_made_with_them(settings, make):
     settings = OptimisationSettings(lr=0.01, weight_decay=0.0, **settings)
     assert_same_steps(settings, make)
     changed = ("opt_eps", "opt_betas", "opt_kwargs")
-    plain, ours = network(), network()
+    plain = network()
+    ours = network()
     expected = weights_after_steps(
         plain, build_optimizer(dataclasses.replace(settings, **dict.fromkeys(changed)), plain)
     )
@@ -313,7 +312,8 @@ def deeper_network():
 
 def test_the_schedule_free_adamw_takes_its_betas_and_eps():
     settings = OptimisationSettings(optimizer="schedulefree-adamw", lr=0.01, weight_decay=0.0, **ARGUMENTS)
-    model, start = network(), network()
+    model = network()
+    start = network()
     found = weights_after_steps(model, build_optimizer(settings, model), steps=1)
     gradients = torch.Generator().manual_seed(1)
     for after, before in zip(found, start.parameters(), strict=True):
@@ -382,7 +382,8 @@ def test_every_optimizer_of_timm_steps_or_is_refused_in_one_line(name):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 def test_loss_equals_the_formula_of_label_smoothing(smoothing):
     torch.manual_seed(0)
-    logits, targets = torch.randn(20, 7, dtype=torch.float64), torch.randint(0, 7, (20,))
+    logits = torch.randn(20, 7, dtype=torch.float64)
+    targets = torch.randint(0, 7, (20,))
     rows = []
     for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
         log_sum = math.log(sum(math.exp(value) for value in row))
@@ -442,13 +443,16 @@ def test_muon_sgd_is_nesterov_sgd_for_the_rest_and_decays_it_alike_at_any_scale(
     muon, sgd = muon_sgd(model, lr_scale=("1.weight=10",))
     assert [id(p) for group in muon.param_groups for p in group["params"]] == [id(model[0].weight)]
     assert all(group["weight_decay"] == 0 for group in muon.param_groups)
-    head, bias = model[1].weight, model[1].bias
+    head = model[1].weight
+    bias = model[1].bias
     reference = {name: p.detach().clone() for name, p in (("head", head), ("bias", bias))}
     buffers = {}
     for _ in range(3):
         for group in sgd.param_groups:
             group["lr"] = 0.24 * group["lr_scale"]
-        head.grad, bias.grad, model[0].bias.grad = torch.randn_like(head), torch.randn_like(bias), torch.zeros(5)
+        head.grad = torch.randn_like(head)
+        bias.grad = torch.randn_like(bias)
+        model[0].bias.grad = torch.zeros(5)
         for name, parameter, scale in (("head", head, 10.0), ("bias", bias, 1.0)):
             gradient = parameter.grad + 0.02 / scale * reference[name]
             buffers[name] = 0.85 * buffers[name] + gradient if name in buffers else gradient.clone()

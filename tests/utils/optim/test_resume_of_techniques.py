@@ -76,8 +76,9 @@ def test_a_checkpoint_from_before_there_were_arguments_goes_on_as_it_was_and_tak
     capsys.readouterr()
     assert main.main(other) == 2
     assert [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()] == [
-        "--opt-eps 0.5", "--opt-betas 0.8 0.9",
-    ]  # fmt: skip
+        "--opt-eps 0.5",
+        "--opt-betas 0.8 0.9",
+    ]
     assert main.main([*other, "--resume-override"]) == 0
     (on,) = (tmp_path / "other").glob("digits/fc/*")
     group = load(on, "final.pt")["optimizer"]["param_groups"][0]

@@ -60,7 +60,8 @@ def test_steps_are_those_of_the_papers_algorithm(accumulate, adaptive, clip):
     rho = 1.0 if adaptive else 0.2
     flags = ["--sam-rho", str(rho), "--accumulate", str(accumulate), *(["--sam-adaptive"] if adaptive else [])]
     traval = make(*FC, *flags, *(["--clip-grad-norm", str(clip)] if clip else []))
-    reference, without = copy.deepcopy(traval.model), copy.deepcopy(traval.model)
+    reference = copy.deepcopy(traval.model)
+    without = copy.deepcopy(traval.model)
     windows = steps(traval, 4)
     assert len(windows[0]) == accumulate
     foret_loop(reference, windows, rho=rho, adaptive=adaptive, clip=clip)
@@ -90,7 +91,10 @@ class Noisy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.flat, self.norm, self.drop, self.last = nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 10)
+        self.flat = nn.Flatten()
+        self.norm = nn.BatchNorm1d(64)
+        self.drop = nn.Dropout()
+        self.last = nn.Linear(64, 10)
         self.masks = []
 
     def forward(self, images):
@@ -115,7 +119,8 @@ def test_dropout_is_the_same_in_both_passes_and_batch_norm_moves_only_in_the_fir
 
 
 def test_loss_accuracy_and_samples_are_counted_once_and_those_of_the_weights_themselves():
-    sam, plain = make(*FC, "--sam-rho", "0.5"), make(*FC)
+    sam = make(*FC, "--sam-rho", "0.5")
+    plain = make(*FC)
     steps(sam, 1)
     steps(plain, 1)
     assert torch.equal(sam.sums.meter.sums[0], plain.sums.meter.sums[0])
@@ -130,7 +135,8 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_weights_and_sta
     traval.writer.log = lambda line, to_console=True: lines.append(line)
     steps(traval, 1)  # two calls of the criterion
     traval.criterion.calls = 2
-    before, buffers = parameters(traval.model), [buffer.clone() for buffer in traval.model.buffers()]
+    before = parameters(traval.model)
+    buffers = [buffer.clone() for buffer in traval.model.buffers()]
     steps(traval, 1)
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(traval.model), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(buffers, traval.model.buffers(), strict=True))

@@ -72,7 +72,8 @@ def papers(adam, lr, beta):
         peaks = [max(FACTORS[: k + 1]) ** 2 for k in range(t)]
         c = peaks[-1] / sum(peaks)
         for n, parameter in enumerate(model.parameters()):
-            gamma, decay = lr * FACTORS[t - 1] * rates[n], DECAY if parameter.ndim > 1 else 0.0
+            gamma = lr * FACTORS[t - 1] * rates[n]
+            decay = DECAY if parameter.ndim > 1 else 0.0
             for i, g in enumerate(parameter.grad.flatten().tolist()):
                 if adam:
                     v[n][i] = 0.999 * v[n][i] + 0.001 * g * g
@@ -98,7 +99,8 @@ def test_steps_are_those_of_the_papers_algorithm(name, lr, momentum):
 def test_steps_are_those_of_the_authors_package(name):
     schedulefree = pytest.importorskip("schedulefree")
     kind = {"schedulefree-sgd": schedulefree.SGDScheduleFree, "schedulefree-adamw": schedulefree.AdamWScheduleFree}
-    model, theirs = network(), network()
+    model = network()
+    theirs = network()
     optimizer = build_optimizer(OptimisationSettings(optimizer=name, lr=0.1, weight_decay=DECAY), model)
     reference = kind[name](theirs.parameters(), lr=0.1, weight_decay=DECAY, warmup_steps=4)
     reference.train()
@@ -155,7 +157,8 @@ def test_validation_and_checkpoints_have_x_with_batch_norm_statistics_of_its_own
         *THREE_STEPS, "--epochs", "2", *optimizer, "--lr", "0.02", model=with_batch_norm().model
     )
     traval.fit()
-    separate, x = copy.deepcopy(traval.model), x_of(traval)
+    separate = copy.deepcopy(traval.model)
+    x = x_of(traval)
     separate.load_state_dict({**traval.model.state_dict(), **x})
     recompute(separate, traval.train_loader, 1, 16, traval.distributed, traval.autocast, lambda: None)
     state = saver.states[-1]
@@ -180,7 +183,8 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_results(optimizer, cut):
     first.train(0)
     first.validation(0)
     if cut == "in an epoch":
-        planned, first.args = first.args, with_batch_norm(*flags, "--max-steps", "5").args
+        planned = first.args
+        first.args = with_batch_norm(*flags, "--max-steps", "5").args
         first.train(1)
         first.args = planned
     else:
@@ -212,7 +216,8 @@ def test_each_parameter_that_is_frozen_at_first_begins_when_it_is_released(tmp_p
     flags = (*CPU, *ADAMW, "--epochs", "2", "--freeze", "layers.1", "--unfreeze-epoch", "1", "--output", str(tmp_path))
     assert main.main([*flags]) == 0
     (run,) = tmp_path.glob("digits/fc/*")
-    first, last = load(run, "initial.pt"), load(run, "final.pt")
+    first = load(run, "initial.pt")
+    last = load(run, "final.pt")
     assert sorted(group["steps"] for group in last["optimizer"]["param_groups"]) == [6, 12]
     assert not equal(first["ema"]["model"]["layers.1.weight"], last["ema"]["model"]["layers.1.weight"])
 

@@ -61,16 +61,18 @@ def recipe_loop(model, batches, *, clip=None, penalty=0.0, autocast=True, scale=
         ("--clip-grad-norm", 0.05, lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.05)),
         ("--clip-grad-value", 0.002, lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.002)),
         (
-            "--clip-grad-agc", 0.01,
+            "--clip-grad-agc",
+            0.01,
             lambda model: timm.utils.adaptive_clip_grad(
                 [p for p in model.parameters() if all(p is not q for q in output_layers(model)[0].parameters())], 0.01
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_clipping_after_unscaling_is_that_of_torch_and_timm(flag, size, clip, amp, device):
     traval = make(flag, str(size), "--amp", amp, "--init-scale", "1024", "--arch", "fc", device=device)
-    clipped, free = copy.deepcopy(traval.model), copy.deepcopy(traval.model)
+    clipped = copy.deepcopy(traval.model)
+    free = copy.deepcopy(traval.model)
     batches = [batch for passes in steps(traval, 3) for batch in passes]
     recipe_loop(clipped, batches, clip=clip, autocast=amp == "fp16")
     recipe_loop(free, batches, autocast=amp == "fp16")
@@ -102,7 +104,8 @@ def test_adaptive_clipping_is_the_papers_formula_and_spares_the_last_layer():
 @pytest.mark.parametrize(("amp", "scale"), [("off", None), ("fp16", 1024.0)])
 def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
     traval = make("--grad-penalty", "0.1", "--amp", amp, "--init-scale", "1024", "--arch", "fc", device=device)
-    plain, without = copy.deepcopy(traval.model), copy.deepcopy(traval.model)
+    plain = copy.deepcopy(traval.model)
+    without = copy.deepcopy(traval.model)
     batches = [batch for passes in steps(traval, 3) for batch in passes]
     recipe_loop(plain, batches, penalty=0.1, autocast=amp == "fp16", scale=scale or 1.0)
     recipe_loop(without, batches, autocast=amp == "fp16", scale=scale or 1.0)
@@ -116,7 +119,8 @@ def test_gradient_penalty_follows_the_documented_loop(amp, scale, device):
 def test_gradient_penalty_gives_the_same_gradients_with_and_without_scaling():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    images, targets = torch.randn(5, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    images = torch.randn(5, 8, dtype=torch.float64)
+    targets = torch.tensor([0, 1, 2, 0, 1])
     found = []
     for enabled in (False, True):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, enabled=enabled)
@@ -131,7 +135,8 @@ def test_gradient_penalty_gives_the_same_gradients_with_and_without_scaling():
 def test_gradient_penalty_is_differentiated_right():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    images, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    images = torch.randn(5, 4, dtype=torch.float64)
+    targets = torch.tensor([0, 1, 2, 0, 1])
     names = [name for name, _ in model.named_parameters()]
     scaler = torch.amp.GradScaler("cpu", enabled=False)
 
@@ -166,8 +171,10 @@ class TheirSum(nn.Module):
 
 
 def test_several_named_losses_are_minimised_together_and_logged_each():
-    several, one = make("--arch", "fc", criterion=TwoLosses()), make("--arch", "fc", criterion=TheirSum())
-    points, rows = {}, []
+    several = make("--arch", "fc", criterion=TwoLosses())
+    one = make("--arch", "fc", criterion=TheirSum())
+    points = {}
+    rows = []
     several.writer.scalars = lambda values, step: points.update(values)
     several.writer.epoch = rows.append
     several.train(0)
@@ -297,8 +304,10 @@ def test_layers_kept_in_float32_compute_in_it_and_their_neighbours_do_not():
     with torch.autocast("cpu", dtype=HALF):
         model(torch.randn(2, 1, 8, 8))
     assert seen == {
-        "features.0": (torch.float32, HALF), "features.2": (HALF, torch.float32), "classifier.1": (torch.float32, HALF),
-    }  # fmt: skip
+        "features.0": (torch.float32, HALF),
+        "features.2": (HALF, torch.float32),
+        "classifier.1": (torch.float32, HALF),
+    }
 
 
 def test_a_network_that_moves_to_another_device_keeps_its_float32_layers_there():
@@ -346,7 +355,8 @@ def test_a_step_skipped_for_an_overflow_in_the_forward_pass_leaves_the_buffers_a
 
 
 def logged(traval):
-    lines, texts = [], {}
+    lines = []
+    texts = {}
     traval.writer.log = lambda text, to_console=True: lines.append((text, to_console))
     traval.writer.text = lambda tag, text, step=0: texts.update({(tag, step): text})
     return lines, texts

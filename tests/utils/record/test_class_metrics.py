@@ -42,16 +42,22 @@ def uneven_batch(count=500, classes=8, absent=(2, 5), never_predicted=(3, 5), se
 @pytest.mark.parametrize("batch", [uneven_batch(), random_batch(400, 100), random_batch(50, 2)])
 def test_macro_averages_are_scikit_learns(batch):
     """Class 5 is neither there nor predicted and left out; 2 is only predicted, and 3 never: both count with 0."""
-    report, truth, predicted = report_of(batch), batch[1].numpy(), batch[0].argmax(1).numpy()
+    report = report_of(batch)
+    truth = batch[1].numpy()
+    predicted = batch[0].argmax(1).numpy()
     for ours, function in (
-        (report.macro_precision, precision_score), (report.macro_recall, recall_score), (report.macro_f1, f1_score),
-    ):  # fmt: skip
+        (report.macro_precision, precision_score),
+        (report.macro_recall, recall_score),
+        (report.macro_f1, f1_score),
+    ):
         assert ours == pytest.approx(100 * function(truth, predicted, average="macro", zero_division=0), rel=1e-12)
 
 
 def test_figures_of_each_class_are_scikit_learns_and_the_accuracy_of_an_absent_one_is_unknown():
     logits, targets = uneven_batch()
-    report, truth, predicted = report_of((logits, targets)), targets.numpy(), logits.argmax(1).numpy()
+    report = report_of((logits, targets))
+    truth = targets.numpy()
+    predicted = logits.argmax(1).numpy()
     given = {"labels": np.arange(8), "average": None}
     expected = recall_score(truth, predicted, zero_division=np.nan, **given)
     np.testing.assert_allclose(report.accuracy, 100 * expected, rtol=1e-12)
@@ -134,7 +140,8 @@ def test_a_run_writes_them_in_its_row_its_line_of_evaluation_and_by_class(tmp_pa
 
     monkeypatch.chdir(tmp_path)
     run = begin(tmp_path, "--max-steps", 23)
-    row, shown = rows(run)[-1], capsys.readouterr()
+    row = rows(run)[-1]
+    shown = capsys.readouterr()
     with open(run / "class_metrics.csv", newline="") as file:
         by_class = list(csv.DictReader(file))
     assert [line["class"] for line in by_class] == [str(digit) for digit in range(10)]

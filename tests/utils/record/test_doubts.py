@@ -24,10 +24,15 @@ def counted(probabilities, labels, step=100):
     sums = (np.bincount(of, minlength=classes) for of in (labels, answers, labels[answers == labels]))
     of = ClassReport(*sums, ece=0.0)
     return {
-        "epoch": 5, "step": step, "val_count": count, "val_top1": 100 * (answers == labels).mean(),
-        "val_loss": -np.log(probabilities[np.arange(count), labels]).mean(), "guessing_loss": of.guessing_loss,
-        "answers_nats": of.answers_nats, "commonest_answer": of.commonest_answer,
-    }  # fmt: skip
+        "epoch": 5,
+        "step": step,
+        "val_count": count,
+        "val_top1": 100 * (answers == labels).mean(),
+        "val_loss": -np.log(probabilities[np.arange(count), labels]).mean(),
+        "guessing_loss": of.guessing_loss,
+        "answers_nats": of.answers_nats,
+        "commonest_answer": of.commonest_answer,
+    }
 
 
 def softmax(logits):
@@ -61,8 +66,10 @@ def signs(row, *before):
 
 @pytest.mark.parametrize(("support", "right"), [(TEN, [13] * 10), (TEN, [100, 1] + [0] * 8), ([990, 10], [980, 4])])
 def test_what_answers_tell_is_the_likelihood_of_a_mixture_with_guessing_at_its_best(support, right):
-    support, right = np.array(support), np.array(right)
-    shares, count = support / support.sum(), support.sum()
+    support = np.array(support)
+    right = np.array(right)
+    shares = support / support.sum()
+    count = support.sum()
 
     def lost(s):
         return -((right * np.log((1 - s) + s / shares)).sum() + (count - right.sum()) * np.log1p(-s)) / count
@@ -87,7 +94,8 @@ def test_perfect_answers_tell_all_that_labels_hold_and_those_of_one_class_nothin
 @pytest.mark.parametrize("support", [TEN, [500, 500], [9900, 100], [600, 300, 100], [50] * 100, [5] * 200])
 @pytest.mark.parametrize("kind", ["uniform", "the shares", "sure of one class", "random answers"])
 def test_outputs_that_know_nothing_of_the_images_are_told(support, kind):
-    shares, rng = np.array(support) / sum(support), np.random.default_rng(1)
+    shares = np.array(support) / sum(support)
+    rng = np.random.default_rng(1)
     noise, bias = {"uniform": (1e-3, None), "the shares": (1e-3, shares), "random answers": (2.0, shares)}.get(
         kind, (1e-3, np.eye(len(support))[0] + 1e-3)
     )
@@ -158,12 +166,15 @@ def test_one_class_with_nearly_all_answers_is_told_of_a_network_that_knows_a_lit
 @pytest.mark.parametrize(
     ("losses", "top1", "val_top1", "told"),
     [
-        ((2.31, 2.30), (10.0, 10.4), 30.0, True), ((2.31, 2.00), (10.0, 25.0), 30.0, False),
-        ((0.05, 0.05), (99.0, 99.0), 99.0, False), ((1.45, 1.45), (55.0, 55.2), 95.0, False),  # tuned on, and mixed
+        ((2.31, 2.30), (10.0, 10.4), 30.0, True),
+        ((2.31, 2.00), (10.0, 25.0), 30.0, False),
+        ((0.05, 0.05), (99.0, 99.0), 99.0, False),
+        ((1.45, 1.45), (55.0, 55.2), 95.0, False),  # tuned on, and mixed
         ((1.90, 2.40), (30.0, 12.0), 30.0, True),  # diverged
-        ((0.056, 0.056), (99.0, 99.0), 99.0, False), ((0.330, 0.325), (10.0, 10.0), 30.0, False),
+        ((0.056, 0.056), (99.0, 99.0), 99.0, False),
+        ((0.330, 0.325), (10.0, 10.0), 30.0, False),
     ],
-)  # fmt: skip
+)
 def test_a_training_loss_that_does_not_fall_is_told_unless_the_network_is_mostly_right(losses, top1, val_top1, told):
     row = counted(*alive(TEN, 1.0)) | {"val_top1": val_top1}
     rows = [

@@ -12,19 +12,34 @@ from utils.record.epoch_scalars import EPOCH_SCALARS, RAW_SCALARS, Epoch, points
 from utils.record.metrics import Report
 
 PROGRESS = Progress(
-    step=46, skipped_steps=2, partly_skipped_steps=1, replaced_images=3, loss_names=["criterion", "grad_penalty"],
+    step=46,
+    skipped_steps=2,
+    partly_skipped_steps=1,
+    replaced_images=3,
+    loss_names=["criterion", "grad_penalty"],
     epoch_sums=[8.0, 2.0, 4.0, 4.0, 6.0, 2.0],
-)  # fmt: skip
+)
 EPOCH = Epoch(
     PROGRESS, StepRecord(46, 2, 1.9, 50.0, 100.0, 0.05, 0.7, 1024.0), Report(2.0, 50.0, 100.0, 4),
     Report(0.5, 80.0, 99.0, 360), None, images_per_second=123.456, seconds=7.65432, skips_bad_images=False,
     max_val_batches=None,
 )  # fmt: skip
 ALWAYS = {
-    "epoch": 2, "step": 46, "lr": 0.05, "train_loss": 2.0, "train_top1": 50.0, "train_top5": 100.0, "val_loss": 0.5,
-    "val_top1": 80.0, "val_top5": 99.0, "val_count": 360, "images_per_second": 123.5, "seconds": 7.654,
-    "skipped_steps": 2, "partly_skipped_steps": 1,
-}  # fmt: skip
+    "epoch": 2,
+    "step": 46,
+    "lr": 0.05,
+    "train_loss": 2.0,
+    "train_top1": 50.0,
+    "train_top5": 100.0,
+    "val_loss": 0.5,
+    "val_top1": 80.0,
+    "val_top5": 99.0,
+    "val_count": 360,
+    "images_per_second": 123.5,
+    "seconds": 7.654,
+    "skipped_steps": 2,
+    "partly_skipped_steps": 1,
+}
 NAMED = {"train_criterion": 1.5, "train_grad_penalty": 0.5}
 TEST = {"Loss/Test": 0.5, "Top1/Test": 80.0, "Top5/Test": 99.0}
 

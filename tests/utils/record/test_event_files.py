@@ -23,7 +23,8 @@ def points_of(folder):
 
 def test_points_are_those_of_torchs_summary_writer(tmp_path):
     torch.manual_seed(0)
-    model, images = torch.nn.Linear(9, 4), torch.rand(2, 3, 32, 32)
+    model = torch.nn.Linear(9, 4)
+    images = torch.rand(2, 3, 32, 32)
     (tmp_path / "own").mkdir()
     writer = RunWriter(tmp_path / "own", progress=False)
     writer.text("Settings", "seed: 0\nepochs: 2")
@@ -44,7 +45,8 @@ def test_points_are_those_of_torchs_summary_writer(tmp_path):
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_picture_is_there_once_whether_a_run_was_stopped_before_it_or_after_it(tmp_path, step):
     """As by a kill right after the first checkpoint."""
-    first, second = torch.zeros(2, 1, 8, 8), torch.ones(2, 1, 8, 8)
+    first = torch.zeros(2, 1, 8, 8)
+    second = torch.ones(2, 1, 8, 8)
     RunWriter(tmp_path, progress=False).close()
     pictures = []
     for images in (first, second):

@@ -52,14 +52,16 @@ def test_rank_is_the_targets_place_in_a_stable_descending_sort():
 
 
 def test_equal_logits_count_as_argmax_counts_them():
-    logits, targets = torch.zeros(10, 10), torch.arange(10)
+    logits = torch.zeros(10, 10)
+    targets = torch.arange(10)
     assert ((target_rank(logits, targets) == 0) == (logits.argmax(1) == targets)).all()
     assert sums_of(logits, targets)[TOP1 : TOP5 + 1] == [1, 5]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 5, 6, 10])
 def test_all_nan_logits_are_never_right(classes):
-    logits, targets = torch.full((classes, classes), torch.nan), torch.arange(classes)
+    logits = torch.full((classes, classes), torch.nan)
+    targets = torch.arange(classes)
     assert sums_of(logits, targets)[TOP1 : TOP5 + 1] == [0, 0]
 
 

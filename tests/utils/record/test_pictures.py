@@ -27,7 +27,9 @@ from utils.record.pictures import drawing, due, projector
 from utils.record.pictures.collector import Collector, Mistake, Point
 from utils.record.writer import RunWriter
 
-CLASSES, COUNT, BATCH = 4, 50, 8
+CLASSES = 4
+COUNT = 50
+BATCH = 8
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.rand(COUNT, 1, 6, 6, generator=GENERATOR)
 TARGETS = torch.randint(CLASSES, (COUNT,), generator=GENERATOR)
@@ -207,7 +209,8 @@ def test_a_run_cut_by_max_steps_has_pictures_of_its_last_validation():
 def test_a_row_of_the_matrix_is_a_true_class():
     counts = np.array([[3, 1], [0, 4]])
     picture = drawing.confusion_matrix(counts, ["a", "b"])
-    margin, cell = picture.shape[0] - 12 - 2 * 44, 44
+    margin = picture.shape[0] - 12 - 2 * 44
+    cell = 44
     corners = picture[margin + 3 :: cell, margin + 3 :: cell][:2, :2].astype(int)  # beside the numbers
     assert corners[1, 0].tolist() == [255, 255, 255] and corners[0, 1].tolist() != [255, 255, 255]
     assert corners[1, 1].tolist() == drawing.BLUE.tolist(), "the shade is the share of the row"
@@ -281,7 +284,8 @@ def points_of(folder):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run with pictures after each epoch, which a stop after the second has divided; and all that was gathered."""
-    place, kept = tmp_path_factory.mktemp("runs"), []
+    place = tmp_path_factory.mktemp("runs")
+    kept = []
     patch = pytest.MonkeyPatch()
     gather = Collector.gather
     patch.setattr(Collector, "gather", lambda self, distributed: kept.append(gather(self, distributed)) or kept[-1])

@@ -26,7 +26,9 @@ class Kept(NullWriter):
     """Keeps what it is told."""
 
     def __init__(self):
-        self.lines, self.points, self.descriptions = [], {}, {}
+        self.lines = []
+        self.points = {}
+        self.descriptions = {}
 
     def log(self, text, to_console=True):
         self.lines.append(text)
@@ -318,7 +320,8 @@ def test_without_a_finite_validation_there_is_no_best():
 def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     folder = tmp_path / "here" / "digits" / "fc" / "run"
     args = parse(["--output", str(tmp_path / ("there" if elsewhere else "here"))])
-    writer, progress = Kept(), Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
+    writer = Kept()
+    progress = Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
     run = Run(args, None, run_folder=RunFolder(folder), writer=writer)
     log_end(run, progress, Report(0.1, 99.0, 100.0, 360))
     (line,) = (line for line in writer.lines if "tensorboard" in line)
@@ -345,13 +348,27 @@ def test_tensorboard_is_named_by_its_path_where_its_name_would_not_find_it(on_pa
 
 def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_after_a_resume(tmp_path):
     row = {
-        "epoch": 1, "step": 12_345_678, "lr": 0.1 / 3, "val_loss": math.nan, "val_top1": 100 * 355 / 360,
-        "val_count": 1_281_167, "images_per_second": 1_234_567.8, "tiny": 1.23456789e-9, "round": 100.0,
-    }  # fmt: skip
+        "epoch": 1,
+        "step": 12_345_678,
+        "lr": 0.1 / 3,
+        "val_loss": math.nan,
+        "val_top1": 100 * 355 / 360,
+        "val_count": 1_281_167,
+        "images_per_second": 1_234_567.8,
+        "tiny": 1.23456789e-9,
+        "round": 100.0,
+    }
     expected = {
-        "epoch": "1", "step": "12345678", "lr": "0.0333333", "val_loss": "nan", "val_top1": "98.6111",
-        "val_count": "1281167", "images_per_second": "1234570.0", "tiny": "1.23457e-09", "round": "100.0",
-    }  # fmt: skip
+        "epoch": "1",
+        "step": "12345678",
+        "lr": "0.0333333",
+        "val_loss": "nan",
+        "val_top1": "98.6111",
+        "val_count": "1281167",
+        "images_per_second": "1234570.0",
+        "tiny": "1.23457e-09",
+        "round": "100.0",
+    }
     for epoch in (1, 2):  # the second goes on with the file of the first
         writer = RunWriter(tmp_path, progress=False, resumed=(1, 0) if epoch == 2 else None)
         writer.epoch(row | {"epoch": epoch})

@@ -15,7 +15,9 @@ LOWER = {"loss", "ece"}
 
 def judged(rows, *flags):
     """The progress after epochs with these rows, and which of them made best.pt."""
-    args, progress, best = parse(list(flags)), Progress(), []
+    args = parse(list(flags))
+    progress = Progress()
+    best = []
     for row in rows:
         if progress.stops_early(args):
             break
@@ -83,7 +85,8 @@ def test_a_validation_whose_loss_is_not_finite_is_not_the_best_by_another_figure
 
 
 def test_a_cut_epoch_makes_the_best_only_until_there_is_a_whole_one():
-    args, progress = parse(["--early-stopping", "3"]), Progress()
+    args = parse(["--early-stopping", "3"])
+    progress = Progress()
     row = {"epoch": 1, "val_loss": 1.0, "val_top1": 90.0}
     assert judge(progress, row, args, whole=False)
     assert (progress.best_epoch, progress.best_value, progress.stopping_value) == (0, 90.0, None)

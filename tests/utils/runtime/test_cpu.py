@@ -31,11 +31,16 @@ def test_threads_spin_briefly_unless_a_person_has_said_how_they_wait(monkeypatch
 @pytest.mark.parametrize(
     ("wished", "processes", "threads"),
     [
-        (None, 1, 8), (None, 3, 2), (None, 100, 1),  # an equal part of the cores
-        ("1", 1, 1), ("1", 2, 4),  # torchrun's own setting for several processes is 1
-        ("3", 2, 3), ("0", 2, 4), ("many", 1, 8),
+        (None, 1, 8),
+        (None, 3, 2),
+        (None, 100, 1),  # an equal part of the cores
+        ("1", 1, 1),
+        ("1", 2, 4),  # torchrun's own setting for several processes is 1
+        ("3", 2, 3),
+        ("0", 2, 4),
+        ("many", 1, 8),
     ],
-)  # fmt: skip
+)
 def test_cores_are_shared_out_and_a_persons_wish_wins(wished, processes, threads, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     if wished is not None:

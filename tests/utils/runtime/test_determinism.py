@@ -22,11 +22,13 @@ IMAGES = torch.zeros(2, 1, 8, 8)
 @pytest.fixture(autouse=True)
 def deterministic():
     """As --deterministic sets it; put back afterwards."""
-    benchmark, cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    benchmark = torch.backends.cudnn.benchmark
+    cudnn = torch.backends.cudnn.deterministic
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = benchmark, cudnn
+    torch.backends.cudnn.benchmark = benchmark
+    torch.backends.cudnn.deterministic = cudnn
 
 
 def put(numbers):
@@ -49,7 +51,9 @@ class Network(nn.Module):
 
     def __init__(self, place, classes=10):
         super().__init__()
-        self.place, self.linear, self.norm = place, nn.Linear(64, classes), nn.BatchNorm1d(classes)
+        self.place = place
+        self.linear = nn.Linear(64, classes)
+        self.norm = nn.BatchNorm1d(classes)
 
     def forward(self, images):
         logits = self.norm(self.linear(images.flatten(1)))

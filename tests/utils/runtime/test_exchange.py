@@ -18,7 +18,8 @@ from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
 
-LR, MOMENTUM = 0.05, 0.9
+LR = 0.05
+MOMENTUM = 0.9
 
 
 # ---------------------------------------------------------------------------- on two processes at once
@@ -68,11 +69,16 @@ def make(distributed, *flags):
     train_loader, validation_loader, _ = loaders(data, args, distributed, channels_last=True)
     model = network()
     return TraVal(
-        model, train_loader, build_optimizer(args.optimisation, model), build_criterion(args.loss),
+        model,
+        train_loader,
+        build_optimizer(args.optimisation, model),
+        build_criterion(args.loss),
         build_scaler(args.precision, distributed.device),
-        args, validation_loader, distributed=distributed,
+        args,
+        validation_loader,
+        distributed=distributed,
         lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
-    )  # fmt: skip
+    )
 
 
 def steps(traval, count):

@@ -29,7 +29,8 @@ def _smooths(v: Any) -> str | None:
 
 def _divides_targets(v: Any) -> str | None:
     if v.loss == "bce" and v.bce_target_thresh is not None:
-        low, share = v.label_smoothing / v.classes, 1 - v.label_smoothing
+        low = v.label_smoothing / v.classes
+        share = 1 - v.label_smoothing
         if not low <= v.bce_target_thresh < low + share:
             end = f"with --label-smoothing they are {low:.4g} to {low + share:.4g}"
             return f"makes every target {int(low > v.bce_target_thresh)}: {end}"
@@ -43,46 +44,72 @@ class LossSettings:
     """What training minimises; validation always measures cross entropy."""
 
     loss: str = setting(
-        "cross-entropy", "training loss; bce: binary cross entropy of each class, focal: less weight on what is "
-        "learned well", choices=LOSSES, synonyms="criterion loss-fn", effect=_LABELS,
-    )  # fmt: skip
+        "cross-entropy",
+        "training loss; bce: binary cross entropy of each class, focal: less weight on what is learned well",
+        choices=LOSSES,
+        synonyms="criterion loss-fn",
+        effect=_LABELS,
+    )
     label_smoothing: float = setting(
-        0.0, "label smoothing", check=between(0, 1, open_high=True), synonyms="smoothing label-smoothing-factor",
+        0.0,
+        "label smoothing",
+        check=between(0, 1, open_high=True),
+        synonyms="smoothing label-smoothing-factor",
         effect=_smooths,
-    )  # fmt: skip
+    )
     bce_target_thresh: float | None = setting(
-        None, "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
-        type=float, check=between(0, 1, open_high=True), effect=_divides_targets,
-    )  # fmt: skip
+        None,
+        "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
+        type=float,
+        check=between(0, 1, open_high=True),
+        effect=_divides_targets,
+    )
     bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_of_loss("bce"))
     bce_pos_weight: float | None = setting(
-        None, "bce: factor of the loss terms of classes that an image shows", type=float, check=positive,
+        None,
+        "bce: factor of the loss terms of classes that an image shows",
+        type=float,
+        check=positive,
         effect=_of_loss("bce"),
-    )  # fmt: skip
+    )
     focal_gamma: float = setting(
-        2.0, "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
-        check=not_negative, effect=_of_loss("focal"),
-    )  # fmt: skip
+        2.0,
+        "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
+        check=not_negative,
+        effect=_of_loss("focal"),
+    )
     class_weights: str | None = setting(
-        None, "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
-        type=str, check=not_empty, metavar="{balanced,FILE}", effect=_LABELS,
-    )  # fmt: skip
+        None,
+        "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
+        type=str,
+        check=not_empty,
+        metavar="{balanced,FILE}",
+        effect=_LABELS,
+    )
     teacher: str | None = setting(
-        None, "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
-        "network (downloads its pretrained weights)", type=str, check=not_empty, metavar="PATH_OR_NAME",
+        None,
+        "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
+        "network (downloads its pretrained weights)",
+        type=str,
+        check=not_empty,
+        metavar="PATH_OR_NAME",
         effect=needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
         synonyms="teacher-model teacher-path kd-model-name",
-    )  # fmt: skip
+    )
     distillation: str = setting(
-        "soft", "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
-        choices=DISTILLATIONS, effect=_TEACHER, synonyms="distillation-type",
-    )  # fmt: skip
+        "soft",
+        "compare with the teacher's probabilities (soft), or with its predictions as labels (hard)",
+        choices=DISTILLATIONS,
+        effect=_TEACHER,
+        synonyms="distillation-type",
+    )
     distillation_alpha: float = setting(
         0.5, "share of the teacher's loss; that of the labels has the rest", check=between(0, 1), effect=_TEACHER
     )
     distillation_temperature: float = setting(
-        1.0, "temperature of both softmaxes in soft distillation; the loss is multiplied by its square", check=positive,
-        effect=needs(
-            "--teacher and --distillation soft", lambda v: v.teacher is not None and v.distillation == "soft"
-        ), synonyms="distillation-tau kd-temperature",
-    )  # fmt: skip
+        1.0,
+        "temperature of both softmaxes in soft distillation; the loss is multiplied by its square",
+        check=positive,
+        effect=needs("--teacher and --distillation soft", lambda v: v.teacher is not None and v.distillation == "soft"),
+        synonyms="distillation-tau kd-temperature",
+    )

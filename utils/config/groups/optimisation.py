@@ -8,8 +8,16 @@ from typing import Any
 from utils.config.field import between, needs, not_empty, not_negative, positive, setting
 
 LR_POLICIES = (
-    "constant", "multistep", "cosine", "gaussian", "step", "linear", "poly", "one-cycle", "triangular",
-)  # fmt: skip
+    "constant",
+    "multistep",
+    "cosine",
+    "gaussian",
+    "step",
+    "linear",
+    "poly",
+    "one-cycle",
+    "triangular",
+)
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
 WITH_NESTEROV = ("sgd", "muon-sgd")
@@ -85,10 +93,14 @@ class OptimisationSettings:
         synonyms="max-epochs num-epochs n-epochs num-train-epochs",
     )
     optimizer: str = setting(
-        "sgd", "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, "
-        "schedulefree-adamw or any timm optimizer by name", short="-o", check=not_empty, metavar="NAME",
+        "sgd",
+        "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, "
+        "schedulefree-adamw or any timm optimizer by name",
+        short="-o",
+        check=not_empty,
+        metavar="NAME",
         synonyms="opt optim",
-    )  # fmt: skip
+    )
     lr: float | None = setting(
         None,
         "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
@@ -103,32 +115,50 @@ class OptimisationSettings:
         256, "global batch size that --lr-base is for", check=between(1, 2**24), effect=_FROM_BASE
     )
     lr_base_scale: str | None = setting(
-        None, "--lr = --lr-base x (global batch size / --lr-base-size), or x the root of that [as timm: sqrt for "
-        "optimizers with ada or lamb in their name, otherwise linear]", type=str, choices=("linear", "sqrt"),
+        None,
+        "--lr = --lr-base x (global batch size / --lr-base-size), or x the root of that [as timm: sqrt for "
+        "optimizers with ada or lamb in their name, otherwise linear]",
+        type=str,
+        choices=("linear", "sqrt"),
         effect=_FROM_BASE,
-    )  # fmt: skip
+    )
     lr_min: float = setting(
-        0.0, "lowest learning rate after the warm-up", check=not_negative,
+        0.0,
+        "lowest learning rate after the warm-up",
+        check=not_negative,
         effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
         synonyms="min-lr eta-min",
-    )  # fmt: skip
+    )
     momentum: float = setting(
-        0.9, "momentum of sgd (beta of schedulefree-sgd), and of timm's optimizers that have one",
+        0.9,
+        "momentum of sgd (beta of schedulefree-sgd), and of timm's optimizers that have one",
         check=between(0, 1, open_high=True),
         effect=lambda v: None if v.has_momentum else f"does nothing: --optimizer {v.optimizer} has none",
-    )  # fmt: skip
+    )
     opt_eps: float | None = setting(
-        None, "eps of the optimizer, which it adds to what it divides by [that of the optimizer]", type=float,
-        check=not_negative, synonyms="eps epsilon adam-epsilon",
-    )  # fmt: skip
+        None,
+        "eps of the optimizer, which it adds to what it divides by [that of the optimizer]",
+        type=float,
+        check=not_negative,
+        synonyms="eps epsilon adam-epsilon",
+    )
     opt_betas: tuple[float, ...] | None = setting(
-        None, "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
-        type=float, many=True, check=between(0, 1, open_high=True), metavar="BETA", synonyms="betas",
-    )  # fmt: skip
+        None,
+        "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
+        type=float,
+        many=True,
+        check=between(0, 1, open_high=True),
+        metavar="BETA",
+        synonyms="betas",
+    )
     opt_kwargs: tuple[str, ...] | None = setting(
-        None, "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true", type=str,
-        many=True, metavar="NAME=VALUE", check=lambda items: next(filter(None, map(not_empty, items)), None),
-    )  # fmt: skip
+        None,
+        "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true",
+        type=str,
+        many=True,
+        metavar="NAME=VALUE",
+        check=lambda items: next(filter(None, map(not_empty, items)), None),
+    )
     nesterov: bool = setting(
         False,
         "Nesterov momentum (sgd, muon-sgd)",
@@ -136,43 +166,76 @@ class OptimisationSettings:
     )
     weight_decay: float = setting(5e-4, "weight decay", check=not_negative, synonyms="wd decay")
     decay_norm_bias: bool = setting(
-        True, "apply weight decay to norms and biases too",
+        True,
+        "apply weight decay to norms and biases too",
         effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
-    )  # fmt: skip
+    )
     weight_decay_except: tuple[str, ...] | None = setting(
-        None, "apply no weight decay to these parameters: names or globs, for example '*bn*'", type=str, many=True,
-        metavar="PATTERN", check=lambda names: next(filter(None, map(not_empty, names)), None),
+        None,
+        "apply no weight decay to these parameters: names or globs, for example '*bn*'",
+        type=str,
+        many=True,
+        metavar="PATTERN",
+        check=lambda names: next(filter(None, map(not_empty, names)), None),
         effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
-    )  # fmt: skip
+    )
     layer_decay: float | None = setting(
-        None, "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
-        type=float, check=between(0, 1, open_low=True), effect=_RATES_DIFFER,
-    )  # fmt: skip
+        None,
+        "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
+        type=float,
+        check=between(0, 1, open_low=True),
+        effect=_RATES_DIFFER,
+    )
     backbone_lr_scale: float | None = setting(
-        None, "learning rate of all but the last layer as a fraction of --lr, for example 0.1", type=float,
-        check=between(0, 1000, open_low=True), metavar="SHARE", effect=_RATES_DIFFER,
-    )  # fmt: skip
+        None,
+        "learning rate of all but the last layer as a fraction of --lr, for example 0.1",
+        type=float,
+        check=between(0, 1000, open_low=True),
+        metavar="SHARE",
+        effect=_RATES_DIFFER,
+    )
     lr_scale: tuple[str, ...] | None = setting(
-        None, "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the "
-        "first that fits counts", type=str, many=True, metavar="PATTERN=FACTOR", check=_pairs, effect=_RATES_DIFFER,
-    )  # fmt: skip
+        None,
+        "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the "
+        "first that fits counts",
+        type=str,
+        many=True,
+        metavar="PATTERN=FACTOR",
+        check=_pairs,
+        effect=_RATES_DIFFER,
+    )
     lr_policy: str = setting(
-        "cosine", "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
-        choices=LR_POLICIES, synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
-    )  # fmt: skip
+        "cosine",
+        "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
+        choices=LR_POLICIES,
+        synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
+    )
     lr_milestones: tuple[float, ...] | None = setting(
-        None, "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]", type=float,
-        many=True, check=positive, metavar="EPOCH", effect=_reaches_milestones,
+        None,
+        "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]",
+        type=float,
+        many=True,
+        check=positive,
+        metavar="EPOCH",
+        effect=_reaches_milestones,
         synonyms="decay-milestones milestones schedule",
-    )  # fmt: skip
+    )
     lr_gamma: float = setting(
-        0.1, "multistep, step: factor of the learning rate at each drop", check=between(0, 1, open_low=True),
-        effect=_of_policies("multistep", "step"), synonyms="gamma",
-    )  # fmt: skip
+        0.1,
+        "multistep, step: factor of the learning rate at each drop",
+        check=between(0, 1, open_low=True),
+        effect=_of_policies("multistep", "step"),
+        synonyms="gamma",
+    )
     lr_step_epochs: float | None = setting(
-        None, "step: epochs between two drops of the learning rate [a third of --epochs]", type=float, check=positive,
-        metavar="EPOCHS", effect=_of_policies("step"), synonyms="decay-epochs lr-step-size step-size",
-    )  # fmt: skip
+        None,
+        "step: epochs between two drops of the learning rate [a third of --epochs]",
+        type=float,
+        check=positive,
+        metavar="EPOCHS",
+        effect=_of_policies("step"),
+        synonyms="decay-epochs lr-step-size step-size",
+    )
     lr_power: float = setting(
         2.0,
         "poly: exponent of the remaining fraction of the schedule",
@@ -181,9 +244,14 @@ class OptimisationSettings:
         synonyms="power",
     )
     lr_cycle_epochs: float | None = setting(
-        None, "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
-        type=float, check=positive, metavar="EPOCHS", effect=_restarts, synonyms="t-initial t-0",
-    )  # fmt: skip
+        None,
+        "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
+        type=float,
+        check=positive,
+        metavar="EPOCHS",
+        effect=_restarts,
+        synonyms="t-initial t-0",
+    )
     lr_cycle_mul: float = setting(
         1.0,
         "factor by which each cycle is longer than the one before",
@@ -198,21 +266,35 @@ class OptimisationSettings:
         effect=_RESTARTS,
     )
     lr_pct_start: float | None = setting(
-        None, "one-cycle, triangular: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
-        type=float, check=between(0, 1, open_high=True), metavar="SHARE", effect=_of_policies(*RISING_POLICIES),
-    )  # fmt: skip
+        None,
+        "one-cycle, triangular: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
+        type=float,
+        check=between(0, 1, open_high=True),
+        metavar="SHARE",
+        effect=_of_policies(*RISING_POLICIES),
+    )
     lr_div_factor: float | None = setting(
-        None, "one-cycle, triangular: begin at the peak learning rate divided by this [25; triangular 5]", type=float,
-        check=between(1, 1e6), effect=_of_policies(*RISING_POLICIES),
-    )  # fmt: skip
+        None,
+        "one-cycle, triangular: begin at the peak learning rate divided by this [25; triangular 5]",
+        type=float,
+        check=between(1, 1e6),
+        effect=_of_policies(*RISING_POLICIES),
+    )
     warmup_epochs: float = setting(
-        0.0, "epochs of linear warm-up", check=not_negative, effect=_warms_up, synonyms="lr-warmup-epochs warmup",
-    )  # fmt: skip
+        0.0,
+        "epochs of linear warm-up",
+        check=not_negative,
+        effect=_warms_up,
+        synonyms="lr-warmup-epochs warmup",
+    )
     warmup_lr: float | None = setting(
-        None, "learning rate of the first step of the warm-up [--lr divided by its steps; with --lr-per-epoch by its "
-        "epochs]", type=float, check=positive,
-        effect=_WARMS_UP, synonyms="warmup-lr-init warmup-start-lr",
-    )  # fmt: skip
+        None,
+        "learning rate of the first step of the warm-up [--lr divided by its steps; with --lr-per-epoch by its epochs]",
+        type=float,
+        check=positive,
+        effect=_WARMS_UP,
+        synonyms="warmup-lr-init warmup-start-lr",
+    )
     warmup_prefix: bool = setting(
         True,
         "begin the schedule after the warm-up; otherwise with it, as timm does by default (cosine, gaussian, linear, "
@@ -223,9 +305,10 @@ class OptimisationSettings:
         ),
     )
     lr_per_epoch: bool = setting(
-        False, "all steps of an epoch have the learning rate of its first",
+        False,
+        "all steps of an epoch have the learning rate of its first",
         effect=needs("a rate that changes", lambda v: v.lr_policy != "constant" or v.warmup_steps > 0),
-    )  # fmt: skip
+    )
     accumulate: int = setting(
         1,
         "forward passes per optimizer step",
@@ -243,23 +326,34 @@ class OptimisationSettings:
         None, "clamp each element of the unscaled gradient to this absolute value", type=float, check=positive
     )
     clip_grad_agc: float | None = setting(
-        None, "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
-        type=float, check=positive, effect=needs("more than the last layer to train", lambda v: v.trains_backbone),
-    )  # fmt: skip
+        None,
+        "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
+        type=float,
+        check=positive,
+        effect=needs("more than the last layer to train", lambda v: v.trains_backbone),
+    )
     grad_penalty: float = setting(
         0.0,
         "gradient penalty: add this factor times the gradient's norm to the loss of each forward pass",
         check=not_negative,
     )
     sam_rho: float = setting(
-        0.0, "sharpness-aware minimisation: how far from the weights the gradient is taken, for example 0.05; a step "
-        "takes twice as long", check=not_negative,
-    )  # fmt: skip
+        0.0,
+        "sharpness-aware minimisation: how far from the weights the gradient is taken, for example 0.05; a step "
+        "takes twice as long",
+        check=not_negative,
+    )
     sam_adaptive: bool = setting(
-        False, "measure --sam-rho relative to each weight (ASAM; then about ten times as large)",
+        False,
+        "measure --sam-rho relative to each weight (ASAM; then about ten times as large)",
         effect=needs("--sam-rho", lambda v: v.sam_rho > 0),
-    )  # fmt: skip
+    )
     lookahead: tuple[float, ...] | None = setting(
-        None, "lookahead: every K steps, move the slow weights ALPHA of the way to the trained ones, and go on from "
-        "there; for example 6 0.5", type=float, many=True, check=_interval_and_fraction, metavar="K ALPHA",
-    )  # fmt: skip
+        None,
+        "lookahead: every K steps, move the slow weights ALPHA of the way to the trained ones, and go on from "
+        "there; for example 6 0.5",
+        type=float,
+        many=True,
+        check=_interval_and_fraction,
+        metavar="K ALPHA",
+    )

@@ -22,14 +22,19 @@ class PrecisionSettings:
     """The number format to compute in."""
 
     amp: str | None = setting(
-        None, "automatic mixed precision; auto: fp16 on a GPU, on a CPU bf16 where that is measured to be faster "
-        "[fp16 on a GPU, off on a CPU]", type=str, choices=("off", "fp16", "bf16", MEASURED),
+        None,
+        "automatic mixed precision; auto: fp16 on a GPU, on a CPU bf16 where that is measured to be faster "
+        "[fp16 on a GPU, off on a CPU]",
+        type=str,
+        choices=("off", "fp16", "bf16", MEASURED),
         synonyms="amp-dtype precision mixed-precision",
-    )  # fmt: skip
+    )
     tf32: bool | None = setting(
-        None, "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
-        type=bool, effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),
-    )  # fmt: skip
+        None,
+        "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
+        type=bool,
+        effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),
+    )
     init_scale: float = setting(
         65536.0,
         "initial loss scale (fp16)",
@@ -39,16 +44,26 @@ class PrecisionSettings:
         synonyms="loss-scale",
     )
     max_skipped_steps: int = setting(
-        20, "stop after more than this many skipped steps in a row (fp16)",
-        check=between(0, LARGEST_INT), affects_result=False, in_evaluation=False, effect=_SCALER,
-    )  # fmt: skip
+        20,
+        "stop after more than this many skipped steps in a row (fp16)",
+        check=between(0, LARGEST_INT),
+        affects_result=False,
+        in_evaluation=False,
+        effect=_SCALER,
+    )
     fp32_layers: tuple[str, ...] | None = setting(
-        None, "layers to compute in float32, by name (scripts/amp_audit.py finds them)", type=str,
-        many=True, metavar="NAME", check=lambda names: next(filter(None, map(not_empty, names)), None),
+        None,
+        "layers to compute in float32, by name (scripts/amp_audit.py finds them)",
+        type=str,
+        many=True,
+        metavar="NAME",
+        check=lambda names: next(filter(None, map(not_empty, names)), None),
         effect=_reaches_layers,
-    )  # fmt: skip
+    )
     dump_bad_batch: bool = setting(
-        False, "save batch and weights of steps with a non-finite gradient, at most 10 files, for scripts/amp_audit.py "
+        False,
+        "save batch and weights of steps with a non-finite gradient, at most 10 files, for scripts/amp_audit.py "
         "--batch",
-        affects_result=False, in_evaluation=False,
-    )  # fmt: skip
+        affects_result=False,
+        in_evaluation=False,
+    )

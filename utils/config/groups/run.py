@@ -24,18 +24,37 @@ class RunSettings:
     """Where a run goes and how it begins and ends."""
 
     config: str | None = setting(
-        None, "recipe to read: a name under configs/ or a path", type=str, check=not_empty, metavar="NAME_OR_PATH",
-        affects_result=False, in_recipe=False, synonyms="c",
-    )  # fmt: skip
+        None,
+        "recipe to read: a name under configs/ or a path",
+        type=str,
+        check=not_empty,
+        metavar="NAME_OR_PATH",
+        affects_result=False,
+        in_recipe=False,
+        synonyms="c",
+    )
     output: str = setting(
-        "runs", "folder that holds all runs", check=not_empty, metavar="DIR", affects_result=False, in_recipe=False,
-        in_evaluation=False, effect=_NEW_FOLDER,
+        "runs",
+        "folder that holds all runs",
+        check=not_empty,
+        metavar="DIR",
+        affects_result=False,
+        in_recipe=False,
+        in_evaluation=False,
+        effect=_NEW_FOLDER,
         synonyms="output-dir out-dir save-dir work-dir log-dir logdir default-root-dir out project",
-    )  # fmt: skip
+    )
     name: str | None = setting(
-        None, "text appended to the run folder's name", type=str, check=safe_name, metavar="TEXT", affects_result=False,
-        in_evaluation=False, effect=_NEW_FOLDER, synonyms="experiment run-name exp-name",
-    )  # fmt: skip
+        None,
+        "text appended to the run folder's name",
+        type=str,
+        check=safe_name,
+        metavar="TEXT",
+        affects_result=False,
+        in_evaluation=False,
+        effect=_NEW_FOLDER,
+        synonyms="experiment run-name exp-name",
+    )
     seed: int = setting(
         0,
         "seed of initialisation, sample order and augmentation",
@@ -53,48 +72,94 @@ class RunSettings:
         "auto", "device to compute on", choices=("auto", "cpu", "cuda"), affects_result=False, synonyms="accelerator"
     )
     gpu_ids: tuple[int, ...] | None = setting(
-        None, "GPUs that this machine's processes use, one each", type=int, many=True,
-        check=between(0, 1023), metavar="ID", affects_result=False, in_recipe=False, synonyms="gpu gpus",
-    )  # fmt: skip
+        None,
+        "GPUs that this machine's processes use, one each",
+        type=int,
+        many=True,
+        check=between(0, 1023),
+        metavar="ID",
+        affects_result=False,
+        in_recipe=False,
+        synonyms="gpu gpus",
+    )
     resume: str | None = setting(
-        None, "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
-        type=str, check=not_empty, metavar="{auto,PATH}", affects_result=False, in_recipe=False,
+        None,
+        "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
+        type=str,
+        check=not_empty,
+        metavar="{auto,PATH}",
+        affects_result=False,
+        in_recipe=False,
         synonyms="ckpt-path resume-from-checkpoint",
-    )  # fmt: skip
+    )
     resume_override: bool = setting(
-        False, "with --resume PATH: continue even if settings or data differ from the run's",
-        affects_result=False, in_recipe=False,
-    )  # fmt: skip
+        False,
+        "with --resume PATH: continue even if settings or data differ from the run's",
+        affects_result=False,
+        in_recipe=False,
+    )
     evaluate: bool = setting(
-        False, "validate only; needs --resume PATH, --weights or --pretrained", short="-e",
-        affects_result=False, in_recipe=False, synonyms="eval test-only validate",
-    )  # fmt: skip
+        False,
+        "validate only; needs --resume PATH, --weights or --pretrained",
+        short="-e",
+        affects_result=False,
+        in_recipe=False,
+        synonyms="eval test-only validate",
+    )
     dry_run: bool = setting(False, "print the plan and create nothing", affects_result=False, in_recipe=False)
     max_steps: int | None = setting(
-        None, "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
-        type=int, check=positive_int, affects_result=False, in_recipe=False, in_evaluation=False,
-    )  # fmt: skip
+        None,
+        "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
+        type=int,
+        check=positive_int,
+        affects_result=False,
+        in_recipe=False,
+        in_evaluation=False,
+    )
     val_every_epochs: int = setting(
-        1, "epochs between two validations; the last epoch is always validated", check=positive_int,
-        in_evaluation=False, synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
-    )  # fmt: skip
+        1,
+        "epochs between two validations; the last epoch is always validated",
+        check=positive_int,
+        in_evaluation=False,
+        synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
+    )
     best_metric: str = setting(
-        "top1", "validation figure that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
-        check=not_empty, metavar="NAME", in_evaluation=False, synonyms="eval-metric metric-for-best-model",
-    )  # fmt: skip
+        "top1",
+        "validation figure that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
+        check=not_empty,
+        metavar="NAME",
+        in_evaluation=False,
+        synonyms="eval-metric metric-for-best-model",
+    )
     early_stopping: int | None = setting(
-        None, "finish the run after this many epochs without improvement", type=int, check=positive_int,
-        metavar="PATIENCE", in_evaluation=False, synonyms="patience early-stopping-patience",
-    )  # fmt: skip
+        None,
+        "finish the run after this many epochs without improvement",
+        type=int,
+        check=positive_int,
+        metavar="PATIENCE",
+        in_evaluation=False,
+        synonyms="patience early-stopping-patience",
+    )
     early_stopping_metric: str | None = setting(
-        None, "validation figure that has to improve [that of --best-metric]", type=str, check=not_empty,
-        metavar="NAME", in_evaluation=False, effect=_STOPS,
-    )  # fmt: skip
+        None,
+        "validation figure that has to improve [that of --best-metric]",
+        type=str,
+        check=not_empty,
+        metavar="NAME",
+        in_evaluation=False,
+        effect=_STOPS,
+    )
     early_stopping_delta: float = setting(
-        0.0, "smallest change in it that counts as an improvement, in its own unit: percent for top1",
-        check=not_negative, in_evaluation=False, effect=_STOPS,
-    )  # fmt: skip
+        0.0,
+        "smallest change in it that counts as an improvement, in its own unit: percent for top1",
+        check=not_negative,
+        in_evaluation=False,
+        effect=_STOPS,
+    )
     timeout: float = setting(
-        600.0, "seconds to wait for a silent process before all end", check=between(1, 10**6),
-        affects_result=False, effect=needs("several processes", lambda v: v.processes > 1),
-    )  # fmt: skip
+        600.0,
+        "seconds to wait for a silent process before all end",
+        check=between(1, 10**6),
+        affects_result=False,
+        effect=needs("several processes", lambda v: v.processes > 1),
+    )

@@ -11,9 +11,19 @@ import torch
 from utils.data.sample_plan import sample_uniforms
 
 # Each kind of randomness has its own stream, so that switching one off leaves the others as they were.
-SHIFT_STREAM, FLIP_STREAM, CROP_STREAM, CUTOUT_STREAM, MIX_STREAM = 1, 2, 3, 4, 5
-POLICY_STREAM, CHAIN_STREAM, JITTER_STREAM, GREY_STREAM, BLUR_STREAM = 10, 11, 12, 13, 14
-ERASE_STREAM, VERTICAL_FLIP_STREAM, ROTATION_STREAM = 15, 16, 17
+SHIFT_STREAM = 1
+FLIP_STREAM = 2
+CROP_STREAM = 3
+CUTOUT_STREAM = 4
+MIX_STREAM = 5
+POLICY_STREAM = 10
+CHAIN_STREAM = 11
+JITTER_STREAM = 12
+GREY_STREAM = 13
+BLUR_STREAM = 14
+ERASE_STREAM = 15
+VERTICAL_FLIP_STREAM = 16
+ROTATION_STREAM = 17
 
 # Of the samples, row by row. Tensors go to the images' device; numpy arrays stay on the host, to group images by them.
 Numbers = tuple[torch.Tensor | np.ndarray, ...]

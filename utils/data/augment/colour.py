@@ -39,8 +39,10 @@ class ColorJitter:
         uniforms = samples.uniforms(JITTER_STREAM, 2 * len(JITTER) + 1).astype(np.float64)
         order = np.argsort(uniforms[:, : len(JITTER)], axis=1, kind="stable")
         amounts = np.array(self.amounts)
-        low, high = np.maximum(1 - amounts, 0), 1 + amounts
-        low[-1], high[-1] = -amounts[-1], amounts[-1]
+        low = np.maximum(1 - amounts, 0)
+        high = 1 + amounts
+        low[-1] = -amounts[-1]
+        high[-1] = amounts[-1]
         arguments = low + (high - low) * uniforms[:, len(JITTER) : -1]
         applied = (uniforms[:, -1:] < self.probability) & (amounts > 0)[order]
         return np.where(applied, order, -1), np.take_along_axis(arguments, order, axis=1)

@@ -56,7 +56,8 @@ class RandomErasing:
         area = height * width
         box = np.repeat(np.arange(len(boxes)), area)
         pixel = np.arange(len(box)) - np.repeat(np.cumsum(area) - area, area)  # within its box
-        row, column = top[box] + pixel // width[box], left[box] + pixel % width[box]
+        row = top[box] + pixel // width[box]
+        column = left[box] + pixel % width[box]
         image_step, channel_step, *steps = images.stride()
         first = chosen[box] * image_step + row * steps[0] + column * steps[1]
         places = first[:, None] + np.arange(images.shape[1]) * channel_step

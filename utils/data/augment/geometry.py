@@ -15,9 +15,11 @@ from utils.runtime.distributed import to_device
 
 
 def _inverse(
-    angle: np.ndarray, shift: tuple[np.ndarray | float, ...], shear: tuple[np.ndarray | float, ...],
+    angle: np.ndarray,
+    shift: tuple[np.ndarray | float, ...],
+    shear: tuple[np.ndarray | float, ...],
     centre: tuple[float, float] = (0.0, 0.0),
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """From places in the output to places in the image, relative to its middle: float64 (k, 6), row by row.
 
     ``angle`` and ``shear`` (x, y) in radians; ``shift`` (x, y) and ``centre``, that of rotation and shear, in pixels.
@@ -113,7 +115,8 @@ def _places(matrices: np.ndarray, height: int, width: int, device: torch.device)
     rows, columns = (torch.arange(size, device=device).sub(0.5 * (size - 1)) for size in (height, width))
     if device.type == "cpu":  # torchvision's own product, since each kind of CPU rounds it in its own way
         pixels = torch.ones(1, height, width, 3)
-        pixels[..., 0], pixels[..., 1] = columns, rows[:, None]
+        pixels[..., 0] = columns
+        pixels[..., 1] = rows[:, None]
         across_and_down = pixels.view(1, -1, 3).expand(len(theta), -1, -1).bmm(theta.transpose(1, 2))
         across, down = across_and_down.view(-1, height, width, 2).unbind(3)
         return down, across

@@ -19,10 +19,17 @@ from utils.data.augment.operations import Canvas
 from utils.data.augment.policies import Arguments, AugMix, Level, Operations, RandomOperations, SubPolicies
 
 NAMES = {"ra": "RandAugment", "ta_wide": "TrivialAugment-wide"}
-BINS, AUTO_AUGMENT_BINS, AUGMIX_BINS = 31, 10, 10  # torchvision's numbers of magnitudes
-RA_BIN, AUGMIX_SEVERITY = 9, 3  # its defaults
+# torchvision's numbers of magnitudes
+BINS = 31
+AUTO_AUGMENT_BINS = 10
+AUGMIX_BINS = 10
+# its defaults
+RA_BIN = 9
+AUGMIX_SEVERITY = 3
 TIMM_LEVELS = 10.0  # magnitude 10 is the full range of timm's arguments
-TRANSLATION, AUGMIX_TRANSLATION = 0.45, 0.3  # timm's full range, as a fraction of the image's side
+# timm's full range, as a fraction of the image's side
+TRANSLATION = 0.45
+AUGMIX_TRANSLATION = 0.3
 BLUR_SIGMA = (0.1, 2.0)  # pixels
 _MOVING = ("Brightness", "Color", "Contrast", "Sharpness")  # torchvision's magnitude is their distance from 1
 
@@ -89,11 +96,13 @@ def _sub_policies(
     """
     places = {called: place for place, called in enumerate(names or operations.names)}
     choices = np.full((len(sequences), max(map(len, sequences))), -1)
-    probabilities, levels = np.zeros(choices.shape), np.zeros(choices.shape)
+    probabilities = np.zeros(choices.shape)
+    levels = np.zeros(choices.shape)
     for row, sequence in enumerate(sequences):
         for column, (operation, probability, magnitude) in enumerate(sequence):
             choices[row, column] = places[operation]
-            probabilities[row, column], levels[row, column] = probability, magnitude or 0
+            probabilities[row, column] = probability
+            levels[row, column] = magnitude or 0
     return SubPolicies(name, operations, choices, probabilities, levels, level)
 
 
@@ -106,7 +115,8 @@ def _timm_rand(text: str, policy: PolicyName, canvas: Canvas) -> RandomOperation
     options = policy.options
     choices = rand_augment_choices(options["t"], increasing=bool(options["inc"]))
     weights = tuple(choices.values()) if isinstance(choices, dict) else ()
-    operations, level = _timm_operations(choices, canvas), _timm_level(options)
+    operations = _timm_operations(choices, canvas)
+    level = _timm_level(options)
     layers = min(options["n"], len(weights)) if weights else options["n"]
     return RandomOperations(text, operations, layers, level, options["p"], weights)
 
@@ -124,9 +134,7 @@ def _timm_augmix(text: str, policy: PolicyName, canvas: Canvas) -> AugMix:
 
     options = policy.options
     operations = _timm_operations([op.name for op in augmix_ops()], canvas, AUGMIX_TRANSLATION)
-    return AugMix(
-        text, operations, _timm_level(options), options["w"], options["d"], options["a"], rounds_twice=True
-    )  # fmt: skip
+    return AugMix(text, operations, _timm_level(options), options["w"], options["d"], options["a"], rounds_twice=True)
 
 
 def _timm_level(options: dict[str, Any]) -> Level:
@@ -177,12 +185,16 @@ def _timm_ranges(translation: float) -> dict[str, Arguments]:
         for name in _MOVING
     }
     ranges |= {
-        "Posterize": whole(4), "PosterizeIncreasing": whole(4, 4, -1), "PosterizeOriginal": whole(4, 4),
-        "Solarize": whole(256, most=256), "SolarizeIncreasing": whole(256, 256, -1, most=256),
+        "Posterize": whole(4),
+        "PosterizeIncreasing": whole(4, 4, -1),
+        "PosterizeOriginal": whole(4, 4),
+        "Solarize": whole(256, most=256),
+        "SolarizeIncreasing": whole(256, 256, -1, most=256),
         "SolarizeAdd": whole(110, most=128),
         "Desaturate": lambda levels, *_: 0.5 + 0.5 * np.clip(part(1, levels), 0, 1),
-        "GaussianBlur": blur, "GaussianBlurRand": random_blur,
-    }  # fmt: skip
+        "GaussianBlur": blur,
+        "GaussianBlurRand": random_blur,
+    }
     return ranges
 
 

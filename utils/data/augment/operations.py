@@ -160,7 +160,8 @@ def per_image(numbers: np.ndarray, images: torch.Tensor, dtype: torch.dtype = to
 
 def _blend(levels: torch.Tensor, others: torch.Tensor, ratios: np.ndarray) -> torch.Tensor:
     """``ratios`` (k,) of the levels, float32, which are overwritten, and the rest of the others (k, 1, h, w)."""
-    own, rest = per_image(ratios, levels), per_image(1.0 - ratios, levels)
+    own = per_image(ratios, levels)
+    rest = per_image(1.0 - ratios, levels)
     # addcmul rounds once, as torchvision's add with alpha does.
     return levels.mul_(own).addcmul_(others, rest).clamp_(0, LEVELS)
 

@@ -102,7 +102,8 @@ class RandomOperations:
         """Operations, levels and details: (n, layers) each."""
         choosing = len(self.weights) or self.layers
         uniforms = samples.uniforms(POLICY_STREAM, choosing + self.layers * NUMBERS)
-        first, others = uniforms[:, :choosing], uniforms[:, choosing:].reshape(len(uniforms), self.layers, NUMBERS)
+        first = uniforms[:, :choosing]
+        others = uniforms[:, choosing:].reshape(len(uniforms), self.layers, NUMBERS)
         if (
             self.weights
         ):  # the smallest of exponential times: as drawing one after the other (Efraimidis, Spirakis, 2006)
@@ -200,7 +201,8 @@ class AugMix:
         chains = self.operations.apply(chains, *(each.reshape(len(chains), -1) for each in (choices, levels, details)))
         chains = chains.view(len(images), self.width, *images.shape[1:])
         weights = weights.astype(np.float32)
-        own, rest = weights[:, 0], 1 - weights[:, 0]
+        own = weights[:, 0]
+        rest = 1 - weights[:, 0]
         parts = weights[:, 1:] if self.rounds_twice else weights[:, 1:] * rest[:, None]
         mixed = torch.zeros_like(images, dtype=torch.float32) if self.rounds_twice else images * per_image(own, images)
         for number in range(self.width):

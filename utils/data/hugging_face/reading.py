@@ -80,7 +80,9 @@ class _Reader:
     """Reads splits whose columns are those of ``first``."""
 
     def __init__(self, root: Path, settings: DataSettings, lister: Lister, first: Found) -> None:
-        self._root, self._lister, self._features = root, lister, {}
+        self._root = root
+        self._lister = lister
+        self._features = {}
         columns = self._features[first.name] = read_features(first)
         self.image = chosen_column(columns, settings.image_column, "--image-column", f"{root}, {first.name}")
         self.label = chosen_column(columns, settings.label_column, "--label-column", f"{root}, {first.name}")

@@ -36,7 +36,8 @@ class Row(Stored):
 
 def _row(key: int, name: str, number: int) -> Row:
     row = Row(name)
-    row.rows, row.number = _opened[key], number
+    row.rows = _opened[key]
+    row.number = number
     return row
 
 
@@ -55,7 +56,10 @@ class Rows(Sequence[str]):
         dataset = dataset.select_columns([column]).with_format(None)  # save_to_disk keeps another one
         if isinstance(feature, library().Image):
             dataset = dataset.cast_column(column, library().Image(decode=False))
-        self._dataset, self._column, self._where, self._root = dataset, column, where, root
+        self._dataset = dataset
+        self._column = column
+        self._where = where
+        self._root = root
         self._places = np.arange(len(dataset)) if places is None else places
         self.key = len(_opened)
         _opened.append(self)

@@ -37,7 +37,8 @@ class UnreadableImage(UserError):
             f"{path}: cannot be read as an image ({reason}); repair or remove the file, or skip it with "
             "--skip-bad-images"
         )
-        self.path, self.reason = str(path), str(reason)
+        self.path = str(path)
+        self.reason = str(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:  # for pickling, on the way from a worker
         return type(self), (self.path, self.reason)
@@ -201,12 +202,15 @@ def random_box(width: int, height: int, uniforms: np.ndarray, least_area: float 
     for first, second in uniforms[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2):
         area = width * height * (least_area + (1.0 - least_area) * float(first))
         ratio = math.exp(low + (high - low) * float(second))
-        box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        box_width = round(math.sqrt(area * ratio))
+        box_height = round(math.sqrt(area / ratio))
         if 0 < box_width <= width and 0 < box_height <= height:
             left = math.floor(float(across) * (width - box_width + 1))
             top = math.floor(float(down) * (height - box_height + 1))
             return left, top, left + box_width, top + box_height
     ratio = min(max(width / height, CROP_RATIO[0]), CROP_RATIO[1])
-    box_width, box_height = min(width, round(height * ratio)), min(height, round(width / ratio))
-    left, top = (width - box_width) // 2, (height - box_height) // 2
+    box_width = min(width, round(height * ratio))
+    box_height = min(height, round(width / ratio))
+    left = (width - box_width) // 2
+    top = (height - box_height) // 2
     return left, top, left + box_width, top + box_height

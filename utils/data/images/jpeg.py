@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-START, END = b"\xff\xd8", b"\xff\xd9"
+START = b"\xff\xd8"
+END = b"\xff\xd9"
 ORIENTATION = 0x0112  # EXIF's tag; 1 is upright
 
-_SCAN, _APP1 = 0xDA, 0xE1
+_SCAN = 0xDA
+_APP1 = 0xE1
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, all Huffman-coded
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)  # lossless, hierarchical, arithmetic
 _PROGRESSIVE = 0xC2
@@ -39,9 +41,12 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
     """
     if not data.startswith(START):
         return None
-    place, frame, size = 2, 0, None
+    place = 2
+    frame = 0
+    size = None
     while place + 10 <= len(data) and data[place] == 0xFF:
-        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+        marker = data[place + 1]
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
         following = place + 2 + length
         if marker == _SCAN:
             return size if _is_whole(data, following, frame) else None
@@ -49,7 +54,8 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
             precision, height, width, components = struct.unpack_from(">BHHB", data, place + 4)
             if precision != 8 or components != 3 or not (width and height):
                 return None
-            frame, size = marker, (width, height)
+            frame = marker
+            size = (width, height)
         elif marker in _OTHER_FRAMES or (marker == _APP1 and not _upright(data[place + 4 : following])):
             return None
         place = following
@@ -148,5 +154,6 @@ def _decoder_of_this_thread() -> tuple[Any, Any]:
             backends=[nvimgcodec.Backend(nvimgcodec.CPU_ONLY)],
         )
         params = nvimgcodec.DecodeParams(color_spec=nvimgcodec.ColorSpec.SRGB, apply_exif_orientation=False)
-        _thread.process, _thread.tools = os.getpid(), (decoder, params)
+        _thread.process = os.getpid()
+        _thread.tools = (decoder, params)
     return _thread.tools

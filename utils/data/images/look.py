@@ -46,15 +46,19 @@ class Look(NamedTuple):
 def header(path: str | BinaryIO) -> Look:
     """What a file's header says."""
     with Image.open(path) as image:
-        raw, bands = raw_mode(image), len(image.getbands())
+        raw = raw_mode(image)
+        bands = len(image.getbands())
         deep = is_deep(image) or ";16" in raw
         bits = 8 if not deep else 32 if image.mode == "F" or ("16" not in raw and image.format == "TIFF") else 16
         samples = getattr(image, "tag_v2", {}).get(277, bands)
         return Look(
-            kind_of(image.mode), bits, image.format or "",
-            image.size, further=max(0, int(samples) - bands) if image.mode != "P" else 0,
+            kind_of(image.mode),
+            bits,
+            image.format or "",
+            image.size,
+            further=max(0, int(samples) - bands) if image.mode != "P" else 0,
             frames=1 if image.format == "MPO" else getattr(image, "n_frames", 1),
-        )  # fmt: skip
+        )
 
 
 def kind_of(mode: str) -> str:
@@ -67,7 +71,9 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
 
     Raises what ``open_image`` and Pillow raise.
     """
-    found, numbers, alpha = header(path), None, None
+    found = header(path)
+    numbers = None
+    alpha = None
     lost = hashlib.sha256()
     with Image.open(path) as image:
         if found.bits > 8:
@@ -86,8 +92,9 @@ def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) ->
         if alpha.min() < 255:
             lost.update(alpha.tobytes())
             found = found._replace(lost=lost.digest())
-    pixels = np.asarray(_thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or
-                        open_image(path, colour))  # fmt: skip
+    pixels = np.asarray(
+        _thumbnail(path) if shown is None and found.file_format == "JPEG" else shown or open_image(path, colour)
+    )
     return found._replace(seen=(float(pixels.min()), float(pixels.mean()), float(pixels.max())))
 
 

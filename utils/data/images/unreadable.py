@@ -15,7 +15,9 @@ from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage
 from utils.data.sample_plan import MicroBatch
 
-REFUSE, REPLACE, LEAVE_OUT = "refuse", "replace", "leave out"
+REFUSE = "refuse"
+REPLACE = "replace"
+LEAVE_OUT = "leave out"
 MOST_IN_A_ROW = 100  # more suggest a missing disk or folder, not bad images
 
 

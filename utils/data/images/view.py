@@ -57,7 +57,8 @@ class View:
 
     def place(self, width: int, height: int) -> Placement:
         """The part that is shown of a file of ``width`` x ``height`` pixels."""
-        first, sides = [0, 0], [width, height]
+        first = [0, 0]
+        sides = [width, height]
         if self.crop_mode == "center":
             longest = LONGEST * min(sides)
             first = [max(0, (side - longest) // 2) for side in sides]
@@ -70,7 +71,8 @@ class View:
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         target = max(1, math.floor(self.size / self.crop_pct))
-        short, long = min(width, height), max(width, height)
+        short = min(width, height)
+        long = max(width, height)
         if self.crop_mode == "squash":
             return target, target
         if self.crop_mode == "border":
@@ -91,7 +93,8 @@ class View:
         uint8 on a CPU; floats, neither rounded nor clamped, if ``pixels`` are floats.
         """
         if place.columns or place.rows:
-            height, width = pixels.shape[1] + place.rows, pixels.shape[2] + place.columns
+            height = pixels.shape[1] + place.rows
+            width = pixels.shape[2] + place.columns
             whole = pixels.new_empty(height, width, len(pixels)).permute(2, 0, 1)
             whole[:, place.rows :, place.columns :] = pixels
             pixels = whole
@@ -105,7 +108,8 @@ class View:
         levels = self.border if self.crop_mode == "border" else (0,)
         shown = torch.tensor(levels, dtype=image.dtype, device=image.device).view(-1, 1, 1)
         shown = shown.expand(len(image), self.size, self.size).contiguous()
-        across, down = max(-left, 0), max(-top, 0)
+        across = max(-left, 0)
+        down = max(-top, 0)
         shown[:, down : down + inside.shape[1], across : across + inside.shape[2]] = inside
         return shown
 

@@ -51,9 +51,15 @@ def folder_for(settings: DataSettings) -> Path | None:
 
 
 def decoded(
-    images: ImageFiles, view: View, folder: Path | None, *, workers: int, progress: ProgressLog, is_main: bool = True,
+    images: ImageFiles,
+    view: View,
+    folder: Path | None,
+    *,
+    workers: int,
+    progress: ProgressLog,
+    is_main: bool = True,
     skip_bad: bool = False,
-) -> MemoryImages:  # fmt: skip
+) -> MemoryImages:
     """What ``view`` shows of files, as uint8 pixels (n, c, size, size).
 
     They are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: in place) decode
@@ -115,7 +121,9 @@ class _ChunkDecoder(Dataset):
     """
 
     def __init__(self, images: ImageFiles, view: View, skip_bad: bool) -> None:
-        self.images, self.view, self.skip_bad = images, view, skip_bad
+        self.images = images
+        self.view = view
+        self.skip_bad = skip_bad
         self.channels = 1 if images.colour == "L" else 3
 
     def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
@@ -156,7 +164,8 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
     Processes, because threads that read small images wait for the GIL: for 32x32 PNG files, 2 threads on 2 cores took
     three times as long as one process without threads.
     """
-    count, channels = len(images), 1 if images.colour == "L" else 3
+    count = len(images)
+    channels = 1 if images.colour == "L" else 3
     pixels = torch.empty(count, channels, view.size, view.size, dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]

@@ -52,7 +52,8 @@ def _folder(root: Path, names: Sequence[str]) -> Path | None:
 
 def find_splits(root: Path) -> tuple[Path, Path] | None:
     """The training and the validation folder below ``root``, None when one is missing."""
-    training, validation = training_folder(root), validation_folder(root)
+    training = training_folder(root)
+    validation = validation_folder(root)
     return (training, validation) if training and validation else None
 
 
@@ -88,9 +89,14 @@ def read_class_folders(train: Path, validation: Path, colour: str, lister: Liste
 
 
 def read_test_folder(
-    folder: Path, classes: Sequence[str], colour: str, whose: str, *, leave_out_unknown: bool = False,
+    folder: Path,
+    classes: Sequence[str],
+    colour: str,
+    whose: str,
+    *,
+    leave_out_unknown: bool = False,
     lister: Lister = LISTER,
-) -> Splits:  # fmt: skip
+) -> Splits:
     """One tree to evaluate. Its folders must be among ``classes``, some may be missing. ``whose`` is for messages.
 
     With ``leave_out_unknown`` other folders are left out, with a warning; one must be among ``classes``.
@@ -140,8 +146,9 @@ def held_out(
         return _drawn(labels, classes, settings.val_split), ()
     hashes = np.fromiter(
         (int.from_bytes(hashlib.blake2b(key, digest_size=HASH_BYTES).digest(), "big") for key in keys),
-        dtype=np.uint64, count=len(labels),
-    )  # fmt: skip
+        dtype=np.uint64,
+        count=len(labels),
+    )
     chosen = hashes < np.uint64(int(settings.val_split * 2 ** (8 * HASH_BYTES)))
     counts, kept = (np.bincount(which, minlength=len(classes)) for which in (labels, labels[chosen]))
     lent = np.flatnonzero((kept == 0) | (kept == counts)).tolist()
@@ -213,7 +220,8 @@ def image_files(
     """
     there = class_names(root)
     if not set(there) <= set(classes):  # some are left out, and may be large
-        there, lister = [name for name in there if name in classes], dataclasses.replace(lister, folder=None)
+        there = [name for name in there if name in classes]
+        lister = dataclasses.replace(lister, folder=None)
     paths, labels, unread = lister.list(root, there).of(classes)
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
     if len(empty) and (not may_lack or not len(paths)):
@@ -240,7 +248,8 @@ def _deeper(tree: Path, images: ImageFiles, classes: Sequence[str]) -> list[str]
 def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
     """A warning for each kind of images in ``trees`` that are not read."""
     warnings = []
-    where, linked = " and ".join(map(str, trees)), endings[LINKED]
+    where = " and ".join(map(str, trees))
+    linked = endings[LINKED]
     if linked:
         warnings.append(
             f"--datapath: {linked:,} link(s) to folders inside the classes below {where} are not followed, as they may "

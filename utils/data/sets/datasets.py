@@ -36,7 +36,9 @@ from utils.data.shards.members import Members
 from utils.data.shards.reading import holds_shards, read_shards
 from utils.runtime.distributed import Distributed
 
-LOOKED_AT, FIRST_BYTES = 32, 1 << 16  # files of a split whose content is part of the fingerprint
+# files of a split whose content is part of the fingerprint
+LOOKED_AT = 32
+FIRST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,13 @@ class Data:
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
         train, validation = (in_colour_of(preprocessing, images) for images in (self.train, self.validation))
         return dataclasses.replace(
-            self, preprocessing=preprocessing, preprocessing_line=line, begun_max_shift=begun,
-            train=train, validation=validation,
-        )  # fmt: skip
+            self,
+            preprocessing=preprocessing,
+            preprocessing_line=line,
+            begun_max_shift=begun,
+            train=train,
+            validation=validation,
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -172,9 +178,13 @@ def get_data(
 
 
 def get_test_data(
-    settings: DataSettings, device: torch.device, trained: ResumePoint | None, val_split_is_explicit: bool = True,
-    leave_out_unknown: bool = False, lister: Lister = LISTER,
-) -> Data:  # fmt: skip
+    settings: DataSettings,
+    device: torch.device,
+    trained: ResumePoint | None,
+    val_split_is_explicit: bool = True,
+    leave_out_unknown: bool = False,
+    lister: Lister = LISTER,
+) -> Data:
     """Read the validation images that the settings name, and no others; raises ``UserError`` as ``get_data`` does.
 
     Class folders need no train/: their classes are those of the checkpoint ``trained``, and they may also lie directly
@@ -187,7 +197,8 @@ def get_test_data(
         if data is not None:
             return dataclasses.replace(data, train=None)
         settings = dataclasses.replace(settings, val_split=None)
-    folder, its_lister = _test_folder(settings, trained), _in_its_folder(lister, settings)
+    folder = _test_folder(settings, trained)
+    its_lister = _in_its_folder(lister, settings)
     if folder is not None:
         splits = _read_test_folder(settings, folder, trained, its_lister, leave_out_unknown)
         data = _data(settings, splits)
@@ -228,7 +239,8 @@ def _read_test_folder(
     if settings.dataname == "imagenet":
         archives.refuse_half_unpacked(folder)
     if trained is not None and trained.classes is not None:
-        classes, whose = trained.classes, trained.path
+        classes = trained.classes
+        whose = trained.path
     else:
         whose = training_folder(folder.parent) or folder
         classes = class_folders.class_names(whose)
@@ -418,7 +430,8 @@ def _refuse_two_sets(root: Path, name: str) -> None:
 
 def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Splits] | None:
     """A function that reads the files at ``--datapath``; None if they are missing."""
-    root, name = Path(settings.datapath or "."), settings.dataname
+    root = Path(settings.datapath or ".")
+    name = settings.dataname
     colour = Colour(SPECS[name].colour, settings.pixel_range)
     if name == "shards" or holds_shards(root):
         ensure_index(root, _quietly)  # of a tool; main.py has called ``prepare``

@@ -17,10 +17,17 @@ from utils.data.images.stored import Stored, opened
 from utils.data.sets.class_folders import printable
 from utils.data.sets.readers import ImageFiles, Images
 
-EACH_CLASS, EACH_SPLIT = 4, 96  # files that are looked at, at most
+# files that are looked at, at most
+EACH_CLASS = 4
+EACH_SPLIT = 96
 PIXELS = 2**25  # that are decoded of them
-FEW_LEVELS, FEWER_LEVELS = 64, 8  # of the 256 that a network can see: of all images, of a class
-TRIAL_FILES, COMPARED_FILES, COMPARED_BYTES = 24, 4000, 2**26  # of a data set in which equal files are looked for
+# of the 256 that a network can see: of all images, of a class
+FEW_LEVELS = 64
+FEWER_LEVELS = 8
+# of a data set in which equal files are looked for
+TRIAL_FILES = 24
+COMPARED_FILES = 4000
+COMPARED_BYTES = 2**26
 SHOWN = 3  # classes or files in a line
 ENOUGH = 3  # images of a class that all differ from those of another
 BRIGHTER, STANDARD_ERRORS, COMPARED_MEANS = 32, 5, 8  # levels; images of a split
@@ -69,7 +76,8 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
     left = PIXELS
     for number in sample(images.labels.numpy()).tolist():
         path = images.paths[number]
-        facts, problem = None, ""
+        facts = None
+        problem = ""
         try:
             file = opened(path)
             facts = header(file)
@@ -77,7 +85,8 @@ def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str |
                 left -= facts.pixels
                 facts = look(file, images.colour)
         except Exception as error:  # each of Pillow's readers fails in its own ways on a damaged file
-            facts, problem = None, getattr(error, "reason", None) or why_unreadable(error)
+            facts = None
+            problem = getattr(error, "reason", None) or why_unreadable(error)
         yield Seen(classes[images.labels[number]], split, below(path, root), facts, problem)
 
 
@@ -167,7 +176,8 @@ def _few_levels(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) 
     if not deep or (pixel_range is None and deep[0].facts.bits == 32):  # those are read as they are, or not at all
         return None
     bits = deep[0].facts.bits
-    low, high = min(low for low, _, _ in extremes.values()), max(high for _, high, _ in extremes.values())
+    low = min(low for low, _, _ in extremes.values())
+    high = max(high for _, high, _ in extremes.values())
     seen = {label: levels_seen(*numbers, pixel_range) for label, numbers in extremes.items()}
     lost = [label for label, (first, last, _) in extremes.items() if last - first >= seen[label]]
     few = levels_seen(low, high, bits, pixel_range) < FEW_LEVELS
@@ -206,7 +216,8 @@ def _beyond(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> t
     outside = [one for one in deep if one.facts.low < pixel_range[0] or one.facts.high > pixel_range[1]]
     if not outside:
         return None
-    low, high = min(one.facts.low for one in outside), max(one.facts.high for one in outside)
+    low = min(one.facts.low for one in outside)
+    high = max(one.facts.high for one in outside)
     return "cut off", (
         f"numbers of {_images(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off: "
         f"{_names(outside)}"
@@ -220,7 +231,8 @@ def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
         return None
     parts = []
     for label, facts in _by_class(held).items():
-        low, high = min(one.alpha[0] for one in facts), max(one.alpha[1] for one in facts)
+        low = min(one.alpha[0] for one in facts)
+        high = max(one.alpha[1] for one in facts)
         parts.append(f"class {printable(label)} {low}" + (f" to {high}" if high > low else ""))
     more = f" and {len(parts) - SHOWN:,} classes more" if len(parts) > SHOWN else ""
     return "alpha", (

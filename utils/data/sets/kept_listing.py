@@ -57,7 +57,8 @@ class Lister:
         scan = Scan(os.fspath(tree), classes)
         if self.folder is None:
             return self._whole(scan, tree)
-        path, log_once = self._path(tree), self.progress.log if self.is_main else _to_nobody
+        path = self._path(tree)
+        log_once = self.progress.log if self.is_main else _to_nobody
         while True:
             kept = self._kept(path, tree, classes, log_once)
             if kept is not None:
@@ -99,7 +100,8 @@ class Lister:
 
     def _make(self, file: FileIO, path: Path, tree: Path, scan: Scan) -> Listing:
         """List and write. ``file`` is the claimed temporary file."""
-        began, log = time.monotonic(), self.progress.log
+        began = time.monotonic()
+        log = self.progress.log
         try:
             with held(file):
                 remove_abandoned(path.parent, Path(file.name))
@@ -171,10 +173,16 @@ def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
 
 def _save(file: FileIO, path: Path, listing: Listing) -> int:
     """Write ``listing`` and give the file its name; returns its size in bytes."""
-    header = json.dumps({
-        "version": VERSION, "endings": [IMAGE_ENDINGS, UNREAD_ENDINGS], "classes": listing.classes,
-        "counts": listing.counts.tolist(), "unread": listing.unread, "folders": listing.folders,
-    }).encode()  # fmt: skip
+    header = json.dumps(
+        {
+            "version": VERSION,
+            "endings": [IMAGE_ENDINGS, UNREAD_ENDINGS],
+            "classes": listing.classes,
+            "counts": listing.counts.tolist(),
+            "unread": listing.unread,
+            "folders": listing.folders,
+        }
+    ).encode()
     header = len(header).to_bytes(8, "little") + header
     header += bytes(-(len(MAGIC) + DIGEST_BYTES + len(header)) % ALIGNMENT)
     parts = [header, listing.paths.ends.astype("<i8").tobytes(), listing.paths.names.tobytes()]

@@ -87,7 +87,9 @@ class Scan:
     """Lists the class folders ``classes`` of ``tree``; can be left and continued. ``began_ns``: before the first."""
 
     def __init__(self, tree: str, classes: Sequence[str]) -> None:
-        self._tree, self._classes, self.began_ns = tree, classes, time.time_ns()
+        self._tree = tree
+        self._classes = classes
+        self.began_ns = time.time_ns()
         self._listed: dict[str, _ClassFolder] = {}
 
     def run(self, advance: Callable[[int], None] | None = None, seconds: float | None = None) -> bool:
@@ -137,7 +139,8 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
     images: list[str] = []
     unread: Counter[str] = Counter()
     folders: list[FolderTimes] = []
-    waiting, untold = [name], 0
+    waiting = [name]
+    untold = 0
     while waiting:
         folder = waiting.pop()
         try:

@@ -19,12 +19,24 @@ from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 
 FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 # Rows of the digits to train on, then those to validate on: train_test_split's with test_size=360, stratified, and
 # random_state=0, kept here so that results do not depend on scikit-learn's version.
-DIGITS_SPLIT, DIGITS_TRAINING = Path(__file__).with_name("digits_split.txt"), 1437
-SYNTHETIC_TRAINING, SYNTHETIC_VALIDATION, SYNTHETIC_DIFFERENT = 12_800, 1_280, 256
+DIGITS_SPLIT = Path(__file__).with_name("digits_split.txt")
+DIGITS_TRAINING = 1437
+SYNTHETIC_TRAINING = 12_800
+SYNTHETIC_VALIDATION = 1_280
+SYNTHETIC_DIFFERENT = 256
 
 
 @dataclass(frozen=True)
@@ -183,7 +195,8 @@ def read_cifar(root: Path, kind: str) -> Splits:
 
     reader = getattr(datasets, kind)
     try:
-        train, test = reader(str(root), train=True), reader(str(root), train=False)
+        train = reader(str(root), train=True)
+        test = reader(str(root), train=False)
     except RuntimeError as error:
         raise UserError(f"--datapath {root}: {reader.base_folder} is damaged or not whole; fetch it again") from error
     images = [_in_memory(split.data.transpose(0, 3, 1, 2), np.asarray(split.targets)) for split in (train, test)]
@@ -224,9 +237,11 @@ def _idx(kind: str, classes: tuple[str, ...] | None = None) -> OwnFiles:
 
 def _cifar(kind: str, folder: str) -> OwnFiles:
     return OwnFiles(
-        folder, lambda root: root if (root / folder).is_dir() else None, partial(read_cifar, kind=kind),
+        folder,
+        lambda root: root if (root / folder).is_dir() else None,
+        partial(read_cifar, kind=kind),
         partial(download, kind=kind),
-    )  # fmt: skip
+    )
 
 
 # A data set of utils/config/datasets.py has an entry in one of these, unless it comes as class folders only.

@@ -22,7 +22,8 @@ from utils.config.settings import UserError
 
 CONTENTS = "shards.json"
 PARTS = ".packing"  # in a folder whose packing is not finished
-KIND, VERSION = "image shards", 1
+KIND = "image shards"
+VERSION = 1
 SPLITS = ("train", "val")
 BLOCK = 512  # of a tar file: a header, or a piece of content
 ANEW = "pack anew (scripts/pack.py)"
@@ -33,10 +34,17 @@ def record_type(longest_name: int) -> np.dtype:
 
     ``crc`` is that of its bytes, where ``Split.checked``; ``name`` that of the member in the tar file, in UTF-8.
     """
-    return np.dtype([
-        ("offset", "<i8"), ("size", "<u4"), ("shard", "<u4"), ("label", "<i4"), ("head", "<u4"), ("crc", "<u4"),
-        ("name", f"S{max(1, longest_name)}"),
-    ])  # fmt: skip
+    return np.dtype(
+        [
+            ("offset", "<i8"),
+            ("size", "<u4"),
+            ("shard", "<u4"),
+            ("label", "<i4"),
+            ("head", "<u4"),
+            ("crc", "<u4"),
+            ("name", f"S{max(1, longest_name)}"),
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -77,17 +85,21 @@ class Contents:
 
 
 def write_contents(
-    folder: Path, classes: Sequence[str], splits: dict[str, tuple[Sequence[Shard], np.ndarray, bool]],
+    folder: Path,
+    classes: Sequence[str],
+    splits: dict[str, tuple[Sequence[Shard], np.ndarray, bool]],
     made: dict[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Write the index of the shards in ``folder``; ``shards.json`` last, so that it is never incomplete."""
     described = {}
     for name, (shards, records, checked) in splits.items():
         write_whole(folder / f"{name}.index.npy", _npy(records))
         described[name] = {
-            "samples": len(records), "checked": checked, "index_sha256": hashlib.sha256(_npy(records)).hexdigest(),
+            "samples": len(records),
+            "checked": checked,
+            "index_sha256": hashlib.sha256(_npy(records)).hexdigest(),
             "shards": [asdict(shard) for shard in shards],
-        }  # fmt: skip
+        }
     contents = {"kind": KIND, "version": VERSION, "classes": list(classes), "made": made, "splits": described}
     write_whole(folder / CONTENTS, json.dumps(contents, indent=1, sort_keys=True).encode())
 

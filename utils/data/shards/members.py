@@ -76,8 +76,11 @@ class Members(Sequence[str]):
         record = self.split.records[index]
         shard = self.files[record["shard"]]
         member = Member(f"{shard}/{record['name'].decode('utf-8', 'surrogateescape')}")
-        member.shard, member.offset, member.size = shard, int(record["offset"]), int(record["size"])
-        member.head, member.crc = int(record["head"]), int(record["crc"]) if self.split.checked else None
+        member.shard = shard
+        member.offset = int(record["offset"])
+        member.size = int(record["size"])
+        member.head = int(record["head"])
+        member.crc = int(record["crc"]) if self.split.checked else None
         member.changed = self.split.shards[record["shard"]].changed
         return member
 
@@ -144,7 +147,8 @@ def _read(file: int, offset: int, count: int) -> bytes:
     parts = []
     while count and (part := os.pread(file, count, offset)):
         parts.append(part)
-        count, offset = count - len(part), offset + len(part)
+        count = count - len(part)
+        offset = offset + len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -55,13 +55,11 @@ class ReadAhead:
     """
 
     def __init__(self, members: Members, folder: Path, limit_bytes: int, *, is_first: bool, log: Log) -> None:
-        self.members, self.folder, self.limit_bytes, self.is_first, self.log = (
-            members,
-            folder,
-            limit_bytes,
-            is_first,
-            log,
-        )
+        self.members = members
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.is_first = is_first
+        self.log = log
         self._changed = threading.Condition()
         self._passed = -1
         self._stop = False
@@ -83,7 +81,8 @@ class ReadAhead:
             yield self
             return
         needs = needs_of([self.members.shards[samples] for samples in batches])
-        self._passed, self._stop = -1, False
+        self._passed = -1
+        self._stop = False
         thread = threading.Thread(target=self._copy_all, args=(needs,), daemon=True, name="shards read ahead")
         thread.start()
         try:
@@ -146,7 +145,8 @@ class ReadAhead:
         """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
         partial = path.with_suffix(f".{uuid.uuid4().hex}{PARTIAL}")  # other runs may make the same copy
         shard = self._shard(number)
-        digest, count = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        count = 0
         try:
             with open(self.members.files[number], "rb", buffering=0) as source, open(partial, "xb") as target:
                 try_lock(target)  # by which others see that it is being written

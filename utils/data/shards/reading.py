@@ -36,7 +36,8 @@ def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
     if packed is not None and tuple(packed) != range_of(colour):
         words = "{:g} {:g}".format(*packed)
         raise UserError(f"--pixel-range: the shards in {root} were packed with {words}; give --pixel-range {words}")
-    problems, warnings = contents.made.get("problems", ()), ()
+    problems = contents.made.get("problems", ())
+    warnings = ()
     if problems:
         count = contents.made["left_out"]
         told = problems[0] + (f" (and {count - 1:,} more)" if count > 1 else "")

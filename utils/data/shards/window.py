@@ -66,7 +66,8 @@ class WindowedOrder:
         labels = np.unique(self.labels[self.available], return_inverse=True)[1]
         classes = int(labels.max()) + 1
         shares = np.bincount(labels, minlength=classes) / len(labels)
-        excesses, distances = [], []
+        excesses = []
+        distances = []
         for shards in self.windows(0):
             counts = np.bincount(labels[np.isin(self.shards[self.available], shards)], minlength=classes)
             expected = shares * counts.sum()

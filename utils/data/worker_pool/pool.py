@@ -148,7 +148,8 @@ def _as_it_is(item: Any) -> Any:
 
 def _end_of(process: multiprocessing.process.BaseProcess) -> str:
     """How a worker ended and what to do, in one line."""
-    who, code = f"process {process.pid}, which reads images,", process.exitcode
+    who = f"process {process.pid}, which reads images,"
+    code = process.exitcode
     if code == -signal.SIGKILL:
         return (
             f"{who} was killed (SIGKILL), by hand or because memory ran out; start again with fewer --workers, "

@@ -78,11 +78,17 @@ class Collector(nn.Module):
     """
 
     def __init__(
-        self, network: nn.Module, of: nn.Module, classes: int, samples: int,
+        self,
+        network: nn.Module,
+        of: nn.Module,
+        classes: int,
+        samples: int,
         to_pixels: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
-        self.network, self.classes, self._to_pixels = network, classes, to_pixels
+        self.network = network
+        self.classes = classes
+        self._to_pixels = to_pixels
         self._shown = set(np.linspace(0, samples - 1, min(samples, MOST_POINTS)).round().astype(int).tolist())
         self._with_matrix = classes <= MOST_CLASSES
         self._own_curves = classes if classes <= MOST_CURVES else 0
@@ -180,7 +186,8 @@ class Collector(nn.Module):
         counts = self._counts if self._counts is not None else self._no_counts(distributed.device)
         counts = distributed.all_reduce_sum(counts).cpu().numpy()
         mine = [_on_host(Mistake, self._worst)], [_on_host(Point, part) for part in self._points]
-        mistakes, points = [], []
+        mistakes = []
+        points = []
         for its_mistakes, its_points in distributed.gather(mine):
             mistakes += [one for part in its_mistakes for one in part if one.share >= 0]
             points += [one for part in its_points for one in part]

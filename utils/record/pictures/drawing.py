@@ -9,7 +9,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from utils.record.pictures.collector import Mistake
 
-INK, GREY, WHITE = (33, 33, 33), (110, 110, 110), (255, 255, 255)
+INK = (33, 33, 33)
+GREY = (110, 110, 110)
+WHITE = (255, 255, 255)
 BLUE = np.array([21, 101, 192])
 MOST_LABELLED = 40  # classes whose names are written at the matrix
 MOST_COUNTED = 20  # classes whose counts are written into it
@@ -28,7 +30,8 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     colours = np.round(WHITE + np.sqrt(shares)[..., None] * (BLUE - WHITE)).astype(np.uint8)
     matrix = Image.fromarray(colours.repeat(cell, 0).repeat(cell, 1))
-    font, names = ImageFont.load_default(12), [_printable(name, 16) for name in classes]
+    font = ImageFont.load_default(12)
+    names = [_printable(name, 16) for name in classes]
     labels = number <= MOST_LABELLED
     margin = 34 + (max(round(font.getlength(name)) for name in names) if labels else 0)
     picture = Image.new("RGB", (margin + matrix.width + 12, margin + matrix.height + 12), WHITE)
@@ -55,7 +58,8 @@ def worst_mistakes(mistakes: Sequence[Mistake], classes: Sequence[str]) -> np.nd
     columns = min(COLUMNS, len(mistakes))
     rows = -(-len(mistakes) // columns)
     size = columns * (TILE + GAP) + GAP, rows * (TILE + CAPTION + GAP) + GAP
-    picture, font = Image.new("RGB", size, WHITE), ImageFont.load_default(12)
+    picture = Image.new("RGB", size, WHITE)
+    font = ImageFont.load_default(12)
     draw = ImageDraw.Draw(picture)
     for place, one in enumerate(mistakes):
         left = GAP + place % columns * (TILE + GAP)

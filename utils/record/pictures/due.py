@@ -7,14 +7,16 @@ import math
 from utils.checkpoint.progress import Progress
 from utils.config.settings import Settings
 
-OFF, LAST = "off", "last"
+OFF = "off"
+LAST = "last"
 
 
 def may_be(progress: Progress, args: Settings) -> bool:
     """Before the validation of an epoch: whether pictures of it may be wanted. Early stopping decides afterwards."""
     if args.logging.picture_epochs == OFF:
         return False
-    epoch, patience = progress.epoch + 1, args.run.early_stopping
+    epoch = progress.epoch + 1
+    patience = args.run.early_stopping
     ends = epoch >= args.optimisation.epochs or progress.step >= (args.run.max_steps or math.inf)
     return ends or _regular(epoch, args) or (patience is not None and epoch - progress.stopping_epoch >= patience)
 

@@ -13,7 +13,9 @@ from PIL import Image
 from utils.record.pictures.collector import THUMBNAIL, Point
 from utils.record.pictures.drawing import as_image
 
-CONFIG, FOLDER = "projector_config.pbtxt", "projector"  # the first name is TensorBoard's
+# the first name is TensorBoard's
+CONFIG = "projector_config.pbtxt"
+FOLDER = "projector"
 
 
 def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None:
