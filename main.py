@@ -494,7 +494,8 @@ def evaluate(run: Run, components: Components, hooks: Hooks | None) -> int:
 def warn_of_doubts(run: Run, components: Components) -> None:
     """Warn of what a user should know before training: doubtful data or network, and settings without effect."""
     from models.oversized import oversized_layer
-    from utils.loop.effects import facts_of, without_effect
+    from utils.config.effects import without_effect
+    from utils.loop.facts import facts_of
 
     if not run.is_main:
         return

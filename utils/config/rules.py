@@ -2,7 +2,7 @@
 
 A contradiction is a mistake: it answers one question in two ways (which algorithm, schedule, weights or device), or
 asks for what cannot be done. A setting of something that the run does not have, such as the momentum of an optimizer
-without one, only has no effect and is reported (``utils/loop/effects.py``).
+without one, only has no effect and is reported (``utils/config/effects.py``).
 """
 
 from __future__ import annotations

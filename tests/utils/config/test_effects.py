@@ -6,8 +6,8 @@ from torch import nn
 
 from tests.faults.small_run import told
 from utils.config import arguments
+from utils.config.effects import Facts, without_effect
 from utils.config.settings import Settings, UserError, all_settings
-from utils.loop.effects import Facts, without_effect
 from utils.precision.amp import keep_in_fp32, never_called
 
 SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
