@@ -34,7 +34,7 @@ def header(path):
 
 HEADERS = {
     str(path.relative_to(ROOT)): header(path)
-    for path in sorted(ROOT.glob("scripts/*.*")) + sorted(ROOT.glob("configs/*/*.yaml"))
+    for path in sorted((*ROOT.glob("scripts/*.*"), *ROOT.glob("scripts/lab/*.*"), *ROOT.glob("configs/*/*.yaml")))
 }
 ARCHITECTURE = "docs/architecture.md"
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ +)*(?:python|bash|sbatch)(?: --nodes \S+)? (?:scripts/|main\.py)")
@@ -170,11 +170,11 @@ def test_every_command_uses_flags_that_exist(page):
         "python scripts/torchrun.py --processes 2 main.py",
         "python scripts/torchrun.py --nproc-per-node 2 main.py --epoch 3",
         "python scripts/doctor.py --no-such-flag",
-        "python scripts/benchmark_amp.py --dataname digits",
+        "python scripts/lab/benchmark_amp.py --dataname digits",
         "python scripts/missing.py",
         "A=1 bash scripts/elastic.sh mnist/fc DATA --epoch 3",
-        "bash scripts/soak.sh --minutes 60",
-        "bash scripts/gpu_results.sh --piece amp",
+        "bash scripts/lab/soak.sh --minutes 60",
+        "bash scripts/lab/gpu_results.sh --piece amp",
     ],
 )
 def test_a_command_that_would_fail_is_noticed(command):
@@ -217,7 +217,7 @@ def test_every_message_that_troubleshooting_quotes_is_one_of_ours():
 
 def test_every_script_is_mentioned():
     internal = {"__init__.py", "environment.sh", "missing_requirements.py"}
-    scripts = {path.name for path in ROOT.glob("scripts/*.*")} - internal
+    scripts = {path.name for path in (*ROOT.glob("scripts/*.*"), *ROOT.glob("scripts/lab/*.*"))} - internal
     mentioned = "\n".join(PAGES.values())
     assert {name for name in scripts if name not in mentioned} == set()
 

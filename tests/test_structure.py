@@ -84,7 +84,8 @@ def may_import(importer, imported):
     upper = layer_of(importer)
     lower = layer_of(imported)
     if upper == lower and upper[1] == "scripts":  # a command knows the parts in its folder and in others'; parts do not
-        return importer.count(".") == 1 or importer.split(".")[1] == imported.split(".")[1]
+        folder = imported.split(".")[1]
+        return importer.split(".")[1] == folder or (importer.count(".") == 1 and folder != "lab")
     return upper == lower or lower[0] < upper[0] or (importer, lower[1]) in ACROSS
 
 
@@ -220,6 +221,9 @@ def test_checks_see_an_unsafe_call(call):
         ("utils.data.loaders", "utils.record.metrics", False),  # rooms of one layer do not know each other
         ("utils.data.loaders", "scripts.common.command_line", False),
         ("scripts.audit.report", "scripts.tuning.report", False),  # nor do folders of scripts
+        ("scripts.lab.benchmark", "scripts.lab.benchmarks.measure", True),  # the laboratory is such a folder
+        ("scripts.lab.benchmark", "scripts.tuning.report", False),
+        ("scripts.doctor", "scripts.lab.benchmarks.measure", False),  # which users' commands do not enter
         ("scripts.audit.report", "scripts.common.figures", True),
         ("scripts.doctor", "scripts.tuning.report", True),
     ],

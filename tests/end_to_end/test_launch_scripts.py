@@ -18,7 +18,7 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT
 from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, run, variables
 
-SHELL_SCRIPTS = [*sorted(SCRIPTS.glob("*.sh")), *sorted(SCRIPTS.glob("*.sbatch")), ROOT / ".ci" / "run"]
+SHELL_SCRIPTS = [*sorted(SCRIPTS.rglob("*.sh")), *sorted(SCRIPTS.glob("*.sbatch")), ROOT / ".ci" / "run"]
 LAUNCHERS = ["mnist_fc.sh", "cifar10_resnet18.sh", "imagenet_resnet18.sh", "imagenet_resnet50.sh"]
 
 
@@ -313,7 +313,7 @@ def test_the_lowest_versions_are_tested_in_an_environment_of_their_own_on_the_lo
     for name in ("requirements.txt", "requirements-dev.txt"):
         shutil.copy(ROOT / name, place.root)
     for _ in range(2):
-        done = place.run("test_lowest.sh", "-x")
+        done = place.run("lab/test_lowest.sh", "-x")
         last = done.stdout.splitlines()[-1]
         assert re.fullmatch(r"-m pytest -n [2-8] --dist loadfile --no-loadscope-reorder -x", last)
         assert not place.venv.exists()

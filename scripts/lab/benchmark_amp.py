@@ -1,0 +1,413 @@
+"""What mixed precision gains on this device: time and memory of a training step in each number format.
+
+    python scripts/lab/benchmark_amp.py                          # the MLP of PyTorch's recipe
+    python scripts/lab/benchmark_amp.py --arch resnet50 --channels-last --compile
+    python scripts/lab/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
+    python scripts/lab/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
+
+Prints a table and writes it as amp.csv and amp.png (accounting.csv) to --output. Heavy imports are inside
+the functions: --help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from utils.config.groups.run import RunSettings
+from utils.config.settings import Settings, UserError, flag_of
+from utils.runtime.distributed import Distributed, RankInfo
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from scripts.common.figures import Spread
+    from scripts.common.step_timing import Result, Workload
+
+NAME = "benchmark_amp.py"
+FORMATS = ("fp32", "tf32", "fp16", "bf16")
+# What each kind of benchmark takes, and its defaults. Another kind's flag is a mistake.
+KINDS = {
+    "the MLP": {"width": 4096, "layers": 3, "batch_size": 512, "steps": 50, "rounds": 3},
+    "--arch": {"image_size": 224, "classes": 1000, "batch_size": 128, "steps": 20, "rounds": 3},
+    "--accounting": {
+        "image_size": 32,
+        "classes": 10,
+        "batch_size": 128,
+        "steps": 50,
+        "rounds": 6,
+        "amp": None,
+        "ema_decay": None,
+    },
+}
+BARE = "bare loop"
+OURS = "TraVal.training_step"
+AVERAGE = "with a moving average"
+STATISTICS = "batch-norm statistics"
+COLUMNS = {BARE: "bare", OURS: "training_step", AVERAGE: "average", STATISTICS: "statistics"}
+COSTS = {
+    OURS: "Accounting costs {}.",
+    AVERAGE: "Accounting and moving average together cost {}.",
+    STATISTICS: "Computing the average's batch-norm statistics takes, for each training batch, {} of a step.",
+}
+
+
+def main(argv: list[str]) -> int:
+    """The tool; returns its exit code."""
+    own = read_flags(argv)
+    with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed:
+        return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def build_parser() -> ToolParser:
+    parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+    number = {"type": whole(1, 2**24), "metavar": "N"}
+    parser.add_argument("--arch", "-a", metavar="NAME", help="a network, named as for main.py [an MLP; resnet18]")
+    parser.add_argument("--width", **number, help="inputs and outputs of each layer of the MLP [4096]")
+    parser.add_argument("--layers", **number, help="linear layers of the MLP [3]")
+    parser.add_argument("--image-size", **number, help="pixels, with --arch [224; with --accounting 32]")
+    parser.add_argument("--classes", **number, help="outputs, with --arch [1000; with --accounting 10]")
+    parser.add_argument("--batch-size", "-b", **number, help="samples a step [512; networks 128]")
+    parser.add_argument("--steps", **number, help="timed steps a round [50; with --arch 20]")
+    parser.add_argument("--rounds", **number, help="rounds of each row, interleaved [3; with --accounting 6]")
+    parser.add_argument("--only", nargs="+", choices=FORMATS, metavar="FORMAT", help=f"of {', '.join(FORMATS)} [all]")
+    parser.add_argument("--channels-last", action="store_true", help="each format again in this memory format")
+    parser.add_argument("--compile", action="store_true", help="each format again with torch.compile")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave peak memory out")
+    parser.add_argument("--accounting", action="store_true", help="compare main.py's training step with a bare loop")
+    parser.add_argument(
+        "--amp", choices=("off", "fp16", "bf16"), help="with --accounting [fp16 on a GPU, off on a CPU]"
+    )
+    parser.add_argument("--ema-decay", metavar="DECAY", help="with --accounting: measure the moving average too")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute [auto]")
+    parser.add_argument(
+        "--output", default="benchmarks/amp", metavar="DIR", help="folder of the files [benchmarks/amp]"
+    )
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)  # for measure_memory: a row's number
+    return parser
+
+
+def read_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags with their kind's defaults. Raises ``UserError`` with all that contradict each other."""
+    own = build_parser().parse_args(argv)
+    kind = "--accounting" if own.accounting else "--arch" if own.arch else "the MLP"
+    mistakes = []
+    for name in dict.fromkeys(name for defaults in KINDS.values() for name in defaults):
+        if name in KINDS[kind]:
+            setattr(own, name, KINDS[kind][name] if getattr(own, name) is None else getattr(own, name))
+        elif getattr(own, name) is not None:
+            goes_with = " or ".join(other for other, defaults in KINDS.items() if name in defaults)
+            mistakes.append(
+                f"{flag_of(name)} goes with {goes_with}, and this measures {kind.replace('--arch', own.arch or '')}"
+            )
+    if kind == "the MLP" and own.channels_last:
+        mistakes.append("--channels-last: the MLP's inputs have no channels; add --arch NAME")
+    if own.accounting:
+        own.arch = own.arch or "resnet18"
+        given = {"--only": own.only, "--channels-last": own.channels_last, "--compile": own.compile}
+        mistakes += [f"{flag} chooses rows, and --accounting has none; leave one out" for flag in given if given[flag]]
+    if not own.output.strip() or "\0" in own.output:
+        mistakes.append("--output must not be empty or hold a NUL character")
+    if mistakes:
+        raise UserError(*mistakes)
+    return own
+
+
+# ---------------------------------------------------------------------------------------- benchmark
+
+
+def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distributed) -> int:
+    """Measure all rows, print the table, write it and its picture to the output folder."""
+    import torch
+
+    from scripts.common.figures import cells, csv_rows, device_name, draw, figures, notes, write_csv
+    from scripts.common.step_timing import Result, cpu_memory, make_rows, run_rounds, unsupported
+
+    device = distributed.device
+    workload = make_workload(own)
+    formats = [name for name in FORMATS if not own.only or name in own.only]
+    skipped = {name: reason for name in formats if (reason := unsupported(name, device))}
+    rows = make_rows([n for n in formats if n not in skipped], channels_last=own.channels_last, compiled=own.compile)
+    if not rows:
+        raise UserError(*(f"--only {name}: {reason}" for name, reason in skipped.items()))
+    if own.memory_of is not None:
+        print(cpu_memory(workload, rows[own.memory_of], device))
+        return 0
+
+    folder = make_folder(own.output)
+    place = device_name(device)
+    what = f"{workload.text}, {own.rounds} rounds of {own.steps} steps"
+    header = f"{place}, torch {torch.__version__}: {what}"
+    print(header, flush=True)
+    results = [Result(row) for row in rows]
+    in_processes = own.memory and device.type == "cpu"
+    with ProgressBar(len(rows) * (own.rounds + in_processes)) as progress:
+        if in_processes:  # first, see measure_memory
+            measure_memory(argv, results, progress)
+
+        def measured(number: int, result: Result) -> None:
+            progress.advance(f"round {number}/{own.rounds}")
+            if result is results[-1]:
+                progress.line(f"round {number}/{own.rounds}: " + "; ".join(map(latest, results)))
+
+        run_rounds(results, workload, device, own.rounds, measured)
+
+    shown = [figures(result, results[0], workload.batch_size) for result in results]
+    print(table(*cells(results, shown, own.memory)))
+    print("\n".join(notes(results, shown, workload, device, skipped, memory=own.memory)))
+    about = {"device": place, "torch": torch.__version__, "workload": workload.text, "steps": own.steps}
+    write_csv(folder / "amp.csv", csv_rows(about, results, shown))
+    draw(folder / "amp.png", header.replace(": ", "\n", 1), results, shown, own.memory)
+    print(f"Files: {folder / 'amp.csv'}, {folder / 'amp.png'}")
+    return 0 if any(not result.failure for result in results) else 1
+
+
+def make_workload(own: argparse.Namespace) -> Workload:
+    """The workload of the flags. Raises ``UserError`` for an unknown network."""
+    from scripts.common.step_timing import classification, mlp
+
+    if not own.arch:
+        return mlp(own.width, own.layers, own.batch_size, own.steps)
+    from models import build_model, unknown_arch
+    from utils.config.groups.model import ModelSettings
+
+    if mistake := unknown_arch(own.arch):
+        raise UserError(mistake)
+
+    def build() -> nn.Module:
+        settings = ModelSettings(arch=own.arch)
+        return build_model(settings, classes=own.classes, channels=3, image_size=own.image_size)
+
+    return classification(
+        own.arch, build, image_size=own.image_size, classes=own.classes, batch_size=own.batch_size, steps=own.steps
+    )
+
+
+def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: ProgressBar) -> None:
+    """The peak memory of each row on a CPU, each in a separate process.
+
+    Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
+    """
+    from scripts.common.step_timing import OUT_OF_MEMORY
+
+    for index, result in enumerate(results):
+        command = [sys.executable, str(Path(__file__).resolve()), *argv, "--memory-of", str(index)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            result.peak_bytes = int(done.stdout.split()[-1])
+        elif done.returncode == 2:
+            raise UserError(*(line.removeprefix(f"{NAME}: ") for line in done.stderr.strip().splitlines()[-1:]))
+        elif done.returncode == -9 or "can't allocate memory" in done.stderr:  # -9: killed by the system
+            result.failure = OUT_OF_MEMORY
+        elif not result.row.compiled:  # what does not compile is reported in its first round
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        progress.advance("memory")
+    progress.line("memory: each row was measured in a separate process")
+
+
+def latest(result: Result) -> str:
+    """A row's last round, in words."""
+    return f"{result.row.label} {result.failure or f'{1000 * result.seconds[-1]:,.2f} ms'}"
+
+
+class ProgressBar:
+    """A bar on a terminal, plain lines elsewhere, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def advance(self, text: str) -> None:
+        self.bar.set_description_str(text, refresh=False)
+        self.bar.update()
+
+    def line(self, text: str) -> None:
+        if self.bar.disable:
+            print(text, file=sys.stderr, flush=True)
+
+
+# --------------------------------------------------------------------------------------- accounting
+
+
+def account(own: argparse.Namespace, distributed: Distributed) -> int:
+    """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
+    import torch
+
+    from scripts.common.figures import Spread, device_name, ratios, write_csv
+    from scripts.common.step_timing import interleaved_rounds, warm_up
+
+    device = distributed.device
+    args = accounting_settings(own, device)
+    workload = make_workload(own)
+    folder = make_folder(own.output)
+    place = device_name(device)
+    what = f"{workload.text}, mixed precision {args.precision.amp}"
+    print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps each", flush=True)
+    sides = loops(args, workload, distributed)
+    with ProgressBar(own.rounds) as progress:
+        for run in sides.values():
+            warm_up(run, device)
+
+        def measured(number: int) -> None:
+            progress.advance("rounds")
+            progress.line(f"round {number}/{own.rounds}")
+
+        runs = [partial(run, own.steps) for run in sides.values()]
+        seconds = interleaved_rounds(runs, own.rounds, device, measured)
+
+    ms = {name: [1000 * each / own.steps for each in row] for name, row in zip(sides, seconds, strict=True)}
+    spreads = {name: Spread.of(values) for name, values in ms.items()}
+    rows = [[name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"] for name, s in spreads.items()]
+    print(table(["step", "ms a step", "min - max"], rows))
+    for name, words in COSTS.items():
+        if name in ms:
+            print(words.format(cost(ratios(ms[name], ms[BARE]), name == STATISTICS)))
+    print(f"Medians of {own.rounds} ratios to the bare loop's round beside it; sums are read every {own.steps} steps.")
+    about = {"device": place, "torch": torch.__version__, "workload": what, "steps": own.steps}
+    columns = {f"{COLUMNS[name]}_ms": values for name, values in ms.items()}
+    columns |= {f"{COLUMNS[name]}_ratio": [a / b for a, b in zip(ms[name], ms[BARE], strict=True)] for name in ms}
+    pairs = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    write_csv(folder / "accounting.csv", [{"round": n} | pair | about for n, pair in enumerate(pairs, 1)])
+    print(f"File: {folder / 'accounting.csv'}")
+    return 0
+
+
+def cost(ratio: Spread, whole: bool) -> str:
+    """What a ratio to the bare loop means: how much is added, or with ``whole`` how much it is."""
+    median, low, high = (f"{100 * each:.2f}" if whole else f"{100 * (each - 1):+.2f}" for each in ratio)
+    shown = f"{median} % ({low} to {high} %)"
+    unclear = not whole and ratio.low < 1 < ratio.high
+    return shown + "; rounds disagree on the sign: more of them, or an idle machine, will tell" * unclear
+
+
+def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
+    """For each side by its name a function that runs so many steps; all begin with the same weights."""
+    import torch
+
+    from scripts.common.step_timing import Training
+    from utils.optim.batch_norm_statistics import layers_with_statistics
+
+    torch.manual_seed(0)
+    batches = workload.make_batches(distributed.device)
+    network = workload.build().to(distributed.device)
+    bare = copy.deepcopy(network), batches, workload.criterion, args.precision, distributed.device
+    without = dataclasses.replace(args, average=dataclasses.replace(args.average, ema_decay=None))
+    sides = {
+        BARE: Training(*bare, momentum=workload.momentum).run,
+        OURS: accounted(without, copy.deepcopy(network), *batches[0], distributed),
+    }
+    if args.average.ema_decay is not None:
+        sides[AVERAGE] = accounted(args, copy.deepcopy(network), *batches[0], distributed)
+        if layers_with_statistics(network):
+            sides[STATISTICS] = statistics(args, copy.deepcopy(network), batches[0][0], distributed)
+    return sides
+
+
+def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
+    """Training settings for both sides; the loss scale is one at which no healthy network skips a step."""
+    from scripts.common.step_timing import WARM_UP_STEPS
+    from utils.config import arguments
+    from utils.config.groups.precision import PrecisionSettings
+    from utils.precision.amp import resolve_amp
+
+    return arguments.parse(
+        [
+            "--amp",
+            resolve_amp(PrecisionSettings(amp=own.amp), device),
+            "--init-scale",
+            "1024",
+            "--device",
+            device.type,
+            "--print-freq",
+            str(max(own.steps, WARM_UP_STEPS)),
+            "--batch-size",
+            str(own.batch_size),
+            *(["--ema-decay", own.ema_decay] if own.ema_decay else []),
+        ]
+    )
+
+
+def accounted(
+    args: Settings, network: nn.Module, images: torch.Tensor, targets: torch.Tensor, distributed: Distributed
+) -> Callable[[int], None]:
+    """A function that runs that many of main.py's training steps on the one batch, then reads their sums."""
+    import numpy as np
+    import torch
+
+    from scripts.common.step_timing import LR
+    from utils.data.loaders import Batch
+    from utils.optim.ema import build_average
+    from utils.optim.lr_policy import LRPolicy
+    from utils.precision.amp import build_scaler
+    from utils.train_validation import TraVal
+
+    batch = Batch(images, targets, np.arange(len(images)), 0)
+    loader = SimpleNamespace(
+        image_shape=tuple(images.shape[1:]),
+        replay_step=lambda *_: [batch],  # this and the plan: for a step that is skipped after all
+        plan=SimpleNamespace(step_indices=lambda *_: batch.indices),
+    )
+    traval = TraVal(
+        network,
+        loader,
+        torch.optim.SGD(network.parameters(), lr=LR, momentum=0.9),
+        torch.nn.CrossEntropyLoss(),
+        build_scaler(args.precision, distributed.device),
+        args,
+        None,
+        distributed=distributed,
+        lr_policy=LRPolicy("constant", LR, 1),
+        ema=build_average(network, args.average, args.optimisation.epochs),
+    )
+
+    def run(steps: int) -> None:
+        for number in range(steps):
+            traval.training_step([dataclasses.replace(batch, number=number)])
+            if traval.sums.full:
+                traval.collect()
+        traval.collect()  # as train() does every --print-freq steps: a synchronisation point
+
+    return run
+
+
+def statistics(
+    args: Settings, network: nn.Module, images: torch.Tensor, distributed: Distributed
+) -> Callable[[int], None]:
+    """A function that computes the network's batch-norm statistics over the one batch that many times."""
+    from utils.data.loaders import PASS_SIZE
+    from utils.optim.batch_norm_statistics import recompute
+    from utils.precision.amp import autocast
+
+    parts = [SimpleNamespace(images=part) for part in images.split(PASS_SIZE)]
+    loader = SimpleNamespace(shared_out=lambda _, steps: (steps * len(parts), iter(parts * steps)))
+
+    def run(steps: int) -> None:
+        recompute(network, loader, 0, steps, distributed, autocast(args.precision, images.device), lambda: None)
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))

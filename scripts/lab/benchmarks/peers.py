@@ -1,0 +1,259 @@
+"""The other sides as programs: the bare loop, a loop over torchvision's MNIST, timm's train.py with our network.
+
+    python scripts/lab/benchmarks/peers.py NAME [flag ...]       # the last line is images a second
+
+benchmark.py starts each anew for each round, so that thread pools and allocators do not mix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from scripts.common.step_timing import synchronise
+from scripts.lab.benchmarks.measure import throughput
+from utils.config.groups.model import ModelSettings
+
+# of MNIST
+MEAN = 0.1307
+STD = 0.3081
+TIMM_RATE = re.compile(r"Train: (\d+) \[.*\(\d+\.\d+s, +([\d.]+)/s\)")  # an epoch's number, its images a second so far
+GIVEN_RATE = "given batches: epoch {} at {} images/s"
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TIMM_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+GPU_WARM_UP_BATCHES = 20  # compile, choose convolution algorithms, raise the clock
+
+
+def main(argv: list[str]) -> None:
+    if argv[:1] == ["timm-script"]:
+        script, arch, image_size, given_batches, *flags = argv[1:]
+        run_timm_script(script, arch, int(image_size), int(given_batches), flags)
+        return
+    parser = argparse.ArgumentParser(prog="peers.py", allow_abbrev=False)
+    parser.add_argument("name", choices=("bare", "torchvision-mnist", "timm"))
+    for name, default in {"arch": "fc", "batch-size": 128, "image-size": 28, "channels": 1, "classes": 10}.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--mnist", help="folder as torchvision's MNIST wants it")
+    parser.add_argument("--tree", help="class folders below train/ and val/")
+    parser.add_argument("--train-script", help="timm's train.py")
+    parser.add_argument("--given-batches", type=int, default=0, help="timm: random batches an epoch, without a --tree")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--device", type=torch.device, default="cpu")
+    parser.add_argument("--amp", choices=("off", *DTYPES), default="off")
+    for name in ("channels-last", "compile", "plain-crops"):
+        parser.add_argument(f"--{name}", action="store_true")
+    own = parser.parse_args(argv)
+    if own.name == "timm":
+        print(timm(own))
+        return
+    torch.backends.cudnn.benchmark = True  # as in main.py; without effect on a CPU
+    torch.manual_seed(0)
+    batches = (
+        torchvision_mnist(own) if own.name == "torchvision-mnist" else mnist_in_memory(own) if own.mnist else one(own)
+    )
+    warm_up = GPU_WARM_UP_BATCHES if own.device.type == "cuda" else 3
+    print(throughput(training(own, batches), own.seconds, own.device, warm_up=warm_up))
+
+
+# ---------------------------------------------------------------------------------------- the loop
+
+
+def network(own: argparse.Namespace) -> nn.Module:
+    """main.py's network, in training mode, on the device."""
+    from models import build_model
+
+    settings = ModelSettings(arch=own.arch)
+    model = build_model(settings, classes=own.classes, channels=own.channels, image_size=own.image_size)
+    return model.to(own.device, memory_format=torch.channels_last if own.channels_last else torch.contiguous_format)
+
+
+def training(own: argparse.Namespace, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[int]:
+    """Forward, loss, backward and step, and nothing else; yields each batch's size. Uses torch's fastest SGD."""
+    model = network(own)
+    if own.compile:
+        model.compile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+    scaler = torch.amp.GradScaler(own.device.type, enabled=own.amp == "fp16")
+    for images, targets in batches:
+        with torch.autocast(own.device.type, DTYPES.get(own.amp), enabled=own.amp != "off"):
+            loss = functional.cross_entropy(model(images), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        yield len(targets)
+
+
+# --------------------------------------------------------------------------------------- the batches
+
+
+def one(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same random batch again and again, on the network's device and in its memory format."""
+    images = torch.randn(own.batch_size, own.channels, own.image_size, own.image_size, device=own.device)
+    if own.channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    targets = torch.randint(own.classes, (own.batch_size,), device=own.device)
+    while True:
+        yield images, targets
+
+
+def mnist_in_memory(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """MNIST as normalised floats in memory; a batch is an index into a random permutation."""
+    from torchvision.datasets import MNIST
+
+    data = MNIST(own.mnist)
+    images = ((data.data[:, None].float() / 255 - MEAN) / STD).to(own.device)
+    targets = data.targets.to(own.device)
+    while True:
+        for rows in torch.randperm(len(images), device=own.device).split(own.batch_size):
+            yield images[rows], targets[rows]
+
+
+def torchvision_mnist(own: argparse.Namespace) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """torchvision's MNIST with per-sample transforms in a DataLoader, as PyTorch's examples train on it."""
+    from torch.utils.data import DataLoader
+    from torchvision import transforms
+    from torchvision.datasets import MNIST
+
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+    data = MNIST(own.mnist, transform=transform)
+    loader = DataLoader(data, own.batch_size, shuffle=True, num_workers=own.workers, persistent_workers=own.workers > 0)
+    while True:
+        for images, targets in loader:
+            yield images.to(own.device), targets.to(own.device)
+
+
+# ---------------------------------------------------------------------------------------------- timm
+
+
+def timm(own: argparse.Namespace) -> float:
+    """Images a second of timm's train.py, over its epochs after the first.
+
+    With a ``tree`` it reads the images with its own loader and logs its speed; its other settings are its defaults, or
+    with ``plain_crops`` the augmentation is ours. Otherwise it gets random batches that are on the device already.
+    """
+    command = [
+        sys.executable,
+        __file__,
+        "timm-script",
+        own.train_script,
+        own.arch,
+        own.image_size,
+        own.given_batches,
+        "--data-dir",
+        own.tree or ".",
+        "--val-split",
+        "val",
+        "--model",
+        "benchmark_network",
+        "--num-classes",
+        own.classes,
+        "--batch-size",
+        own.batch_size,
+        "--input-size",
+        own.channels,
+        own.image_size,
+        own.image_size,
+        "--epochs",
+        3 if own.given_batches else 2,
+        "--warmup-epochs",
+        0,
+        "--cooldown-epochs",
+        0,
+        "--device",
+        own.device,
+        "--checkpoint-hist",
+        1,
+    ]
+    command += ["--amp", "--amp-dtype", TIMM_DTYPES[own.amp]] if own.amp != "off" else []
+    command += ["--channels-last"] * own.channels_last + ["--torchcompile"] * own.compile
+    command += ["--workers", own.workers] if own.workers else []
+    command += ["--color-jitter", 0, "--train-interpolation", "bilinear"] * own.plain_crops
+    with TemporaryDirectory() as output:
+        command = [*map(str, command), "--output", output]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"timm's train.py: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    return timm_rate(done.stdout + done.stderr, own.given_batches > 0)
+
+
+def timm_rate(log: str, given_batches: bool) -> float:
+    """Images a second over the epochs after the first, from what train.py and ``GivenBatches`` print."""
+    pattern = re.compile(GIVEN_RATE.format(r"(\d+)", r"([\d.]+)")) if given_batches else TIMM_RATE
+    last_of_epoch = dict(pattern.findall(log))
+    return statistics.harmonic_mean([float(rate) for epoch, rate in last_of_epoch.items() if epoch != "0"])
+
+
+def run_timm_script(script: str, arch: str, image_size: int, given_batches: int, flags: list[str]) -> None:
+    """timm's train.py, with our network registered under a name, and with ``GivenBatches`` if there are some."""
+    sys.path.insert(0, str(Path(script).resolve().parent))  # as for any script: its folder may contain a timm
+    import timm.data
+    from timm.models import register_model
+
+    from models import build_model
+
+    @register_model
+    def benchmark_network(pretrained: bool = False, num_classes: int = 10, in_chans: int = 3, **_: object) -> nn.Module:
+        return build_model(ModelSettings(arch=arch), classes=num_classes, channels=in_chans, image_size=image_size)
+
+    if given_batches:
+        classes = int(flags[flags.index("--num-classes") + 1])
+        channels_last = "--channels-last" in flags
+        timm.data.create_dataset = lambda *_, **__: ()  # train.py asks for one that is not None
+        timm.data.create_loader = lambda _, **options: GivenBatches(given_batches, classes, channels_last, options)
+    sys.argv = [script, *flags]
+    runpy.run_path(script, run_name="__main__")
+
+
+class GivenBatches:
+    """Takes the place of timm's loader: the same random batch on the device, ``count`` times an epoch.
+
+    Prints each training epoch's speed. The device is waited for at its borders only.
+    """
+
+    dataset = sampler = batch_sampler = None
+    mixup_enabled = False
+
+    def __init__(self, count: int, classes: int, channels_last: bool, options: dict[str, Any]) -> None:
+        self.device = torch.device(options["device"])
+        self.training = options["is_training"]
+        self.count = count if self.training else 1
+        self.epoch = 0
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        images = torch.randn(options["batch_size"], *options["input_size"], device=self.device)
+        targets = torch.randint(classes, (options["batch_size"],), device=self.device)
+        self.batch = images.contiguous(memory_format=layout), targets
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        synchronise(self.device)
+        began = time.perf_counter()
+        for _ in range(self.count):
+            yield self.batch
+        synchronise(self.device)
+        if self.training:
+            rate = self.count * len(self.batch[1]) / (time.perf_counter() - began)
+            print(GIVEN_RATE.format(self.epoch, f"{rate:.2f}"), flush=True)
+        self.epoch += 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

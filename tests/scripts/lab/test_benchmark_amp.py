@@ -1,0 +1,434 @@
+"""scripts/lab/benchmark_amp.py: what it prints and leaves, its arithmetic by hand, its step against a plain loop."""
+
+import contextlib
+import copy
+import csv
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from scripts.common import step_timing
+from scripts.common.figures import cells, draw, figures, published, ratios
+from scripts.common.step_timing import (
+    Result,
+    StepVariant,
+    Training,
+    classification,
+    interleaved_rounds,
+    make_rows,
+    mlp,
+    run_rounds,
+    tf32,
+)
+from utils.config.groups.precision import PrecisionSettings
+from utils.config.groups.run import RunSettings
+from utils.config.settings import UserError
+from utils.optim import ema
+from utils.runtime.distributed import Distributed, RankInfo
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = ROOT / "scripts" / "lab" / "benchmark_amp.py"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_amp", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*flags):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, flags)], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def read_csv(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def table_rows(text):
+    """The printed table as one dict a row; columns are two spaces apart."""
+    lines = text.splitlines()
+    rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
+    places = []
+    begin = 0
+    for dashes in lines[rule].split("  "):
+        places.append(slice(begin, begin + len(dashes)))
+        begin += len(dashes) + 2
+    headers = [lines[rule - 1][place].strip() for place in places]
+    body = []
+    for line in lines[rule + 1 :]:
+        if line.startswith(("Time:", "Accounting")):
+            break
+        body.append(dict(zip(headers, (line[place].strip() for place in places), strict=True)))
+    return body
+
+
+# ------------------------------------------------------------------------------------ the whole tool
+
+
+@pytest.fixture(scope="module")
+def small_run(tool, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small") / "new" / "folder"
+    out = io.StringIO()
+    err = io.StringIO()
+    flags = "--width 32 --layers 2 --batch-size 8 --steps 2 --rounds 3 --device cpu"
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = tool.main([*flags.split(), "--only", "fp32", "tf32", "fp16", "--output", str(folder)])
+    return subprocess.CompletedProcess(flags, code, out.getvalue(), err.getvalue()), folder
+
+
+def test_the_table_has_a_row_for_each_format_the_device_knows_and_names_the_others(small_run):
+    done, _ = small_run
+    assert done.returncode == 0, done.stderr
+    rows = table_rows(done.stdout)
+    assert [row["format"] for row in rows] == ["fp32", "fp16 + scaler"]
+    assert list(rows[0]) == ["format", "ms a step", "min - max", "images/s", "speed-up", "peak MB", "memory"]
+    assert "tf32 is left out: needs a GPU." in done.stdout
+    assert "MLP of 2 linear layers 32-32, batch 8, 3 rounds of 2 steps" in done.stdout.splitlines()[0]
+    assert f"torch {torch.__version__}" in done.stdout.splitlines()[0]
+    assert "ru_maxrss" in done.stdout
+    assert "RTX 2060" not in done.stdout, "another workload than the published one"
+
+
+def test_the_progress_is_a_line_a_round_on_stderr(small_run):
+    lines = small_run[0].stderr.splitlines()
+    assert [line.partition(":")[0] for line in lines if line.startswith("round")] == [
+        "round 1/3",
+        "round 2/3",
+        "round 3/3",
+    ]
+
+
+def test_csv_and_table_agree_and_the_first_row_is_exactly_1(small_run):
+    done, folder = small_run
+    printed = table_rows(done.stdout)
+    stored = read_csv(folder / "amp.csv")
+    assert [row["format"] for row in stored] == ["fp32", "fp16"]
+    for text, row in zip(printed, stored, strict=True):
+        assert text["ms a step"] == f"{float(row['ms_per_step']):,.2f}"
+        assert text["min - max"] == f"{float(row['ms_min']):,.2f} - {float(row['ms_max']):,.2f}"
+        assert text["images/s"] == f"{float(row['images_per_second']):,.0f}"
+        assert text["speed-up"] == f"{float(row['speed_up']):.2f}x"
+        assert text["peak MB"] == f"{int(row['peak_bytes']) / 1e6:,.1f}"
+        assert float(row["images_per_second"]) == pytest.approx(8000 / float(row["ms_per_step"]))
+        assert float(row["ms_min"]) <= float(row["ms_per_step"]) <= float(row["ms_max"])
+    assert float(stored[0]["speed_up"]) == 1 and printed[0]["speed-up"] == "1.00x"
+
+
+def test_the_picture_is_a_picture_and_no_temporary_file_stays(small_run):
+    _, folder = small_run
+    assert sorted(path.name for path in folder.iterdir()) == ["amp.csv", "amp.png"]
+    with Image.open(folder / "amp.png") as picture:
+        assert picture.format == "PNG" and picture.width > picture.height > 300
+        assert len(picture.convert("RGB").getcolors(2**20)) > 20
+
+
+def test_a_network_runs_in_both_memory_formats(tool, tmp_path, capsys):
+    flags = "--arch conv2 --image-size 8 --classes 3 --batch-size 4 --steps 1 --rounds 1 --channels-last --no-memory"
+    assert tool.main([*flags.split(), "--only", "bf16", "fp32", "--device", "cpu", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    rows = table_rows(printed)
+    assert [row["format"] for row in rows] == ["fp32", "bf16", "fp32, channels-last", "bf16, channels-last"]
+    assert "peak MB" not in rows[0] and "ru_maxrss" not in printed
+    assert [row["channels_last"] for row in read_csv(tmp_path / "amp.csv")] == ["False", "False", "True", "True"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--steps 0", "--steps: '0': must be at least 1"),
+        ("--width -5", "--width: '-5': must be at least 1"),
+        ("--rounds many", "--rounds: 'many': must be a whole number"),
+        ("--channels-last", "--channels-last: the MLP's inputs have no channels; add --arch NAME"),
+        ("--arch conv2 --width 8", "--width goes with the MLP, and this measures conv2"),
+        ("--amp bf16", "--amp goes with --accounting, and this measures the MLP"),
+        ("--accounting --only fp32", "--only chooses rows, and --accounting has none; leave one out"),
+        ("--only fp8", "--only: invalid choice: 'fp8'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tool, monkeypatch, capsys, flags, expected):
+    monkeypatch.setattr(sys, "argv", ["benchmark_amp.py", *flags.split()])
+    assert tool.run_tool(tool.NAME, tool.main) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("benchmark_amp.py: ") and expected in line
+
+
+def test_what_needs_torch_to_be_noticed_is_one_line_too(tool, tmp_path):
+    (tmp_path / "file").write_text("")
+    for flags, expected in (
+        ("--arch resnet81", "--arch 'resnet81': no own, timm or torchvision network has this name; did you mean"),
+        ("--only tf32", "--only tf32: needs a GPU"),
+        (f"--width 8 --output {tmp_path / 'file'}", "cannot be made"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            tool.main([*flags.split(), "--device", "cpu"])
+
+
+def test_the_script_says_a_mistake_without_importing_torch():
+    done = run("--layers", 0)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "benchmark_amp.py: argument --layers: '0': must be at least 1\n"
+    program = f"import sys, runpy; sys.argv = ['x', '--help']\ntry: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\nexcept SystemExit: print('torch' in sys.modules)"
+    helped = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert "--only" in helped.stdout and "--memory-of" not in helped.stdout
+    assert helped.stdout.splitlines()[-1] == "False"
+
+
+# --------------------------------------------------------------------------------------- arithmetic
+
+
+def test_figures_are_those_computed_by_hand():
+    first = Result(StepVariant("fp32"), seconds=[0.010, 0.040, 0.012], peak_bytes=1000)
+    result = Result(StepVariant("fp16"), seconds=[0.005, 0.010, 0.008], peak_bytes=1500)
+    found = figures(result, first, batch_size=16)
+    assert found.ms == pytest.approx((8, 5, 10))  # median, smallest, largest
+    assert found.images_per_second == pytest.approx(2000)
+    assert found.speed_up == pytest.approx(2.0)  # the median of 2, 4 and 1.5; of the medians it would be 1.5
+    assert (found.peak_bytes, found.memory_ratio) == (1500, 1.5)
+    alone = figures(first, first, batch_size=16)
+    assert (alone.speed_up, alone.memory_ratio) == (1, 1)
+
+
+def test_ratios_are_taken_round_by_round():
+    assert ratios([3.0, 10.0, 4.0, 9.0], [1.0, 5.0, 2.0, 9.0]) == (2.0, 1.0, 3.0)
+
+
+def test_what_is_not_known_is_left_open():
+    lost = Result(StepVariant("fp32"), seconds=[0.01], failure="out of memory")
+    result = Result(StepVariant("bf16"), seconds=[0.01])
+    assert figures(lost, lost, 8) == (None, None, None, None, None)
+    found = figures(result, lost, 8)
+    assert (found.ms.median, found.speed_up, found.memory_ratio) == (10, None, None)
+    measured_zero = Result(StepVariant("fp32"), seconds=[0.01], peak_bytes=0)
+    assert figures(measured_zero, measured_zero, 8).memory_ratio is None
+
+
+def test_the_published_figures_stand_beside_ours_for_the_default_workload_only():
+    assert mlp(4096, 3, 512, 50).is_default
+    assert not any(mlp(*shape).is_default for shape in [(4095, 3, 512, 50), (4096, 2, 512, 50), (4096, 3, 512, 49)])
+    results = [
+        Result(StepVariant("fp32"), [8.063 / 150] * 3, 1_367_458_816),
+        Result(StepVariant("fp16"), [3.298 / 150] * 3, 1_803_759_616),
+    ]
+    line = published(results, [figures(result, results[0], 512) for result in results])
+    assert "2.44x here, memory 1.32x; published for an RTX 2060: 2.44x, memory 1.32x" in line
+    assert "53.8 to 22.0 ms a step, 1,367 to 1,804 MB" in line
+    assert published(results[:1], [figures(results[0], results[0], 512)]) == ""
+
+
+def test_rows_are_all_formats_plain_first_then_each_variant():
+    labels = [row.label for row in make_rows(["fp32", "fp16"], channels_last=True, compiled=True)]
+    assert labels[:4] == ["fp32", "fp16 + scaler", "fp32, channels-last", "fp16 + scaler, channels-last"]
+    assert labels[4::2] == ["fp32, compiled", "fp32, channels-last, compiled"]
+    assert len(set(labels)) == 8
+
+
+# ------------------------------------------------------------------------------------- measurements
+
+
+def test_rounds_are_interleaved_and_a_row_out_of_memory_is_said_and_left_out(monkeypatch, tmp_path):
+    calls = []
+
+    def time_round(workload, row, device):
+        calls.append(row.format)
+        if calls == ["fp32", "fp16", "bf16", "fp32", "fp16"]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return len(calls), 1000 * len(calls)
+
+    monkeypatch.setattr(step_timing, "time_round", time_round)
+    results = [Result(StepVariant(name)) for name in ("fp32", "fp16", "bf16")]
+    seen = []
+    run_rounds(results, mlp(8, 1, 1, 1), CPU, 3, lambda number, result: seen.append((number, result.row.format)))
+    assert calls == ["fp32", "fp16", "bf16", "fp32", "fp16", "bf16", "fp32", "bf16"]
+    assert seen == [(number, name) for number in (1, 2, 3) for name in ("fp32", "fp16", "bf16")]
+    assert [result.failure for result in results] == ["", "out of memory", ""]
+    assert results[0].seconds == [1, 4, 7] and results[0].peak_bytes == 7000
+
+    shown = [figures(result, results[0], 1) for result in results]
+    _, rows = cells(results, shown, memory=True)
+    assert rows[1] == ["fp16 + scaler", "out of memory", "", "", "", "", ""]
+    draw(tmp_path / "x.png", "title", results, shown, memory=True)
+    assert Image.open(tmp_path / "x.png").format == "PNG"
+
+
+def test_any_other_error_is_not_taken_for_a_lack_of_memory(monkeypatch):
+    def time_round(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(step_timing, "time_round", time_round)
+    with pytest.raises(RuntimeError, match="mat1"):
+        run_rounds([Result(StepVariant("fp32"))], mlp(8, 1, 1, 1), CPU, 1, lambda *_: None)
+
+
+def test_memory_that_a_cpu_refuses_is_a_lack_of_memory():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert step_timing.failure_of(caught.value, StepVariant("fp32")) == "out of memory"
+
+
+def test_rounds_alternate_their_order_and_sides_stay_apart():
+    order = []
+    sides = [partial(order.append, name) for name in "abc"]
+    seconds = interleaved_rounds(sides, 3, CPU, order.append)
+    assert order == ["a", "b", "c", 1, "c", "b", "a", 2, "a", "b", "c", 3]
+    assert [len(side) for side in seconds] == [3, 3, 3]
+
+
+def test_tf32_is_as_before_afterwards_also_after_an_error():
+    def state():
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    before = state()
+    for allowed in (True, False):
+        with pytest.raises(KeyError), tf32(allowed):
+            assert state() == (allowed, allowed)
+            raise KeyError
+        assert state() == before
+
+
+# ------------------------------------------------------------------------------------------ the step
+
+
+def small_network():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+
+
+WORKLOADS = {
+    "mlp": lambda: mlp(width=16, layers=3, batch_size=4, steps=2),
+    "network": lambda: classification("x", small_network, image_size=8, classes=5, batch_size=4, steps=2),
+}
+
+
+def vector(network):
+    return nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+
+
+def plain_loop(network, batches, loss, momentum):
+    """The loop that every tutorial has: float32, no autocast, no scaler."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.001, momentum=momentum)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss(network(inputs), targets).backward()
+        optimizer.step()
+    return vector(network)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "momentum"),
+    [
+        ("mlp", nn.functional.mse_loss, 0.0),
+        ("network", nn.functional.cross_entropy, 0.9),
+    ],
+)
+def test_the_steps_of_every_format_are_those_of_a_plain_loop(kind, loss, momentum):
+    trainings = {name: WORKLOADS[kind]().start(StepVariant(name), CPU) for name in ("fp32", "fp16", "bf16")}
+    start = vector(trainings["fp32"].network)
+    plain = copy.deepcopy(trainings["fp32"].network)
+    batches = trainings["fp32"].batches
+    exact = plain_loop(plain, [batches[n % len(batches)] for n in range(3)], loss, momentum)
+    for name, training in trainings.items():
+        training.run(3)
+        off = ((vector(training.network) - exact).norm() / (exact - start).norm()).item()
+        assert off == 0 if name == "fp32" else 0 < off < 0.1, name
+        assert training.scaler.is_enabled() == (name == "fp16")
+        assert all(parameter.grad is None for parameter in training.network.parameters())
+
+
+def test_the_mlp_is_that_of_the_recipe_with_a_batch_for_each_step():
+    workload = mlp(width=16, layers=3, batch_size=4, steps=7)
+    assert [type(module).__name__ for module in workload.build()] == ["Linear", "ReLU", "Linear", "ReLU", "Linear"]
+    batches = workload.make_batches(CPU)
+    assert len(batches) == 7 and {tensor.shape for pair in batches for tensor in pair} == {(4, 16)}
+
+
+def test_channels_last_reaches_network_and_images():
+    training = WORKLOADS["network"]().start(StepVariant("fp32", channels_last=True), CPU)
+    assert training.network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert training.batches[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+# --------------------------------------------------------------------------------------- accounting
+
+
+def test_accounting_compares_two_loops_that_train_alike(tool):
+    own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--batch-size", "4"])
+    args = tool.accounting_settings(own, CPU)
+    workload = WORKLOADS["network"]()
+    torch.manual_seed(0)
+    batches = workload.make_batches(CPU)
+    network = workload.build()
+    twin = copy.deepcopy(network)
+    start = vector(network)
+    ours = tool.accounted(args, twin, *batches[0], Distributed(RankInfo(), RunSettings(device="cpu")))
+    ours(3)
+    Training(network, batches, workload.criterion, PrecisionSettings(amp="off"), CPU, momentum=0.9).run(3)
+    assert torch.equal(vector(network), vector(twin))
+    assert not torch.equal(vector(network), start)
+
+
+def test_accounting_prints_both_sides_and_leaves_every_pair(tool, tmp_path, capsys):
+    flags = "--accounting --arch conv2 --image-size 8 --batch-size 2 --steps 2 --rounds 3 --amp fp16 --device cpu"
+    assert tool.main([*flags.split(), "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    rows = table_rows(printed)
+    assert [row["step"] for row in rows] == ["bare loop", "TraVal.training_step"]
+    pairs = read_csv(tmp_path / "accounting.csv")
+    assert [pair["round"] for pair in pairs] == ["1", "2", "3"]
+    paired = [float(pair["training_step_ms"]) / float(pair["bare_ms"]) for pair in pairs]
+    assert [float(pair["training_step_ratio"]) for pair in pairs] == pytest.approx(paired)
+    assert f"Accounting costs {100 * (np.median(paired) - 1):+.2f} %" in printed
+    assert rows[0]["ms a step"] == f"{np.median([float(pair['bare_ms']) for pair in pairs]):,.2f}"
+
+
+def test_accounting_with_an_average_measures_its_update_and_its_statistics_too(tool, tmp_path, capsys):
+    flags = "--accounting --arch timm/test_resnet --image-size 32 --batch-size 4 --steps 2 --rounds 3 --ema-decay 0.9"
+    assert tool.main([*flags.split(), "--device", "cpu", "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    names = ["bare loop", "TraVal.training_step", "with a moving average", "batch-norm statistics"]
+    assert [row["step"] for row in table_rows(printed)] == names
+    pairs = read_csv(tmp_path / "accounting.csv")
+    average, statistics = (
+        100 * np.median([float(pair[f"{column}_ms"]) / float(pair["bare_ms"]) for pair in pairs])
+        for column in ("average", "statistics")
+    )
+    assert f"Accounting and moving average together cost {average - 100:+.2f} %" in printed
+    assert f"for each training batch, {statistics:.2f} % (" in printed
+
+
+def test_only_the_side_with_an_average_keeps_one(tool, monkeypatch):
+    own = tool.read_flags(["--accounting", "--amp", "off", "--steps", "3", "--ema-decay", "0.9"])
+    made = []
+    make = ema.build_average
+    monkeypatch.setattr(ema, "build_average", lambda *given: made.append(make(*given)) or made[-1])
+    args = tool.accounting_settings(own, CPU)
+    sides = tool.loops(args, WORKLOADS["network"](), Distributed(RankInfo(), RunSettings(device="cpu")))
+    without, average = made
+    before = vector(average.module).clone()
+    for run in sides.values():
+        run(3)
+    assert without is None and not torch.equal(vector(average.module), before)
+
+
+def test_a_decay_that_is_none_and_one_without_accounting_are_refused(tool):
+    with pytest.raises(UserError, match="--ema-decay"):
+        tool.accounting_settings(tool.read_flags(["--accounting", "--ema-decay", "2"]), CPU)
+    with pytest.raises(UserError, match="--ema-decay goes with --accounting"):
+        tool.read_flags(["--ema-decay", "0.9"])

@@ -1,0 +1,156 @@
+"""docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
+
+import dataclasses
+import statistics
+import sys
+
+import pytest
+
+from scripts.common.command_line import run_tool
+from scripts.common.recipes import recipes
+from scripts.common.runs import read_run
+from scripts.lab import collect_results
+from tests.scripts.test_sweep import DEAD, EARLY, keep_run
+
+RUN = ["--config", "digits/fc", "--device", "cpu", "--output", "somewhere", "--resume=auto", "--no-progress"]
+TOP1 = {0: 97.5, 1: 98.0, 2: 96.5}
+
+
+def collect(argv, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["collect_results.py", *map(str, argv)])
+    code = run_tool(collect_results.NAME, collect_results.main)
+    return code, capsys.readouterr()
+
+
+def cells(page, recipe):
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith(f"| {recipe} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three seeds of digits/fc, a repetition of one, and runs that are none of the recipe's."""
+    for seed, top1 in TOP1.items():
+        keep_run(tmp_path / "runs" / f"b{seed}", [*RUN, "--seed", str(seed)], [*[98.5] * 19, top1])
+    keep_run(tmp_path / "runs" / "a0", [*RUN, "--seed", "0"], [50.0] * 20)  # before b0
+    keep_run(tmp_path / "runs" / "other", [*RUN, "--lr", "0.2"], [10.0] * 20)
+    keep_run(tmp_path / "runs" / "cut", [*RUN, "--seed", "9"], [10.0] * 5)
+    return tmp_path / "runs"
+
+
+def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "results.md"
+    code, said = collect([runs, "--output", page], capsys, monkeypatch)
+    assert code == 0 and said.out == f"5 finished runs, 3 of them of 1 recipe: {page}\n"
+    mean = statistics.fmean(TOP1.values())
+    deviation = statistics.stdev(TOP1.values())
+    assert cells(page, "digits/fc") == [
+        "digits/fc",
+        "fc",
+        "20",
+        f"{mean:.2f} ± {deviation:.2f} % (3)",
+        "98.50 ± 0.00 %",
+        "none known",
+        "30 s",
+        "a computer",
+        "0123456789",
+        "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
+    ]
+
+
+def test_a_dead_run_is_counted_beside_the_mean(runs, tmp_path, capsys, monkeypatch):
+    keep_run(runs / "dead", [*RUN, "--seed", "3"], [10.1] * 20, figures=DEAD)
+    collect([runs, "--output", tmp_path / "results.md"], capsys, monkeypatch)
+    assert cells(tmp_path / "results.md", "digits/fc")[3].endswith(" % (4, 1 doubtful)")
+
+
+def test_a_command_is_without_what_places_shows_or_cuts_a_run(tmp_path):
+    run = read_run(keep_run(tmp_path / "run", RUN, [98.0] * 20))
+    more = "--max-steps 46 --gpu-ids 0 1 --progress --name=x --print-freq 5 --seed 3 --resume-override --lr 0.2"
+    run = dataclasses.replace(run, command=f"{run.command} {more}")
+    expected = "python main.py --config digits/fc --device cpu --print-freq 5 --lr 0.2"
+    assert collect_results.command(run) == expected
+
+
+def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, monkeypatch):
+    keep_run(runs / "named", [*RUN, "--name", "own-split"], [40.0] * 20)
+    page = tmp_path / "results.md"
+    collect([runs, "--output", page], capsys, monkeypatch)
+    assert cells(page, "digits/fc")[3].endswith("(3)")
+    assert cells(page, "digits/fc (own-split)")[3] == "40.00 % (1)"
+
+
+def test_runs_that_measured_another_value_for_themselves_share_no_mean(tmp_path, capsys, monkeypatch):
+    for seed, amp in (("0", "bf16"), ("1", "bf16"), ("2", "off")):
+        flags = ["--config", "cifar10/airbench", "--datapath", "D", "--matmul-weight-grad", "none", "--amp", amp]
+        keep_run(tmp_path / "runs" / seed, [*flags, "--seed", seed], [*[80.0] * 7, 94.0 if amp == "bf16" else 90.0])
+    page = tmp_path / "results.md"
+    collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
+    for amp, top1 in (("bf16", "94.00 ± 0.00 % (2)"), ("off", "90.00 % (1)")):
+        assert cells(page, f"cifar10/airbench (amp {amp})")[3] == top1
+
+
+def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, monkeypatch):
+    for seed, place in (("0", "flowers"), ("1", "birds")):
+        keep_run(
+            tmp_path / "runs" / seed,
+            ["--config", "imagenette/resnet10t", "--datapath", place, "--seed", seed],
+            [90.0] * 40,
+        )
+    page = tmp_path / "results.md"
+    collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
+    for place in ("flowers", "birds"):
+        assert cells(page, f"imagenette/resnet10t ({place})")[3] == "90.00 % (1)"
+
+
+def test_every_recipe_of_a_data_set_has_a_row_and_one_without_a_run_says_so(runs, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "results.md"
+    collect([runs, "--output", page], capsys, monkeypatch)
+    for recipe in recipes():
+        if "/" in recipe.name and recipe.name != "digits/fc":
+            found = cells(page, recipe.name)
+            assert found[3:6] == ["not measured", "", recipe.reference_figure]
+            assert found[-1] == f"`{recipe.command}`"
+
+
+def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
+    first = tmp_path / "first.md"
+    second = tmp_path / "second.md"
+    moved = keep_run(runs / "moved", [*RUN, "--seed", "1", "--output", "/elsewhere/all"], [98.0] * 20)
+    log = "2026-11-22 08:00:00 machine: another\n" + (moved / "log.txt").read_text()  # where it went on
+    (moved / "log.txt").write_text(log.replace("run=x", "run=/elsewhere/all/moved"))
+    collect([runs, "--keep", "--output", first], capsys, monkeypatch)
+    collect([tmp_path / "kept", "--output", second], capsys, monkeypatch)
+    assert first.read_text() == second.read_text()
+    assert "| a computer |" in first.read_text() and "| a computer; then another |" in first.read_text()
+    kept = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    assert len(kept) == 4 * 3
+    texts = [path.read_text() for path in kept]
+    assert not [text for text in texts if str(tmp_path) in text or "/elsewhere" in text]
+    assert any("run=RUNS/moved" in text for text in texts)
+
+
+def test_a_run_whose_table_is_cut_off_is_one_line(runs, tmp_path, capsys, monkeypatch):
+    path = runs / "b0" / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-3])
+    code, said = collect([runs, "--output", tmp_path / "results.md"], capsys, monkeypatch)
+    assert code == 2 and "b0: " in said.err and "cannot be read (a row of metrics.csv is cut off)" in said.err
+
+
+def test_a_kept_run_that_stopped_early_is_still_finished(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
+    run = keep_run(tmp_path / "run", [*RUN, "--early-stopping", "2"], [98.0] * 5, log=EARLY)
+    collect_results.keep("digits/fc", read_run(run))
+    assert read_run(tmp_path / "kept/digits/fc/run").epochs == 5
+
+
+def test_the_page_is_what_the_kept_runs_give(tmp_path, capsys, monkeypatch):
+    page = tmp_path / "results.md"
+    assert collect([collect_results.KEPT, "--output", page], capsys, monkeypatch)[0] == 0
+    assert page.read_text() == collect_results.PAGE.read_text(), "python scripts/lab/collect_results.py makes it anew"
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys, monkeypatch):
+    code, said = collect([tmp_path / "none", tmp_path], capsys, monkeypatch)
+    assert (code, said.err) == (2, f"collect_results.py: {tmp_path / 'none'}: no such folder\n")

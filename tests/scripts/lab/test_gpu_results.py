@@ -1,0 +1,466 @@
+"""scripts/lab/gpu_results.py: every piece in its tiny form on a CPU, what is taken up again, and how results are read."""
+
+import contextlib
+import io
+import json
+import runpy
+import subprocess
+import sys
+import tarfile
+import textwrap
+import time
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import timm.data
+import torch
+
+import main
+from scripts import sweep
+from scripts.common import figures
+from scripts.lab import benchmark, benchmark_amp, collect_results, gpu_results
+from scripts.lab.benchmarks import measure, peers
+from scripts.lab.benchmarks import report as benchmark_report
+from scripts.lab.gpu_table import job as jobs
+from scripts.lab.gpu_table import pieces, report, tiny, trainings
+from scripts.lab.gpu_table.job import Job, OutOfTime, PieceFailure
+from scripts.lab.gpu_table.lines import DIFFERENCE, RATIO, Line, benchmark_lines, figure
+from tests.scripts.test_sweep import keep_run
+from utils.config.settings import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# As timm's: flags, functions of its package, a loop over its loader, a line of its log.
+TIMM_TRAIN = """
+    import argparse
+    from timm.data import create_dataset, create_loader
+    from timm.models import create_model
+    parser = argparse.ArgumentParser()
+    for flag, kind in {"data-dir": str, "model": str, "num-classes": int, "batch-size": int, "epochs": int}.items():
+        parser.add_argument(f"--{flag}", type=kind, required=True)
+    parser.add_argument("--input-size", type=int, nargs=3)
+    args, others = parser.parse_known_args()
+    network = create_model(args.model, num_classes=args.num_classes, in_chans=args.input_size[0])
+    images = create_dataset("", root=args.data_dir, split="train", is_training=True)
+    assert images is not None
+    shape, size = tuple(args.input_size), args.batch_size
+    loader = create_loader(images, input_size=shape, batch_size=size, is_training=True, num_workers=0, device="cpu",
+                           use_prefetcher=False)
+    for epoch in range(args.epochs):
+        for number, (batch, targets) in enumerate(loader):
+            assert network(batch.float()).shape == (size, args.num_classes) and batch.shape == (size, *shape)
+        print(f"Train: {epoch} [   4/5 (100%)]  Loss: 2.3 (2.3)  Time: 0.8s,  159.80/s  (0.812s,  {200 + epoch}.00/s)  LR")
+"""
+# As airbench's: its images, its table, its number of runs.
+AIRBENCH = """
+    import torch
+    for name in ("train", "test"):
+        data = torch.load(f"cifar10/{name}.pt")
+        assert data["images"].shape[1:] == (32, 32, 3) and data["images"].dtype == torch.uint8
+        assert len(data["labels"]) == len(data["images"]) and len(data["classes"]) == 10
+
+    def row(*cells):
+        print("|" + "|".join(f"  {cell}  " for cell in cells) + "|")
+
+    def main(run):
+        for epoch in range(2):
+            row(run if epoch == 0 else "", epoch, "0.9000", "0.9100", "", 1.5)
+        row("", "eval", "0.9000", "0.9300", f"0.94{run if run != 'warmup' else 99:02}", f"{3 + (run == 'warmup') * 50}.25")
+
+    row("run   ", "epoch", "train_acc", "val_acc", "tta_val_acc", "time_seconds")
+    main("warmup")
+    accs = [main(run) for run in range(200)]
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """The other programs' scripts, as files."""
+    folder = tmp_path_factory.mktemp("others")
+    for name, text in {"train.py": TIMM_TRAIN, "airbench94.py": AIRBENCH}.items():
+        (folder / name).write_text(textwrap.dedent(text))
+    return folder
+
+
+def in_this_process(patch):
+    """Have all programs of this repository run here: starting them takes longer than what they do."""
+
+    def program(words):
+        words = [str(word) for word in words][1:]  # without the interpreter
+        name = Path(words[0]).name
+        flags = words[1:]
+        if name == "peers.py":
+            return lambda: peers.main(flags)
+        commands = {"main.py": main.main, "benchmark.py": benchmark.main, "benchmark_amp.py": benchmark_amp.main}
+        return lambda: {**commands, "sweep.py": sweep.main}[name](flags)
+
+    def run_command(command, environ, code=0):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert (program(command)() or 0) == code
+        return out.getvalue()
+
+    def wait(job, line, log, cwd):
+        if line[1] == "-m":
+            return own_wait(job, line, log, cwd)
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            return program(line)()
+
+    def run_timm(line, **_):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            peers.main(line[2:])
+        return SimpleNamespace(returncode=0, stdout=out.getvalue(), stderr="")
+
+    def train_all(trials, folder, places, ended):
+        for trial in trials:
+            flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
+            assert main.main(flags) == 0
+            ended(trial, "")
+        return []
+
+    own_wait = Job._wait
+    patch.setattr(Job, "_wait", wait)
+    patch.setattr(measure, "run_command", run_command)
+    patch.setattr(peers, "subprocess", SimpleNamespace(run=run_timm))
+    patch.setattr(sweep, "run_all", train_all)
+    patch.setattr(torch.nn.Module, "compile", lambda module: None)  # as TORCHDYNAMO_DISABLE would
+    for drawing in (figures, benchmark_report):
+        patch.setattr(drawing, "draw", lambda *_: None)
+    patch.setattr(sys, "argv", sys.argv)  # and these two: what a timm script changes is put back
+    patch.setattr(timm.data, "create_dataset", timm.data.create_dataset)
+    patch.setattr(timm.data, "create_loader", timm.data.create_loader)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory, scripts):
+    """All pieces in their tiny form: the exit code, what was printed, and the folder."""
+    folder = tmp_path_factory.mktemp("tiny") / "results"
+    out = io.StringIO()
+    tests = tmp_path_factory.mktemp("suite")
+    (tests / "conftest.py").write_text("def pytest_configure(config): config.addinivalue_line('markers', 'gpu: x')")
+    (tests / "test_a.py").write_text(
+        "import pytest\n@pytest.mark.gpu\ndef test_one(): pass\n@pytest.mark.gpu\ndef test_two(): assert 1 == 2\n"
+    )
+    (tests / "test_b.py").write_text("import no_such_package\n")
+    flags = ["--tiny", "--seconds", "0.01", "--output", str(folder), "--timm-train", str(scripts / "train.py")]
+    with pytest.MonkeyPatch.context() as patch:
+        in_this_process(patch)
+        patch.setattr(pieces, "TESTS", tests)
+        patch.setattr(tiny, "IMAGES", {"train": 2, "val": 1})
+        threads = torch.get_num_threads()
+        with contextlib.redirect_stdout(out):
+            code = gpu_results.main(flags)
+        torch.set_num_threads(threads)
+    return SimpleNamespace(code=code, printed=out.getvalue(), folder=folder, flags=flags)
+
+
+def lines_of(measured, piece):
+    found = json.loads((measured.folder / "pieces" / f"{piece}.json").read_text())
+    assert found["state"] == "done"
+    return [Line(**line) for line in found["lines"]]
+
+
+# ------------------------------------------------------------------------------------------ all pieces
+
+
+def test_every_piece_runs_in_its_tiny_form_or_says_that_it_needs_a_gpu(measured):
+    assert measured.code == 0, measured.printed
+    done = {path.stem for path in (measured.folder / "pieces").glob("*.json")}
+    assert done == {piece.name for piece in pieces.PIECES if not piece.only_gpu}
+    assert "airbench: left out: it needs a GPU" in measured.printed
+
+
+def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
+    for part in ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled"):
+        bare, timm_line = lines_of(measured, part)
+        assert (bare.against, bare.aim, timm_line.against, timm_line.aim) == (
+            "bare loop, one batch",
+            0.98,
+            "timm's train.py, one batch",
+            1.2,
+        )
+        assert bare.ours > 0 and bare.other > 0 and timm_line.other > 0
+    (resident,) = lines_of(measured, "resident")
+    assert resident.aim == 0.95 and "CIFAR-10" in resident.what
+    amp = {line.what: line for line in lines_of(measured, "amp")}
+    assert amp["MLP of PyTorch's AMP recipe, fp16: speed-up"].aim == 2.44
+    (top1, seconds) = lines_of(measured, "resnet18-short")
+    assert (top1.aim, seconds.aim) == (95.4, None) and 0 <= top1.ours <= 100
+    assert len(lines_of(measured, "accounting")) == 2
+
+
+def test_jpeg_files_are_compared_with_images_in_memory_and_with_timm_and_the_wait_is_shown(measured):
+    memory, wait = lines_of(measured, "jpeg-resnet18")[:2]
+    assert memory.against == "images in memory" and memory.kind == RATIO
+    assert wait.what.endswith("by the CPU: the host waits") and 0 <= wait.ours <= 100
+    memory, timm_line, wait = lines_of(measured, "jpeg-resnet50")[:3]
+    assert timm_line.against.startswith("timm's train.py, ") and timm_line.other == 201
+
+
+def test_the_gpu_tests_are_run_without_importing_other_files_and_failures_are_named(measured):
+    count, failed = lines_of(measured, "tests")
+    assert (count.ours, count.met) == (1, False)
+    assert failed.what == "failed: test_two" and "assert 1 == 2" in failed.note
+
+
+def test_text_markdown_json_and_archive_hold_all_pieces(measured):
+    text, page = ((measured.folder / name).read_text() for name in ("table.txt", "table.md"))
+    content = json.loads((measured.folder / "results.json").read_text())
+    assert list(content["pieces"]) == [piece.name for piece in pieces.PIECES]
+    for piece in pieces.PIECES:
+        assert f"\n{piece.name}  " in text and f"\n| {piece.name} |" in page
+    assert f"torch: {torch.__version__}" in page and "at least 0.98" in page
+    with tarfile.open(measured.folder / report.ARCHIVE) as archive:
+        names = archive.getnames()
+    assert {"table.md", "results.json", "pieces/amp.json", "logs/amp.txt"} <= set(names)
+    assert any(name.endswith("/metrics.csv") for name in names)
+    assert not [name for name in names if "checkpoints" in name or "tfevents" in name]
+
+
+def test_collect_results_finds_the_runs(measured, tmp_path, capsys):
+    page = tmp_path / "results.md"
+    assert collect_results.main([str(measured.folder), "--output", str(page)]) == 0
+    runs = len(list((measured.folder / "sweeps").rglob("metrics.csv")))
+    assert runs >= 2 and capsys.readouterr().out.startswith(f"{runs} finished runs, ")
+
+
+def test_finished_pieces_are_not_measured_again(measured, monkeypatch, capsys):
+    monkeypatch.setattr(Job, "run", lambda *_, **__: pytest.fail("nothing is left"))
+    assert gpu_results.main(measured.flags) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{piece.name}: finished before" in printed for piece in pieces.PIECES if not piece.only_gpu)
+    assert (measured.folder / "table.txt").read_text().strip() in printed
+
+
+# ------------------------------------------------------------------------------- time, cuts, failures
+
+
+def own(**more):
+    return Namespace(
+        tiny=True, rounds=1, seconds=0.01, cifar10=None, imagenette=None, timm_train=None, airbench=None, **more
+    )
+
+
+@pytest.fixture
+def made_up_pieces(monkeypatch):
+    """Two pieces that take 100 s each; ``asked`` says what was measured; ``now`` is the clock."""
+    state = SimpleNamespace(asked=[], now=0.0, failing=True, error=PieceFailure("why"))
+
+    def piece(name, resumes):
+        def measure(job):
+            state.asked.append(name)
+            state.now += 100
+            if name == "b" and state.failing:
+                raise state.error
+            return [figure("top-1", "%", [93.0, 95.0], 94.0)]
+
+        return pieces.Piece(name, f"piece {name}", 100, measure, resumes=resumes)
+
+    monkeypatch.setattr(gpu_results, "PIECES", (piece("a", False), piece("b", True), piece("c", False)))
+    monkeypatch.setattr(gpu_results, "refuse_without_gpu", lambda own: None)
+    monkeypatch.setattr(gpu_results, "nvidia_smi", lambda: "1980 MHz")
+    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "made up"})
+    clock = SimpleNamespace(monotonic=lambda: state.now)
+    monkeypatch.setattr(gpu_results, "time", clock)
+    monkeypatch.setattr(jobs, "time", clock)
+    return state
+
+
+def test_what_does_not_fit_the_limit_is_put_off_and_taken_up_by_the_same_command(made_up_pieces, tmp_path, capsys):
+    state = made_up_pieces
+    flags = ["--output", str(tmp_path), "--seconds-limit", "250"]
+    state.failing = False
+    assert gpu_results.main(flags) == 75
+    assert state.asked == ["a", "b"]
+    assert "c: put off: it takes about 100 s, and 30 s are left" in capsys.readouterr().out
+    assert gpu_results.main(flags) == 0
+    assert state.asked == ["a", "b", "c"]
+    assert json.loads((tmp_path / "pieces" / "a.json").read_text())["gpu before"] == "1980 MHz"
+
+
+def test_a_piece_that_resumes_begins_with_less_time_than_it_takes(made_up_pieces, tmp_path):
+    assert gpu_results.main(["--output", str(tmp_path), "--seconds-limit", "100"]) == 1
+    assert made_up_pieces.asked == ["b"]  # which fails
+
+
+def test_figures_of_the_tiny_form_are_never_shown_as_measured(made_up_pieces, tmp_path):
+    made_up_pieces.failing = False
+    assert gpu_results.main(["--output", str(tmp_path), "--tiny", "--cifar10", ".", "--imagenette", "."]) == 0
+    with pytest.raises(UserError, match="holds figures of --tiny, which mean nothing"):
+        gpu_results.main(["--output", str(tmp_path)])
+
+
+def test_a_row_measured_by_another_commit_says_so(made_up_pieces, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": "aaa"})
+    assert gpu_results.main(["--output", str(tmp_path)]) == 1  # b fails
+    made_up_pieces.failing = False
+    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": "bbb"})
+    assert gpu_results.main(["--output", str(tmp_path)]) == 0
+    a, b, c = (tmp_path / "table.txt").read_text().splitlines()[2:]
+    assert a.endswith("met; with commit aaa") and b.endswith("met") and c.endswith("met; with commit aaa")
+
+
+@pytest.mark.parametrize("error", [PieceFailure("why"), ZeroDivisionError("why")])
+def test_a_failed_piece_is_named_measured_again_and_spoils_no_other(made_up_pieces, tmp_path, capsys, error):
+    made_up_pieces.error = error
+    assert gpu_results.main(["--output", str(tmp_path)]) == 1
+    assert "b: failed: why" in capsys.readouterr().out
+    assert (tmp_path / "logs" / "b.txt").exists() == isinstance(error, ZeroDivisionError)
+    made_up_pieces.failing = False
+    assert gpu_results.main(["--output", str(tmp_path)]) == 0
+    assert made_up_pieces.asked == ["a", "b", "c", "b"]
+
+
+def test_at_the_limit_a_command_and_what_it_started_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "SAVING_SECONDS", 0.2)
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with Job(own(), tmp_path, time.monotonic() + 1.2, "name") as job:
+        with pytest.raises(OutOfTime):
+            job.run("-c", code)
+        child = int(job.log.read_text().split()[-1])
+        for _ in range(100):
+            if not is_running(child):
+                break
+            time.sleep(0.02)
+        assert not is_running(child)
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_command_that_fails_is_told_with_its_last_line(tmp_path):
+    with Job(own(), tmp_path, None, "name") as job:
+        assert job.run("-c", "import sys; sys.exit(1)", codes=(0, 1)) == 1
+        with pytest.raises(PieceFailure, match="exit code 3: the reason"):
+            job.run("-c", "import sys; print('the reason'); sys.exit(3)")
+    assert not job.scratch.exists()
+
+
+# -------------------------------------------------------------------------------------------- reading
+
+
+def test_airbenchs_runs_are_read_without_its_warm_up(scripts, tmp_path, monkeypatch):
+    def run(job, line, log, cwd):
+        monkeypatch.chdir(cwd)
+        with contextlib.redirect_stdout(log):
+            runpy.run_path(line[1])
+        return 0
+
+    monkeypatch.setattr(Job, "_wait", run)
+    flags = own()
+    flags.airbench = str(scripts / "airbench94.py")
+    flags.cifar10 = tiny.made_up(tmp_path / "cifar10", "png", 32)
+    with Job(flags, tmp_path, None, "airbench") as job:
+        top1, seconds, missing = trainings.airbench(job)
+    assert (top1.ours, top1.low, top1.high) == pytest.approx((94.02, 94.0, 94.04))
+    assert (seconds.ours, seconds.what) == (3.25, "airbench94.py: its clock")
+    assert "no runs" in missing.note
+
+
+def test_a_script_whose_runs_cannot_be_limited_is_refused(tmp_path):
+    flags = own()
+    flags.airbench = str(tmp_path / "other.py")
+    Path(flags.airbench).write_text("print('hello')")
+    with Job(flags, tmp_path, None, "airbench") as job, pytest.raises(PieceFailure, match="for run in range"):
+        trainings.airbench(job)
+
+
+def test_airbenchs_clock_counts_training_warmed_up_and_the_last_validation(tmp_path):
+    rows = ["1,98,10000,9.0", "2,196,25000,3.0", "3,294,50000,1.5", "4,392,25000,2.75"]  # 5, 2, 1 and 2 s of training
+    (tmp_path / "metrics.csv").write_text("epoch,step,images_per_second,seconds\n" + "\n".join(rows) + "\n")
+    run = SimpleNamespace(folder=tmp_path, args=SimpleNamespace(data=SimpleNamespace(global_batch_size=512)))
+    assert trainings.clocked_seconds(run) == pytest.approx(2 + (2 + 1 + 2) + 0.75)
+
+
+def test_runs_of_a_recipe_that_has_changed_since_do_not_count(tmp_path):
+    flags = ["--config", trainings.AIRBENCH, "--datapath", "D"]
+    for name, more in {"1": ["--seed", "1"], "2": ["--seed", "0"], "3": ["--seed", "0", "--lr", "1"]}.items():
+        keep_run(tmp_path / "sweeps" / "cifar10_airbench" / "runs" / name, [*flags, *more], [94.0] * 8)
+    job = Job(Namespace(**{**vars(own()), "tiny": False}), tmp_path)
+    assert [run.folder.name for run in trainings.finished(job, trainings.AIRBENCH, "D")] == ["2", "1"]
+
+
+def test_an_aim_is_a_least_or_a_largest_value():
+    assert Line("x", result=0.98, aim=0.98).met and not Line("x", result=0.97, aim=0.98).met
+    assert Line("x", result=1.0, aim=1.0, at_least=False).met and not Line("x", result=1.1, aim=1.0, at_least=False).met
+    assert Line("x", result=1.0).met is None and Line("x", aim=1.0, note="why").met is None
+
+
+def test_a_row_of_the_benchmark_becomes_a_line(tmp_path):
+    columns = "part,what,unit,against,ours,ours_min,ours_max,other,other_min,other_max,result_is,result,result_min,result_max,target,missed,failure"
+    rows = [
+        "p,net,images/s,bare,98,97,99,100,99,101,ratio,0.98,0.97,0.99,0.98,False,",
+        "p,net,images/s,timm,,,,,,,figure,,,,1.2,False,no timm",
+    ]
+    (tmp_path / "b.csv").write_text("\n".join([columns, *rows]) + "\n")
+    first, second = benchmark_lines(tmp_path / "b.csv")
+    assert (first.result, first.low, first.aim, first.at_least, first.met) == (0.98, 0.97, 0.98, True, True)
+    assert (second.result, second.note, second.met) == (None, "no timm", None)
+
+
+def test_cells_show_ratios_differences_and_figures():
+    shown = report.cells("p", Line("net", "images/s", "bare", 98.0, 100.0, 0.98, 0.97, 0.99, RATIO, 0.98))
+    assert shown == ["p", "net (images/s)", "bare", "98", "100", "0.980x", "0.970x - 0.990x", "at least 0.98", "met"]
+    assert report.cells("p", Line("t", "s", "x", 5.0, 4.5, 0.5, kind=DIFFERENCE, aim=0.1, at_least=False))[5:] == [
+        "+0.5",
+        "",
+        "at most 0.1",
+        "MISSED",
+    ]
+    assert report.cells("p", figure("top-1", "%", [93.0, 95.0], 94.0))[3:] == [
+        "94",
+        "",
+        "94",
+        "93 - 95",
+        "at least 94",
+        "met",
+    ]
+    assert report.cells("p", Line("timm", note="left out"))[5] == "left out"
+
+
+# ----------------------------------------------------------------------------------------- command line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--only", "speed"], ["speed", "resnet50-fp16"]),
+        (["--seconds-limit", "5"], ["--seconds-limit"]),
+        (["--cifar10", "/nowhere", "--airbench", "/no/file"], ["--cifar10 /nowhere", "--airbench /no/file"]),
+        (["--output", ""], ["--output"]),
+    ],
+)
+def test_mistakes_are_told_in_a_line_each(flags, words):
+    with pytest.raises(UserError) as caught:
+        gpu_results.read_flags(flags)
+    assert all(word in " ".join(caught.value.mistakes) for word in words)
+
+
+def test_without_a_gpu_only_the_tiny_form_can_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="sees no GPU here; --tiny"):
+        gpu_results.main(["--output", str(tmp_path)])
+
+
+def test_a_damaged_result_is_the_users_to_delete(made_up_pieces, tmp_path):
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "a.json").write_text('{"state"')
+    with pytest.raises(UserError, match=r"a\.json: is not a whole result"):
+        gpu_results.main(["--output", str(tmp_path)])
+
+
+def test_the_shell_script_lists_the_pieces_with_what_is_missing():
+    line = ["bash", str(ROOT / "scripts" / "lab" / "gpu_results.sh"), "--list"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:-1]}
+    assert list(rows) == [piece.name for piece in pieces.PIECES]
+    assert rows["airbench"].endswith("left out: --cifar10 and --airbench is not given")
+    minutes = int(done.stdout.split("About ")[1].split()[0])
+    assert minutes <= 40
