@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from utils.checkpoint.checkpoint import Checkpointer
     from utils.checkpoint.resume import ResumePoint
+    from utils.data.datasets import Data
     from utils.data.loaders import TrainLoader, ValidationLoader
-    from utils.data.sets.datasets import Data
     from utils.loop.hooks import Hooks
     from utils.optim.ema import WeightAverage
     from utils.optim.freezing import Freezing
@@ -192,8 +192,8 @@ def is_finished(run: Run) -> bool:
 def build(run: Run) -> Components:
     """Build all components. Whatever can be wrong with them shows here, before anything is created."""
     from models.prepare import known_preprocessing, prepare_network, read_weights, start_from_images, what_trains
+    from utils.data.datasets import prepare
     from utils.data.loaders import ProgressLog, loaders
-    from utils.data.sets.datasets import prepare
     from utils.optim.lr_policy import build_lr_policy
 
     garbage_collection.look_from_here()
@@ -275,9 +275,9 @@ def refuse_unknown_names(args: Settings) -> None:
 
 def read_data(run: Run, trained: ResumePoint | None = None) -> Data:
     """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of ``trained``."""
+    from utils.data.datasets import get_data, get_test_data
+    from utils.data.formats.kept_listing import Lister
     from utils.data.progress_log import ProgressLog
-    from utils.data.sets.datasets import get_data, get_test_data
-    from utils.data.sets.kept_listing import Lister
 
     args = run.args
     device = run.distributed.device

@@ -18,10 +18,10 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
+from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import Known, Preprocessing
 from utils.data.resolution import build_resolution
-from utils.data.sets.datasets import Data
 from utils.optim.ema import build_average
 from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative

@@ -16,8 +16,8 @@ from models.pretrained import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
+from utils.data.datasets import Data
 from utils.data.preprocessing import Preprocessing
-from utils.data.sets.datasets import Data
 from utils.optim.distillation import Origin, Teacher
 
 SHOWN_CLASSES = 3  # in a message

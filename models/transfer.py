@@ -14,7 +14,7 @@ from models.build import SMALL_IMAGE, is_timm_resnet
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import UserError
-from utils.data.sets.class_folders import some
+from utils.data.formats.class_folders import some
 from utils.optim.head import head_parameters, output_layers
 
 AUXILIARY = {"GoogLeNet": ("aux1.", "aux2."), "Inception3": ("AuxLogits.",)}  # torchvision's, used in training only

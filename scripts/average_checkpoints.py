@@ -165,7 +165,7 @@ class Kitchen:
     def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:
         """A line for each ingredient that may have been trained on images with which it is scored."""
         from utils.checkpoint.resume import ResumePoint
-        from utils.data.sets.datasets import seen_in_training
+        from utils.data.datasets import seen_in_training
 
         data = self.components.data
         points = [ResumePoint(one.path, one.description, digest="") for one in ingredients]

@@ -38,9 +38,9 @@ def main(argv: list[str]) -> int:
     from scripts.data_check.findings import judge
     from scripts.data_check.report import write_files
     from scripts.data_check.survey import inspect, take_survey
+    from utils.data.datasets import prepare
+    from utils.data.formats.kept_listing import Lister
     from utils.data.progress_log import ProgressLog
-    from utils.data.sets.datasets import prepare
-    from utils.data.sets.kept_listing import Lister
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:

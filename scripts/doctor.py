@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.report import Memory
     from utils.checkpoint.resume import ResumePoint
-    from utils.data.sets.datasets import Data
+    from utils.data.datasets import Data
     from utils.train_validation import TraVal
 
 NAME = "doctor.py"

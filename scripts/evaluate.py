@@ -112,7 +112,7 @@ def evaluate(
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
     from scripts.evaluation.comparison import compare, seeing_the_same
     from scripts.evaluation.figures import Figures
-    from utils.data.sets.datasets import seen_in_training
+    from utils.data.datasets import seen_in_training
 
     chosen = Chosen.of(own)
     figures = Figures(predict_split(loaded, chosen, distributed))
@@ -168,7 +168,7 @@ def chosen_by_these_images(own: argparse.Namespace, loaded: Loaded, other: Loade
 
 def validated_on(own: argparse.Namespace, place: object) -> bool:
     """Whether the images are those that the run validated on, whose data lie at ``place``; also by another flag."""
-    from utils.data.sets.class_folders import test_folder, validation_folder
+    from utils.data.formats.class_folders import test_folder, validation_folder
 
     if own.datapath is None and own.split == "val":
         return True

@@ -113,7 +113,7 @@ def explain_batch(
     """The images at the places ``readable`` of a batch, with their maps; warns of those whose output is not finite."""
     from scripts.common.heat_map import heat_map
     from scripts.explaining.picture import Explained
-    from utils.data.sets.class_folders import printable
+    from utils.data.formats.class_folders import printable
 
     classes = [printable(name) for name in loaded.classes]
     logits = predictor.logits(batch.images[readable])

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from scripts.packing.encoding import Encoding
     from scripts.packing.plan import Part, Plan
     from utils.config.groups.data import DataSettings
+    from utils.data.datasets import Data
+    from utils.data.formats.shards.index import Contents
     from utils.data.progress_log import ProgressLog
-    from utils.data.sets.datasets import Data
-    from utils.data.shards.index import Contents
 
 NAME = "pack.py"
 QUALITY = 90
@@ -53,8 +53,8 @@ def main(argv: list[str]) -> int:
         raise UserError("--output DIR is missing: the folder that the shards are written into")
     encodings = encodings_of(own, args)
     from scripts.packing.plan import Plan
-    from utils.data.sets.datasets import get_data, prepare
-    from utils.data.shards.index import PARTS
+    from utils.data.datasets import get_data, prepare
+    from utils.data.formats.shards.index import PARTS
 
     refuse_place(own.output, args.data)
     prepare(args.data, log)
@@ -117,8 +117,8 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
     compressed twice is not quite the one that a network is used on later.
     """
     from scripts.packing.encoding import Encoding
+    from utils.data.formats.readers import IN_MEMORY, OWN_FILES
     from utils.data.images.levels import Colour
-    from utils.data.sets.readers import IN_MEMORY, OWN_FILES
 
     in_memory = args.data.dataname in IN_MEMORY or args.data.dataname in OWN_FILES
     chosen = own.format or ("jpeg" if own.resize or own.quality else "raw" if in_memory else "keep")
@@ -138,7 +138,7 @@ def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
 
 def refuse_place(output: str, data: DataSettings) -> None:
     """Raise ``UserError`` where the shards, or their folder, would be taken for the data."""
-    from utils.data.sets.class_folders import training_folder, validation_folder
+    from utils.data.formats.class_folders import training_folder, validation_folder
 
     if data.datapath is None:
         return
@@ -156,7 +156,7 @@ def refuse_place(output: str, data: DataSettings) -> None:
 
 def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
     """Raise ``UserError`` if files are to be kept where there are none."""
-    from utils.data.sets.readers import MemoryImages
+    from utils.data.formats.readers import MemoryImages
 
     for split, images in (("train", data.train), ("val", data.validation)):
         if isinstance(images, MemoryImages) and encodings[split].format == "keep":
@@ -165,8 +165,8 @@ def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
 
 def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
     """The index of the shards, made by this process or by another one that packs them now. Raises ``UserError``."""
-    from utils.data.sets.claims import claim
-    from utils.data.shards.index import read_contents
+    from utils.data.formats.shards.index import read_contents
+    from utils.data.kept import claim
 
     folder = plan.folder
     while (contents := read_contents(folder)) is None:
@@ -187,8 +187,8 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
     """Make the shards that are missing, compare all with what was packed, and write the index."""
     from scripts.packing.checking import faults_of, refuse_faults
     from scripts.packing.plan import merged
-    from utils.data.sets.listing import THREADS
-    from utils.data.shards.index import Split, write_contents
+    from utils.data.formats.listing import THREADS
+    from utils.data.formats.shards.index import Split, write_contents
 
     plan.begin()
     for path in plan.folder.glob(".*.partial"):
@@ -243,7 +243,7 @@ def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, pr
 def verify(folder: Path, workers: int, progress: ProgressLog) -> int:
     """``--verify``."""
     from scripts.packing.checking import faults_of, refuse_faults
-    from utils.data.shards.index import read_contents
+    from utils.data.formats.shards.index import read_contents
 
     contents = read_contents(folder)
     if contents is None:

@@ -17,9 +17,9 @@ import torch
 from torch.utils.data import Dataset
 
 from utils.config.settings import UserError
+from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole, why_unreadable
 from utils.data.preprocessing import Preprocessing
-from utils.data.sets.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.sources import empty_batch
 from utils.data.worker_pool.pool import WorkerPool
 

@@ -25,13 +25,13 @@ from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
-from utils.data.hugging_face.files import find
+from utils.data.datasets import Data, get_data, get_test_data, in_colour_of
+from utils.data.formats.class_folders import find_splits, test_folder, training_folder
+from utils.data.formats.hugging_face.files import find
+from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
 from utils.data.images.decoding import open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders
 from utils.data.sampling import first_samples
-from utils.data.sets.class_folders import find_splits, test_folder, training_folder
-from utils.data.sets.datasets import Data, get_data, get_test_data, in_colour_of
-from utils.data.sets.readers import IN_MEMORY, ImageFiles, Images
 from utils.loop.bad_images import BadImages
 from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate

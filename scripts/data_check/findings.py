@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from scripts.data_check.survey import Survey, class_names, looks
-from utils.data.sets.cache import FOLDER
-from utils.data.sets.class_folders import printable
-from utils.data.sets.first_look import of_classes, remarks
-from utils.data.sets.listing import is_image, unread_ending
+from utils.data.decoded import FOLDER
+from utils.data.first_look import of_classes, remarks
+from utils.data.formats.class_folders import printable
+from utils.data.formats.listing import is_image, unread_ending
 
 EXAMPLES = 3  # named in a line
 TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted

@@ -27,17 +27,17 @@ from scripts.common.image_stream import reason
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
+from utils.data.first_look import Seen
+from utils.data.formats import class_folders
+from utils.data.formats.class_folders import LISTER, find_splits, printable, training_folder
+from utils.data.formats.kept_listing import Lister
+from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import open_image
 from utils.data.images.levels import Colour
 from utils.data.images.look import Look, kind_of, look
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
-from utils.data.sets import class_folders
-from utils.data.sets.class_folders import LISTER, find_splits, printable, training_folder
-from utils.data.sets.datasets import get_data
-from utils.data.sets.first_look import Seen
-from utils.data.sets.kept_listing import Lister
-from utils.data.sets.readers import ImageFiles, Images
 from utils.data.worker_pool.pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time

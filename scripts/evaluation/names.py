@@ -1,6 +1,6 @@
 """Names of classes, as a table or picture shows them."""
 
-from utils.data.sets.class_folders import printable
+from utils.data.formats.class_folders import printable
 
 LETTERS = 24
 

@@ -10,7 +10,7 @@ from scripts.evaluation.calibration import Bin, Temperature
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.figures import Figures
 from scripts.evaluation.names import short
-from utils.data.sets.class_folders import printable
+from utils.data.formats.class_folders import printable
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
 

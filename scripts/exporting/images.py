@@ -16,8 +16,8 @@ from scripts.common.image_stream import image_names
 from scripts.common.predictions import Chosen, picture, read_images, settings_of
 from scripts.exporting.subject import Subject
 from utils.config.settings import UserError
+from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import UnreadableImage
-from utils.data.sets.readers import ImageFiles, Images
 
 COUNT = 32  # images to compare on
 SEED = 0  # of the choice, and of noise

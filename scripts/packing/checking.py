@@ -12,8 +12,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from utils.config.settings import UserError
+from utils.data.formats.shards.index import BLOCK, Split
 from utils.data.progress_log import ProgressLog
-from utils.data.shards.index import BLOCK, Split
 from utils.data.worker_pool.pool import WorkerPool
 
 SHOWN = 10  # faults

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from utils.data.formats.readers import Images, MemoryImages
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.jpeg import plain_size
 from utils.data.images.stored import RAW, NamedBytes, content_of
-from utils.data.sets.readers import Images, MemoryImages
 
 FORMATS = ("keep", "jpeg", "png", "raw")
 

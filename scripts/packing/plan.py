@@ -16,13 +16,13 @@ import torch
 from scripts.packing.encoding import Encoding
 from utils.checkpoint.fingerprint import listing_of
 from utils.config.settings import UserError
+from utils.data.datasets import Data
+from utils.data.formats.readers import ImageFiles, Images
+from utils.data.formats.shards.index import BLOCK, PARTS, Shard, record_type, write_whole
 from utils.data.images.decoding import UnreadableImage
 from utils.data.images.levels import range_of
 from utils.data.images.stored import version_of
 from utils.data.sample_plan import permutation
-from utils.data.sets.datasets import Data
-from utils.data.sets.readers import ImageFiles, Images
-from utils.data.shards.index import BLOCK, PARTS, Shard, record_type, write_whole
 
 LONGEST_NAME = 16  # of a member: nine digits, a point and an ending
 ESTIMATED_FROM = 48  # images

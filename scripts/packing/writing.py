@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 
 from scripts.packing.plan import LONGEST_NAME, Part, Plan, labels_of
 from utils.config.settings import UserError
+from utils.data.formats.readers import ImageFiles
+from utils.data.formats.shards.index import BLOCK, Shard, record_type
 from utils.data.images.decoding import UnreadableImage
-from utils.data.sets.readers import ImageFiles
-from utils.data.shards.index import BLOCK, Shard, record_type
 
 
 class ShardMaker(Dataset):

@@ -14,7 +14,7 @@ from scripts.sweeps.grid import Trial
 from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import same_images
 from utils.config.datasets import SPECS
-from utils.data.sets.datasets import get_data
+from utils.data.datasets import get_data
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:

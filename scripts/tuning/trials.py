@@ -27,9 +27,9 @@ from scripts.tuning.advice import (
 )
 from scripts.tuning.measure import TrainingSetup, busy_share, in_turns, loader_split, spread, step_shares, windows_of
 from utils.config.settings import UserError
+from utils.data.datasets import Data
+from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes, shown_otherwise_resident
-from utils.data.sets.datasets import Data
-from utils.data.sets.readers import MemoryImages
 from utils.precision.amp import resolve_amp
 from utils.runtime.cpu import cores_per_process
 from utils.train_validation import TrainingFailure

@@ -22,11 +22,11 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, ROOT, rows, start
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
 from utils.data.images import decoding, unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.datasets import get_data
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")

@@ -18,12 +18,12 @@ from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, command, differences
 from tests.faults.conftest import SECONDS
 from utils.config.settings import UserError
+from utils.data import decoded as cache
 from utils.data import sources
+from utils.data.formats.readers import ImageFiles
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch
-from utils.data.sets import cache
-from utils.data.sets.readers import ImageFiles
 from utils.data.sources import MicroBatchReader, StreamSource, measured_workers
 from utils.data.worker_pool.shared_memory import in_shared_memory
 

@@ -29,8 +29,8 @@ from tests.end_to_end.processes import FINAL_LINE
 from tests.faults import imagenet_archives as made_up
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.sets import archives, class_folders
-from utils.data.sets.datasets import get_data, prepare
+from utils.data.datasets import get_data, prepare
+from utils.data.formats import archives, class_folders
 from utils.loop.stop_signals import TRY_AGAIN
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import main
 from utils.runtime import heartbeat, long_work
-from utils.data.sets import cache, datasets
+from utils.data import decoded as cache, datasets
 
 def work(real):
     def called(*arguments, **options):

@@ -17,13 +17,13 @@ import main
 from scripts import pack
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
+from utils.data.formats.shards import members, read_ahead
 from utils.data.images import unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
+from utils.data.kept import try_lock
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.claims import try_lock
-from utils.data.sets.datasets import get_data
-from utils.data.shards import members, read_ahead
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")

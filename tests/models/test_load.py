@@ -19,7 +19,7 @@ from tests.models.test_pretrained import tree  # noqa: F401 - a fixture
 from utils.checkpoint.checkpoint import FORMAT
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.sets.datasets import get_data
+from utils.data.datasets import get_data
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from tests.faults.small_run import told
 from tests.models.test_pretrained import timm_weights
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.sets.datasets import get_data
+from utils.data.datasets import get_data
 
 CPU = torch.device("cpu")
 SHORT = ("--device", "cpu", "--no-progress", "--arch", "fc", "--epochs", "1", "--deterministic")

@@ -23,9 +23,9 @@ from scripts.data_check.findings import equal_groups, judge
 from scripts.data_check.survey import hexadecimal, inspect, take_survey
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
 from utils.data.images.decoding import open_image
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.datasets import get_data
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_data.py"

@@ -23,7 +23,7 @@ from scripts.evaluation.figures import Figures, bootstrap_interval, wilson_inter
 from tests.end_to_end.forked import Forked
 from tests.scripts.common.test_predictions import tree_of_digits
 from utils.config.settings import UserError
-from utils.data.sets.readers import MemoryImages
+from utils.data.formats.readers import MemoryImages
 from utils.record.class_metrics import ClassReport
 from utils.record.metrics import Report, ValidationMeter
 

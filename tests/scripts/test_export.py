@@ -33,9 +33,9 @@ from scripts.exporting.subject import Subject
 from tests.scripts.export_zoo import save_checkpoint, shown_at
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
+from utils.data.formats.readers import read_digits
 from utils.data.images.decoding import open_image
 from utils.data.preprocessing import Preprocessing
-from utils.data.sets.readers import read_digits
 
 GREY = dataclasses.replace(shown_at(96), mean=(0.4,), std=(0.2,))
 ALLOWED = {"rtol": 1e-4, "atol": 1e-4}

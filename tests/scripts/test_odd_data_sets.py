@@ -10,9 +10,9 @@ from PIL import Image
 from tests.scripts.odd_data_sets import QUIET, SETS, Photos, deep, what_check_data_says, what_main_says, written
 from tests.utils.data.deep_files import png
 from utils.config.arguments import parse
-from utils.data.sets import first_look
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import ImageFiles
+from utils.data import first_look
+from utils.data.datasets import get_data
+from utils.data.formats.readers import ImageFiles
 
 CPU = torch.device("cpu")
 

@@ -26,6 +26,9 @@ from scripts.packing.plan import Plan
 from tests.utils.data.deep_files import png
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.datasets import get_data, get_test_data
+from utils.data.formats.readers import ImageFiles
+from utils.data.formats.shards.index import BLOCK, Shard, Split, record_type
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.images.gpu_decoding import decode_batch, read_for_gpu
 from utils.data.images.gpu_decoding import pack as batch_of
@@ -33,9 +36,6 @@ from utils.data.images.stored import Stored
 from utils.data.images.view import View
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.datasets import get_data, get_test_data
-from utils.data.sets.readers import ImageFiles
-from utils.data.shards.index import BLOCK, Shard, Split, record_type
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -373,7 +373,7 @@ def test_an_image_without_an_ending_of_its_own_gets_that_of_its_format(tree, nam
         encoding.encode(ImageFiles([row], torch.zeros(1), "RGB"), 0)
 
 
-@pytest.mark.parametrize("place", ["utils.data.sets.claims.claim", "scripts.packing.plan.write_whole"])
+@pytest.mark.parametrize("place", ["utils.data.kept.claim", "scripts.packing.plan.write_whole"])
 def test_an_output_that_cannot_be_written_is_one_clear_line(tree, tmp_path, monkeypatch, place):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,8 +12,8 @@ from torch import nn
 
 from models import build_model
 from utils.config.arguments import parse
+from utils.data.datasets import get_data
 from utils.data.loaders import Batch, ValidationLoader, loaders
-from utils.data.sets.datasets import get_data
 from utils.loop.validation import validate
 from utils.optim.criterion import build_criterion
 from utils.optim.ema import build_average

@@ -1,4 +1,4 @@
-"""The data sets: what is known of each before it is read. How each is read: ``utils/data/sets/readers.py``."""
+"""The data sets: what is known of each before it is read. How each is read: ``utils/data/formats/readers.py``."""
 
 from __future__ import annotations
 

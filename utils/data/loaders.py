@@ -20,6 +20,11 @@ from utils.config.datasets import DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.data.augmentations import Context, build_augmentations, chosen_names
+from utils.data.datasets import Data
+from utils.data.decoded import decoded, folder_for, shared
+from utils.data.formats.readers import ImageFiles, Images, MemoryImages
+from utils.data.formats.shards.members import Members
+from utils.data.formats.shards.read_ahead import ReadAhead
 from utils.data.images.decoding import decoder
 from utils.data.images.gpu_decoding import require_decoder
 from utils.data.images.unreadable import LEAVE_OUT, REFUSE, REPLACE
@@ -29,11 +34,6 @@ from utils.data.progress_log import ProgressLog
 from utils.data.resolution import Resolution, build_resolution
 from utils.data.sample_plan import MicroBatch, SamplePlan, validation_batches
 from utils.data.sampling import build_sampling
-from utils.data.sets import cache
-from utils.data.sets.datasets import Data
-from utils.data.sets.readers import ImageFiles, Images, MemoryImages
-from utils.data.shards.members import Members
-from utils.data.shards.read_ahead import ReadAhead
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
@@ -390,12 +390,12 @@ class _SourceBuilder:
         )
 
     def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
-        folder = cache.folder_for(self.args.data)
+        folder = folder_for(self.args.data)
         is_main = self.distributed.is_main
         if isinstance(images, MemoryImages):
             local = self.distributed.local_world_size
-            return cache.shared(images, folder, local_world_size=local, log=self.progress.log, is_main=is_main)
-        return cache.decoded(
+            return shared(images, folder, local_world_size=local, log=self.progress.log, is_main=is_main)
+        return decoded(
             images,
             view,
             folder,

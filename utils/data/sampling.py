@@ -12,10 +12,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from utils.config.settings import Settings, UserError
+from utils.data.formats.readers import ImageFiles, Images
+from utils.data.formats.shards.members import Members
+from utils.data.formats.shards.window import WindowedOrder
 from utils.data.sample_plan import hashed, permutation
-from utils.data.sets.readers import ImageFiles, Images
-from utils.data.shards.members import Members
-from utils.data.shards.window import WindowedOrder
 
 BALANCE_STREAM = 40
 

@@ -13,14 +13,14 @@ from torch.utils.data import Dataset
 
 from utils.data.augment.base import CROP_STREAM
 from utils.data.augmentations import CROP_NUMBERS
+from utils.data.formats.readers import ImageFiles, Images, MemoryImages
+from utils.data.formats.shards.read_ahead import ReadAhead
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
 from utils.data.resolution import Resolution
 from utils.data.sample_plan import MicroBatch, sample_uniforms
-from utils.data.sets.readers import ImageFiles, Images, MemoryImages
-from utils.data.shards.read_ahead import ReadAhead
 from utils.data.worker_pool.pool import WorkerPool
 from utils.data.worker_pool.shared_memory import in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device

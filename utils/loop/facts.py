@@ -10,8 +10,8 @@ from torch import nn
 from utils.config.effects import Facts
 from utils.config.settings import Settings
 from utils.data.augmentations import chosen_names
+from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import choose
-from utils.data.sets.readers import MemoryImages
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.head import head_parameters
 from utils.optim.optimizers import Optimizers, has_momentum

@@ -20,8 +20,8 @@ from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.settings import Settings, as_flag, as_text
+from utils.data.datasets import Data
 from utils.data.images.decoding import decoder
-from utils.data.sets.datasets import Data
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.precision.amp import resolve_amp

@@ -23,7 +23,7 @@ from scripts.lab.benchmarks.loading import (
 from scripts.lab.benchmarks.measure import RATE, Match, Rival, Setup
 from utils.config import arguments
 from utils.config.datasets import SPECS
-from utils.data.sets.readers import MemoryImages
+from utils.data.formats.readers import MemoryImages
 
 RESIDENT_TARGET = 8.0
 STREAM_TARGET = 0.85

@@ -11,9 +11,9 @@ from PIL import Image
 
 from utils.config import arguments
 from utils.config.settings import UserError
-from utils.data.sets.class_folders import find_splits
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import ImageFiles, find_idx
+from utils.data.datasets import get_data
+from utils.data.formats.class_folders import find_splits
+from utils.data.formats.readers import ImageFiles, find_idx
 
 IDX_SHAPES = {"train": (60_000, 28, 28), "t10k": (10_000, 28, 28)}
 CLASSES = 10

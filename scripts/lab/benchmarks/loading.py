@@ -20,11 +20,11 @@ from scripts.lab.benchmarks import data
 from scripts.lab.benchmarks.measure import RATE, Match, Measure, Rival, Setup, throughput
 from utils.config import arguments
 from utils.config.datasets import SPECS
+from utils.data.datasets import Data
+from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.images import jpeg
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.preprocessing import resolve
-from utils.data.sets.datasets import Data
-from utils.data.sets.readers import ImageFiles, Images, MemoryImages
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")

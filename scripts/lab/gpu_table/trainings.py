@@ -148,8 +148,8 @@ def write_images(datapath: str, folder: Path) -> None:
     """CIFAR-10 as airbench stores it: train.pt and test.pt with uint8 images (n, 32, 32, 3), labels and classes."""
     import torch
 
+    from utils.data.datasets import get_data
     from utils.data.loaders import loaders
-    from utils.data.sets.datasets import get_data
     from utils.runtime.distributed import Distributed, RankInfo
 
     flags = ["--dataname", "cifar10", "--datapath", datapath, "--loader", "resident", "--device", "cpu"]

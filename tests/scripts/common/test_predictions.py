@@ -19,9 +19,9 @@ from scripts.common.predictions import Chosen, predict_split, settings_of
 from scripts.common.trained import find_run, open_run
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
+from utils.data.formats.readers import read_digits
 from utils.data.loaders import sample_plan
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import read_digits
 
 QUIET = ("--device", "cpu", "--no-progress")
 CPU = Chosen(device="cpu", progress=False)

@@ -251,7 +251,7 @@ def test_every_command_gets_the_same_number_of_threads(setup):
 def test_random_mnist_reads_alike_through_torchvision_and_main(setup, monkeypatch):
     from torchvision.datasets import MNIST
 
-    from utils.data.sets.readers import find_idx, read_idx
+    from utils.data.formats.readers import find_idx, read_idx
 
     monkeypatch.setattr(data, "IDX_SHAPES", {"train": (40, 28, 28), "t10k": (20, 28, 28)})
     root = data.mnist(None, setup.scratch)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from utils.checkpoint.fingerprint import ends_with, joined, listing_of, of_all, same_images, short
-from utils.data.sets.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
+from utils.data.datasets import FIRST_BYTES, LOOKED_AT, _some_contents
 
 OLD = "a" * 64
 FILES = [b"one", b"two", b"three", b"four"]

@@ -17,12 +17,14 @@ from PIL import Image
 
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data import decoded as cache
+from utils.data import kept as claims
 from utils.data import progress_log
+from utils.data.formats import class_folders
+from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
-from utils.data.sets import cache, claims, class_folders
-from utils.data.sets.readers import ImageFiles, MemoryImages
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZE = 8
@@ -430,8 +432,8 @@ import hashlib, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 import torch
-from utils.data.sets import cache
-from utils.data.sets.readers import ImageFiles
+from utils.data import decoded as cache
+from utils.data.formats.readers import ImageFiles
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
 from utils.config.settings import UserError

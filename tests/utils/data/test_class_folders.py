@@ -11,8 +11,8 @@ from PIL import Image
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.sets import archives, class_folders
-from utils.data.sets.datasets import get_data, get_test_data
+from utils.data.datasets import get_data, get_test_data
+from utils.data.formats import archives, class_folders
 
 CPU = torch.device("cpu")
 

@@ -11,12 +11,12 @@ from torch.utils import deterministic
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from utils.config.arguments import parse
+from utils.data.datasets import get_data
+from utils.data.formats.readers import MemoryImages
 from utils.data.images import gpu_decoding
 from utils.data.images.view import View
 from utils.data.loaders import TrainLoader, ValidationLoader, loaders
 from utils.data.sample_plan import SamplePlan
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import MemoryImages
 from utils.data.sources import MicroBatchReader, StreamSource
 from utils.runtime.distributed import Distributed, RankInfo
 

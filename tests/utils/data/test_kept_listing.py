@@ -12,10 +12,10 @@ from torchvision.datasets import ImageFolder
 from utils.checkpoint.fingerprint import listing_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
+from utils.data.formats import class_folders, kept_listing, listing
+from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.kept_listing import Lister
 from utils.data.progress_log import ProgressLog
-from utils.data.sets import class_folders, kept_listing, listing
-from utils.data.sets.file_paths import FilePaths
-from utils.data.sets.kept_listing import Lister
 
 NAMES = ("ants", "bees", "a wasp", "überall")
 LONG_AGO_NS = 10**18
@@ -308,7 +308,7 @@ def test_the_fingerprint_of_a_tree_is_that_of_earlier_versions(tree):
     """Otherwise no run that was begun before could be resumed."""
     import hashlib
 
-    from utils.data.sets.datasets import get_data
+    from utils.data.datasets import get_data
 
     for name in ("ants", "bees"):
         plant(tree.parent / "val" / name / "1.png")

@@ -9,11 +9,11 @@ from sklearn.datasets import load_sample_images
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.augment.base import Samples
+from utils.data.datasets import get_data
+from utils.data.formats.readers import ImageFiles
 from utils.data.images.view import View
 from utils.data.loaders import choose, loaders
 from utils.data.sample_plan import MicroBatch
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import ImageFiles
 from utils.data.sources import MicroBatchReader, StreamSource
 from utils.runtime.distributed import Distributed, RankInfo
 

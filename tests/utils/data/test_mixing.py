@@ -12,12 +12,12 @@ from torchvision.transforms import v2
 from utils.config.arguments import parse
 from utils.config.groups.augmentation import MIX_MODES
 from utils.data.augment.base import CROP_STREAM, CUTOUT_STREAM, FLIP_STREAM, SHIFT_STREAM
+from utils.data.datasets import get_data
+from utils.data.formats.readers import MemoryImages
 from utils.data.images.unreadable import REPLACE
 from utils.data.loaders import TrainLoader, loaders
 from utils.data.mixing import MIX_STREAM, Mixing, boxes
 from utils.data.sample_plan import MicroBatch, SamplePlan
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import MemoryImages
 from utils.data.sources import ResidentSource
 from utils.runtime.distributed import Distributed, RankInfo
 

@@ -14,11 +14,11 @@ from tests.faults.small_run import told
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.settings import UserError
+from utils.data.datasets import get_data
+from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import loaders
 from utils.data.preprocessing import Known, Preprocessing, resolve
 from utils.data.progress_log import ProgressLog
-from utils.data.sets.datasets import get_data
-from utils.data.sets.readers import MemoryImages
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")

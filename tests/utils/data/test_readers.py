@@ -14,9 +14,9 @@ from sklearn.model_selection import train_test_split
 from utils.config.arguments import parse
 from utils.config.datasets import SPECS
 from utils.config.settings import UserError
-from utils.data.sets import readers
-from utils.data.sets.datasets import get_data, prepare
-from utils.data.sets.readers import IN_MEMORY, OWN_FILES
+from utils.data.datasets import get_data, prepare
+from utils.data.formats import readers
+from utils.data.formats.readers import IN_MEMORY, OWN_FILES
 
 CPU = torch.device("cpu")
 GENERATOR = np.random.default_rng(0)

@@ -13,9 +13,9 @@ from torchvision.transforms.v2 import functional
 import main
 from tests.faults.small_run import told
 from utils.config.arguments import parse
+from utils.data.datasets import get_data
 from utils.data.loaders import loaders
 from utils.data.resolution import Resolution, build_resolution
-from utils.data.sets.datasets import get_data
 from utils.runtime.distributed import Distributed, RankInfo
 
 GROWS = ("--progressive-size", 8, "--progressive-step", 4, "--progressive-epochs", 1, 4, "--epochs", 6)

@@ -13,10 +13,10 @@ from timm.data.distributed_sampler import RepeatAugSampler
 
 import main
 from utils.config.arguments import parse
+from utils.data.datasets import get_data
 from utils.data.loaders import loaders
 from utils.data.sample_plan import SamplePlan, sample_uniforms
 from utils.data.sampling import Sampling
-from utils.data.sets.datasets import get_data
 from utils.runtime.distributed import Distributed, RankInfo
 
 few = settings(max_examples=40, deadline=None)

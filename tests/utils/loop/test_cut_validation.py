@@ -14,8 +14,8 @@ from utils.checkpoint.override import carry_over
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
+from utils.data.datasets import get_data
 from utils.data.loaders import loaders, tried_out
-from utils.data.sets.datasets import get_data
 from utils.runtime.distributed import Distributed, RankInfo
 
 FLAGS = ("--device", "cpu", "--no-progress", "--arch", "fc", "--epochs", "2", "--print-freq", "1000")

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.end_to_end.forked import server
 from utils.config.arguments import parse
+from utils.data.datasets import get_data
 from utils.data.loaders import loaders
-from utils.data.sets.datasets import get_data
 from utils.optim.criterion import build_criterion
 from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.data.hugging_face.files import library
+from utils.data.formats.hugging_face.files import library
 
 IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
 MOST_CLASSES = 1_000_000  # that are bare numbers

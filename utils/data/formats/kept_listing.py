@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from utils.data.formats.file_paths import FilePaths
+from utils.data.formats.listing import IMAGE_ENDINGS, THREADS, UNREAD_ENDINGS, FolderTimes, Listing, Scan
+from utils.data.kept import claim, held, remove_abandoned
 from utils.data.progress_log import Log, ProgressLog
-from utils.data.sets.claims import claim, held, remove_abandoned
-from utils.data.sets.file_paths import FilePaths
-from utils.data.sets.listing import IMAGE_ENDINGS, THREADS, UNREAD_ENDINGS, FolderTimes, Listing, Scan
 
 VERSION = 2  # raise it whenever the same folders give another list than before
 MAGIC = b"LIST OF IMAGE FILES\n"

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from utils.config.settings import UserError
+from utils.data.formats.class_folders import some
+from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.shards.foreign import FOREIGN
+from utils.data.formats.shards.index import ANEW, CONTENTS, Contents, read_contents
+from utils.data.formats.shards.members import Members
 from utils.data.images.levels import range_of
-from utils.data.sets.class_folders import some
-from utils.data.sets.readers import ImageFiles, Splits
-from utils.data.shards.foreign import FOREIGN
-from utils.data.shards.index import ANEW, CONTENTS, Contents, read_contents
-from utils.data.shards.members import Members
 
 
 def holds_shards(root: Path) -> bool:

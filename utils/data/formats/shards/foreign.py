@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from utils.config.settings import UserError
+from utils.data.formats.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
+from utils.data.formats.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, record_type, write_contents
+from utils.data.kept import claim
 from utils.data.progress_log import Log, ProgressLog
-from utils.data.sets.claims import claim
-from utils.data.sets.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
-from utils.data.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, record_type, write_contents
 
 FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that others made
 CLASS_FILES = ("classes.txt", "classnames.txt")  # a name a line, in the order of the labels

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from utils.config.settings import UserError
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 from utils.data.progress_log import Log
-from utils.data.sets.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS
 
 SAVED = "state.json"  # by which a folder that ``save_to_disk`` wrote is recognised
 ENDING = ".parquet"

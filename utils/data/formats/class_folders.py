@@ -17,9 +17,9 @@ import torch
 
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.sets.kept_listing import Lister
-from utils.data.sets.listing import IMAGE_ENDINGS, LINKED, is_image
-from utils.data.sets.readers import ImageFiles, Splits
+from utils.data.formats.kept_listing import Lister
+from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, is_image
+from utils.data.formats.readers import ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("val", "valid", "validation", "test")

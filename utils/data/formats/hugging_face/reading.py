@@ -11,12 +11,12 @@ import torch
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.hugging_face.columns import chosen_column, classes_of, labels_of, numbered
-from utils.data.hugging_face.files import Found, find, library, read_features, read_split
-from utils.data.hugging_face.rows import Rows
-from utils.data.sets.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, held_out, some
-from utils.data.sets.kept_listing import Lister
-from utils.data.sets.readers import ImageFiles, Splits
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, held_out, some
+from utils.data.formats.hugging_face.columns import chosen_column, classes_of, labels_of, numbered
+from utils.data.formats.hugging_face.files import Found, find, library, read_features, read_split
+from utils.data.formats.hugging_face.rows import Rows
+from utils.data.formats.kept_listing import Lister
+from utils.data.formats.readers import ImageFiles, Splits
 
 
 def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) -> Splits:

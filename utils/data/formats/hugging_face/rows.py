@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.data.hugging_face.files import library
+from utils.data.formats.hugging_face.files import library
 from utils.data.images.stored import Stored, version_of
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from utils.data.sets.class_folders import (
+from utils.data.formats.class_folders import (
     LOOKED_AT,
     TRAINING_FOLDERS,
     VALIDATION_FOLDERS,
@@ -17,8 +17,8 @@ from utils.data.sets.class_folders import (
     validation_folder,
     visible,
 )
-from utils.data.sets.listing import is_image
-from utils.data.sets.readers import OWN_FILES
+from utils.data.formats.listing import is_image
+from utils.data.formats.readers import OWN_FILES
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 SETS_BY_FOLDER = {own.folder: name for name, own in OWN_FILES.items()}

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from utils.config.settings import UserError
+from utils.data.formats.shards.index import Shard
+from utils.data.formats.shards.members import COPY, Members, copy_of, look_for_copies_in
+from utils.data.kept import remove_abandoned, try_lock
 from utils.data.progress_log import Log
-from utils.data.sets.claims import remove_abandoned, try_lock
-from utils.data.shards.index import Shard
-from utils.data.shards.members import COPY, Members, copy_of, look_for_copies_in
 
 PIECE_BYTES = 4 << 20
 PARTIAL = ".partial"

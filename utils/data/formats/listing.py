@@ -13,7 +13,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.data.sets.file_paths import NUL, FilePaths
+from utils.data.formats.file_paths import NUL, FilePaths
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 UNREAD_ENDINGS = (

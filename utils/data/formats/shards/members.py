@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from utils.config.settings import UserError
+from utils.data.formats.shards.index import ANEW, BLOCK, Split
 from utils.data.images.stored import Stored
-from utils.data.shards.index import ANEW, BLOCK, Split
 
 COPY = ".shard"  # the ending of a shard's copy in a local folder
 MOST_OPEN = 256  # files that a process keeps open; systems allow 1024

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils.data.formats.class_folders import printable
+from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
-from utils.data.sets.class_folders import printable
-from utils.data.sets.readers import ImageFiles, Images
 
 # files that are looked at, at most
 EACH_CLASS = 4

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from utils.config.settings import UserError
+from utils.data.formats import readers
+from utils.data.kept import claim, held
 from utils.data.progress_log import Log, ProgressLog
-from utils.data.sets import readers
-from utils.data.sets.claims import claim, held
 
 UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
 

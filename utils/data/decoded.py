@@ -24,14 +24,14 @@ import torch
 from torch.utils.data import Dataset
 
 from utils.config.groups.data import DataSettings
+from utils.data.formats.readers import ImageFiles, MemoryImages
 from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
 from utils.data.images.levels import range_of
 from utils.data.images.stored import version_of
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
+from utils.data.kept import claim, held, remove_abandoned
 from utils.data.progress_log import Log, ProgressLog
-from utils.data.sets.claims import claim, held, remove_abandoned
-from utils.data.sets.readers import ImageFiles, MemoryImages
 from utils.data.worker_pool.pool import WorkerPool
 
 DECODING_VERSION = 2  # raise it whenever decode_whole or decode_crop give other pixels than before
