@@ -33,34 +33,36 @@ from utils.runtime.garbage import garbage_collection
 if TYPE_CHECKING:
     import torch
 
+    from models.prepare import Prepared
     from utils.checkpoint.checkpoint import Checkpointer
     from utils.checkpoint.resume import ResumePoint
     from utils.data.datasets import Data
     from utils.data.loaders import TrainLoader, ValidationLoader
     from utils.loop.hooks import Hooks
     from utils.optim.ema import WeightAverage
-    from utils.optim.freezing import Freezing
     from utils.optim.lr_policy import LRPolicy
-    from utils.record.run import Run
+    from utils.optim.optimizers import Optimizers
+    from utils.run import Run
     from utils.train_validation import TraVal
 
 
 class Components(NamedTuple):
-    """What training is made of. ``untrained``, ``stem``: see ``models.prepare.Prepared``."""
+    """What training is made of."""
 
     data: Data
     train_loader: TrainLoader | None  # None, as the policy, with --evaluate
     validation_loader: ValidationLoader
     loader_choice: str
-    model: torch.nn.Module
-    untrained: str
-    stem: str
-    freezing: Freezing
+    network: Prepared
+    optimizer: Optimizers
     ema: WeightAverage | None
-    optimizer: torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]
+    scaler: torch.amp.GradScaler
     lr_policy: LRPolicy | None
     criterion: torch.nn.Module
-    scaler: torch.amp.GradScaler
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.network.model
 
 
 def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None) -> int:
@@ -128,15 +130,15 @@ def execute(
     hooks: Hooks | None,
 ) -> int:
     """Find what to resume, build everything, then train, evaluate or print the plan. Returns the exit code."""
-    from utils.record.run import Run
     from utils.record.summary import report_finished
+    from utils.run import Run
 
     run = Run(args, distributed, command_line.argv)
     find_resume_point(run, command_line)
     if is_finished(run):
         return report_finished(run)
     components = build(run)
-    garbage_collection.look_from_here()
+    garbage_collection.freeze_imports()
     warn_of_doubts(run, components)
     if run.args.run.dry_run:
         return print_plan(run, components)
@@ -191,12 +193,13 @@ def is_finished(run: Run) -> bool:
 
 def build(run: Run) -> Components:
     """Build all components. Whatever can be wrong with them shows here, before anything is created."""
-    from models.prepare import known_preprocessing, prepare_network, read_weights, start_from_images, what_trains
+    from models.prepare import known_preprocessing, prepare_network, read_weights, start_from_images
     from utils.data.datasets import prepare
     from utils.data.loaders import ProgressLog, loaders
+    from utils.optim.build import build_optimizer_parts
     from utils.optim.lr_policy import build_lr_policy
 
-    garbage_collection.look_from_here()
+    garbage_collection.freeze_imports()
     args = run.args
     distributed = run.distributed
     evaluating = run.args.run.evaluate
@@ -204,18 +207,18 @@ def build(run: Run) -> Components:
         refuse_unknown_names(args)
     if not args.run.dry_run:
         distributed.run_on_rank0(lambda: prepare(args.data, log, evaluating), long_work="Preparing the data")
-    with distributed.raise_on_all_ranks(), distributed.patiently("Reading the data"):
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
         weights = read_weights(args, run.resume_point)
         data = read_data(run, run.resume_point or (weights and weights.point))
         data = data.shown_to(known_preprocessing(args, run.resume_point, weights), args.data)
         refuse_other_data(run, data)
     data.refuse_differences(distributed)
-    with distributed.raise_on_all_ranks(), distributed.patiently("Reading the images"):
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
         distributed.seed(args.run.seed)
         network = prepare_network(args, data, distributed.device, run.resume_point, weights)
         begins = run.resume_point is None and weights is None and not (evaluating or args.run.dry_run)
         if not evaluating:
-            run.args = args = measured(args, network.model, data, distributed)
+            run.args = args = resolve_auto(args, network.model, data, distributed)
         del weights  # a checkpoint holds several times as much as the network
         train_loader, validation_loader, loader_choice = loaders(
             data,
@@ -228,9 +231,10 @@ def build(run: Run) -> Components:
         if begins:
             start_from_images(network.model, train_loader)
     # Apart from what reads: a process that has failed there would not take part in spreading.
-    with distributed.raise_on_all_ranks(), distributed.patiently("Preparing the training"):
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the training"):
         return Components(
-            **what_trains(args, network, distributed),
+            **build_optimizer_parts(args, network.model, network.freezing, distributed)._asdict(),
+            network=network,
             data=data,
             train_loader=train_loader,
             validation_loader=validation_loader,
@@ -242,7 +246,7 @@ def build(run: Run) -> Components:
         )
 
 
-def measured(args: Settings, model: torch.nn.Module, data: Data, distributed: Distributed) -> Settings:
+def resolve_auto(args: Settings, model: torch.nn.Module, data: Data, distributed: Distributed) -> Settings:
     """The settings with what a measurement finds in place of ``auto``; ``model`` computes gradients as they say.
 
     A dry run measures nothing.
@@ -265,7 +269,7 @@ def refuse_unknown_names(args: Settings) -> None:
     """Raise ``UserError`` for a network, optimizer or metric that does not exist."""
     from models import unknown_arch
     from utils.optim.optimizers import unknown_optimizer
-    from utils.record.selection import unknown_metrics
+    from utils.record.epoch_scalars import unknown_metrics
 
     mistakes = [unknown_arch(args.model.arch), unknown_optimizer(args.optimisation.optimizer)]
     mistakes += unknown_metrics(args.run)
@@ -365,7 +369,7 @@ def build_traval(
         stop_signals=stop_signals,
         curr_scen_name=folder.name if folder else "",
         hooks=hooks,
-        freezing=components.freezing,
+        freezing=components.network.freezing,
     )
 
 

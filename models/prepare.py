@@ -11,7 +11,6 @@ import torch
 from models.build import build_model, check_forward, locate, stem_line
 from models.layers.recomputing import checkpoint_gradients
 from models.memory_format import channels_last_is_faster
-from models.optimizer_memory import refuse_beyond_memory
 from models.pretrained import begins_anew, preprocessing_of
 from models.transfer import load_start
 from utils.checkpoint import checkpoint
@@ -22,14 +21,10 @@ from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import Known, Preprocessing
 from utils.data.resolution import build_resolution
-from utils.optim.ema import build_average
 from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
-from utils.optim.optimizers import build_optimizer
-from utils.precision.amp import DTYPES, autocast, build_scaler, keep_in_fp32, resolve_amp
-from utils.runtime import sharding
+from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
 from utils.runtime.determinism import refuse_without_determinism
-from utils.runtime.distributed import Distributed
 
 START_IMAGES = 5000
 OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before checkpoints held it
@@ -102,42 +97,6 @@ def prepare_network(
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, stem, channels_last, freezing)
-
-
-def what_trains(args: Settings, network: Prepared, distributed: Distributed) -> dict[str, Any]:
-    """``network`` with its average, optimizer and scaler, by their names in main.py's ``Components``.
-
-    Raises ``UserError``.
-    """
-    model = network.model
-    epochs = args.optimisation.epochs
-    twin = spread(args, model, distributed)
-    if not args.run.evaluate:
-        refuse_beyond_memory(args.optimisation, model, distributed.device)
-    optimizer = network.freezing.separate(build_optimizer(args.optimisation, model))
-    average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
-    scaler = build_scaler(args.precision, distributed.device)
-    return {
-        "model": model,
-        "untrained": network.untrained,
-        "stem": network.stem,
-        "freezing": network.freezing,
-        "ema": average,
-        "optimizer": optimizer,
-        "scaler": scaler,
-    }
-
-
-def spread(args: Settings, model: torch.nn.Module, distributed: Distributed) -> torch.nn.Module | None:
-    """Spread ``model`` over the processes if ``--shard-model`` says so, before its optimizer is built.
-
-    Gives the module that its moving average needs, spread alike; None without. Raises ``UserError``.
-    """
-    trains = not (args.run.evaluate or args.run.dry_run)
-    if not (args.model.shard_model and distributed.world_size > 1 and trains):
-        return None
-    dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
-    return sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
 
 
 def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:

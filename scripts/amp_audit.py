@@ -150,7 +150,7 @@ def from_training(
     from main import build
     from scripts.audit.measure import AuditBatch
     from utils.checkpoint import checkpoint
-    from utils.record.run import Run
+    from utils.run import Run
 
     components = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=resume_point))
     scale = args.precision.init_scale

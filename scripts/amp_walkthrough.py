@@ -133,7 +133,7 @@ def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoi
     from scripts.audit import walkthrough
     from utils.checkpoint import checkpoint
     from utils.loop.forward import forward
-    from utils.record.run import Run
+    from utils.run import Run
 
     components = build(Run(as_training(args), distributed, resume_point=resume_point))
     weights = f"weights from --seed {args.run.seed}"

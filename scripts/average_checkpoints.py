@@ -138,8 +138,8 @@ class Kitchen:
     def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
         from main import build
         from utils.checkpoint.resume import ResumePoint
-        from utils.record.run import Run
         from utils.record.writer import RunWriter
+        from utils.run import Run
         from utils.train_validation import TraVal
 
         point = ResumePoint(first.path, first.description, digest="")

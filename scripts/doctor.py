@@ -78,7 +78,7 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     from scripts.tuning.report import csv_rows, report
     from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
-    from utils.record.run import Run
+    from utils.run import Run
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
     folder = make_folder(own.output) if own.output else None
@@ -173,18 +173,18 @@ def build_traval(args: Settings, components: Components, distributed: Distribute
     from main import build_traval as build_as_main
     from scripts.tuning.measure import LR
     from utils.optim.lr_policy import LRPolicy
-    from utils.record.run import Run
+    from utils.run import Run
 
     return build_as_main(Run(args, distributed), components._replace(lr_policy=LRPolicy("constant", LR, 1)))
 
 
 def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:
     """The network as main.py prepares it; ``args`` have nothing left to measure."""
-    from main import measured
+    from main import resolve_auto
     from models.prepare import prepare_network
 
     network = prepare_network(args, data, distributed.device, None, None)
-    measured(args, network.model, data, distributed)  # sets only how layers compute their gradients
+    resolve_auto(args, network.model, data, distributed)  # sets only how layers compute their gradients
     return network
 
 
@@ -202,10 +202,10 @@ def build_variant(
     changes: tuple[Change, ...],
 ) -> TrainingSetup:
     """``before`` with the last of ``changes``, all added to ``flags``; what does not change is shared."""
-    from models.prepare import what_trains
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import stand_in
     from utils.data.loaders import loaders, sample_plan
+    from utils.optim.build import build_optimizer_parts
 
     change = changes[-1]
     data = components.data
@@ -229,7 +229,8 @@ def build_variant(
     loader.plan = sample_plan(data.train, args, 0, 1)
     if loader.transform.channels_last != network.channels_last:
         loader.transform = dataclasses.replace(loader.transform, channels_last=network.channels_last)
-    components = components._replace(**what_trains(args, network, distributed), train_loader=loader)
+    parts = build_optimizer_parts(args, network.model, network.freezing, distributed)
+    components = components._replace(network=network, train_loader=loader, **parts._asdict())
     return TrainingSetup(args, loader, build_traval(args, components, distributed), before.epochs, threads)
 
 
@@ -293,7 +294,7 @@ def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed)
     """For memory_in_child: measure and print the figures."""
     from main import build_loss, read_data
     from scripts.tuning.memory import CpuRoom, search
-    from utils.record.run import Run
+    from utils.run import Run
 
     run = Run(args.with_values(**task["measured"]), distributed)
     data = read_data(run).shown_to(None, args.data)
@@ -312,8 +313,8 @@ def training_on_random(
 ) -> Callable[[int], float]:
     """A function that trains a fresh network on that many random images; returns the seconds of a step."""
     from main import Components
-    from models.prepare import what_trains
     from scripts.tuning.memory import no_loader, train_on_random
+    from utils.optim.build import build_optimizer_parts
 
     # Each batch size would be compiled again, which takes longer than the whole search.
     args = dataclasses.replace(args, model=dataclasses.replace(args.model, compile=False))
@@ -322,7 +323,8 @@ def training_on_random(
         network = build_network(args, data, distributed)
         loader = no_loader((data.spec.channels, data.image_size, data.image_size))
         components = Components(
-            **what_trains(args, network, distributed),
+            **build_optimizer_parts(args, network.model, network.freezing, distributed)._asdict(),
+            network=network,
             data=data,
             train_loader=loader,
             validation_loader=None,

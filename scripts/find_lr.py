@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     from main import build, build_traval
     from scripts.lr_range import measure
     from scripts.lr_range.advice import advise
-    from utils.record.run import Run
+    from utils.run import Run
 
     ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:

@@ -12,15 +12,21 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("utils.config",),
     ("utils.runtime",),
-    ("utils.checkpoint", "utils.optim", "utils.precision"),
-    ("utils.data", "utils.record"),
+    ("utils.checkpoint", "utils.precision"),
+    ("utils.optim",),
+    ("utils.data", "utils.record", "utils.run"),
     ("models", "utils.loop"),  # models.load_model reads checkpoints and makes their preprocessing
     ("utils.train_validation",),
     ("main",),
     ("scripts.common",),
     ("scripts",),  # a command, or the folder of its parts
 )
-ACROSS = {("utils.record.summary", "utils.data")}  # within a row: what the log tells of the data
+ACROSS = {  # within a row
+    ("utils.record.summary", "utils.data"),  # what the log tells of the data
+    ("utils.record.summary", "utils.run"),
+    ("utils.record.dry_run", "utils.run"),
+    ("utils.run", "utils.record"),
+}
 # lines
 LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 8

@@ -21,6 +21,7 @@ from utils.loop.bad_images import BadImages
 from utils.loop.forward import Outputs, forward
 from utils.loop.hooks import Hooks, call
 from utils.loop.non_finite_step import NonFiniteStepHandler
+from utils.loop.selection import update_best
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped, StopSignals
 from utils.loop.test_time_augmentation import in_views
@@ -40,7 +41,6 @@ from utils.record.metrics import Report
 from utils.record.pictures import due
 from utils.record.pictures.collector import Collector, Gathered
 from utils.record.reporter import Reporter
-from utils.record.selection import judge
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.sharding import is_sharded
@@ -400,7 +400,7 @@ class TraVal:
         row = self.reporter.row(progress, result, raw)
         counted = progress.epoch == row["epoch"]  # when it ended; its validation comes only now
         whole = counted or progress.step_in_epoch == self.train_loader.steps_per_epoch
-        best = result is not None and judge(progress, row, self.args, whole)
+        best = result is not None and update_best(progress, row, self.args, whole)
         self.reporter.epoch(row, result, raw, best)
         if result is not None:
             self.reporter.best(progress)
@@ -412,7 +412,7 @@ class TraVal:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
-        if gathered is not None and (finished or due.between(progress, self.args)):
+        if gathered is not None and (finished or due.after_epoch(progress, self.args)):
             self.writer.pictures(gathered, self.class_names, progress.step)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
         # 'last' comes last: once it says that the run is finished, the others exist.

@@ -107,7 +107,7 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
     args = settings_of(loaded, chosen)
     one = Distributed(RankInfo(), args.run, args.precision.tf32) if distributed is None else nullcontext(distributed)
     with one as processes:
-        with processes.raise_on_all_ranks(), processes.patiently("Reading the data"):
+        with processes.raise_on_all_ranks(), processes.without_timeout("Reading the data"):
             images, notes = read_images(loaded, args, chosen, processes.device)
             loaded.network.to(processes.device)
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)

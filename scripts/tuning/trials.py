@@ -29,9 +29,10 @@ from scripts.tuning.measure import TrainingSetup, busy_share, in_turns, loader_s
 from utils.config.settings import UserError
 from utils.data.datasets import Data
 from utils.data.formats.readers import MemoryImages
-from utils.data.loaders import RESIDENT_MEMORY_SHARE, memory_bytes, shown_otherwise_resident
+from utils.data.loaders import RESIDENT_MEMORY_SHARE, shown_otherwise_resident
 from utils.precision.amp import resolve_amp
 from utils.runtime.cpu import cores_per_process
+from utils.runtime.distributed import memory_bytes
 from utils.train_validation import TrainingFailure
 
 SHARES_STEPS = 10

@@ -12,7 +12,7 @@ import main
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import FLAGS, begin, copy_of, told
 from utils.loop.hooks import Hooks
-from utils.record.run import Run
+from utils.run import Run
 
 CPU = FLAGS[:2]
 STEPS = 23  # of an epoch

@@ -26,7 +26,7 @@ from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.data.preprocessing import Preprocessing
-from utils.record.run import Run
+from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")

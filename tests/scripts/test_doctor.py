@@ -413,7 +413,7 @@ def pictures(tmp_path_factory):
 def subject(tool, *flags):
     """A subject as the tool makes it, and what main.py trains with these flags."""
     from main import build
-    from utils.record.run import Run
+    from utils.run import Run
 
     args = tool.settings(["--device", "cpu", *map(str, flags)])
     run = Run(args, Distributed(RankInfo(), args.run))
@@ -580,7 +580,7 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_what_main_freezes(
 
     assert 0 < len(trained(parts.model)) < len(list(parts.model.parameters()))
     for traval in others:
-        assert trained(traval.model) == trained(parts.model) and traval.freezing.norms == parts.freezing.norms
+        assert trained(traval.model) == trained(parts.model) and traval.freezing.norms == parts.network.freezing.norms
 
 
 def test_variants_and_the_search_compute_and_judge_as_main_does(tool, monkeypatch):

@@ -87,7 +87,7 @@ def write_shards(state: dict[str, Any], checkpoints: Path, distributed: Distribu
                 {name: tensor for name, (_, tensor) in named.items()},
                 storage_writer=_writer(folder),
                 planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=distributed.beside,
+                process_group=distributed.gloo_group,
             )
     except dcp.api.CheckpointException as error:  # the same on all ranks
         if distributed.is_main:

@@ -7,7 +7,6 @@ of their augmentation.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, starmap
@@ -37,7 +36,7 @@ from utils.data.sampling import build_sampling
 from utils.data.sources import MicroBatchReader, ResidentSource, Source, StreamSource, keys_of
 from utils.data.transforms import BatchTransform
 from utils.runtime.cpu import cores_per_process
-from utils.runtime.distributed import Distributed
+from utils.runtime.distributed import Distributed, memory_bytes
 
 PASS_SIZE = 64  # images in a pass without gradients: memory enough to train on 8 is enough to evaluate these
 RESIDENT_MEMORY_SHARE = 0.25  # of the device's memory that --loader auto lets a resident data set take
@@ -485,10 +484,3 @@ def _stored_bytes(images: Images, spec: DatasetSpec) -> int:
     if isinstance(images, MemoryImages):
         return images.pixels.numel()
     return len(images) * spec.channels * spec.image_size**2
-
-
-def memory_bytes(device: torch.device) -> int:
-    """The device's total memory."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

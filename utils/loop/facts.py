@@ -46,8 +46,8 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),
         blurs=any(hasattr(module, "blur") for module in parts.model.modules()),
         has_statistics=any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()),
-        gathers_statistics=bool(layers_with_statistics(parts.model)) or parts.freezing.releases_statistics,
-        freezes_more_norms=parts.freezing.freezes_more_norms,
+        gathers_statistics=bool(layers_with_statistics(parts.model)) or parts.network.freezing.releases_statistics,
+        freezes_more_norms=parts.network.freezing.freezes_more_norms,
         trains_backbone=not trained <= {*head_parameters(parts.model).values()},
         rates_differ=scales != {1.0},
         trains_products=any(

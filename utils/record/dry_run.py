@@ -17,9 +17,9 @@ from utils.optim.groups import lr_scales
 from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import has_momentum
 from utils.precision.amp import resolve_amp
-from utils.record.run import Run
+from utils.record.epoch_scalars import best_metric, selection_line
 from utils.record.run_folder import RunFolder
-from utils.record.selection import best_metric, selection_line
+from utils.run import Run
 from utils.runtime.distributed import Distributed
 from utils.runtime.exchange import exchange_words
 
@@ -50,7 +50,7 @@ def plan(run: Run, components: Any) -> str:
         *_growth(args, components),
         ("Loader", components.loader_choice),
         ("Network", _network(args, point, components)),
-        *([("Stem", components.stem)] if components.stem else []),
+        *([("Stem", components.network.stem)] if components.network.stem else []),
         *_sizes(components, distributed),
         (
             "Batch",
@@ -84,7 +84,7 @@ def evaluation_plan(run: Run, components: Any) -> str:
         *_seen(args, components),
         ("Loader", components.loader_choice),
         ("Network", f"{args.model.arch}, {weights}"),
-        *([("Stem", components.stem)] if components.stem else []),
+        *([("Stem", components.network.stem)] if components.network.stem else []),
         *_sizes(components, distributed),
         ("Batch", f"{args.data.val_batch_size or args.data.batch_size} a process"),
         ("Precision", _precision(args, components, distributed.device)),
@@ -215,8 +215,8 @@ def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
     start = "pretrained weights" if model.pretrained else f"initialisation {model.init}"
     start = f"weights of {model.weights}" if model.weights else start
     resumes = f"; resumes from {point.path}" if point is not None else ""
-    anew = f"; {components.untrained} begins anew" if components.untrained else ""
-    frozen = f"; {components.freezing}" if components.freezing else ""
+    anew = f"; {components.network.untrained} begins anew" if components.network.untrained else ""
+    frozen = f"; {components.network.freezing}" if components.network.freezing else ""
     options = {"dropout": model.drop, "stochastic depth": model.drop_path}
     built = "".join(f", {name} {value:g}" for name, value in options.items() if value is not None)
     built += "".join(f", {item}" for item in model.model_kwargs or ())

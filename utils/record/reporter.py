@@ -14,9 +14,8 @@ from utils.checkpoint.progress import NOTHING, Progress
 from utils.config.settings import Settings
 from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
-from utils.record.epoch_scalars import VALIDATION_TAGS, Epoch, points_of, row_of
+from utils.record.epoch_scalars import PREFIX, VALIDATION_TAGS, Epoch, best_metric, points_of, row_of, stopping_metric
 from utils.record.metrics import COUNT, Report, cut_words, shows_top5
-from utils.record.selection import PREFIX, best_metric, stopping_metric
 from utils.record.writer import NullWriter
 
 T = TypeVar("T")

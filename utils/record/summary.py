@@ -33,11 +33,11 @@ from utils.record.dry_run import (
     technique_lines,
     validation_images,
 )
+from utils.record.epoch_scalars import Metric, best_metric, stopping_rule
 from utils.record.metrics import Report, cut_words
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
-from utils.record.run import Run
-from utils.record.selection import Metric, best_metric, stopping_rule
 from utils.record.writer import NullWriter
+from utils.run import Run
 from utils.runtime.exchange import exchange_words
 from utils.runtime.sharding import is_sharded
 
@@ -73,12 +73,12 @@ def announce(run: Run, components: Any) -> None:
         log(f"Sampling: {sampling}, of {len(sampling.available):,} training images")
     if isinstance(components.criterion, Distillation):
         log(f"Teacher: {components.criterion.teacher}")
-    if components.untrained:
-        log(f"Pretrained but for {components.untrained}")
-    if components.stem:
-        log(f"Stem: {components.stem}")
-    if components.freezing:
-        log(f"Training: {components.freezing}")
+    if components.network.untrained:
+        log(f"Pretrained but for {components.network.untrained}")
+    if components.network.stem:
+        log(f"Stem: {components.network.stem}")
+    if components.network.freezing:
+        log(f"Training: {components.network.freezing}")
     spread = ", parameters spread over them" if is_sharded(components.model) else ""
     log(
         f"{args.model.arch}: {parameters:,} parameters; {run.distributed.world_size} process(es) on "
@@ -127,8 +127,8 @@ def announce_evaluation(run: Run, components: Any, writer: NullWriter) -> None:
     writer.log(f"Preprocessing: {components.data.preprocessing_line}")
     if args.tta != "none":
         writer.log(describe_tta(args.tta))
-    if components.stem:
-        writer.log(f"Stem: {components.stem}")
+    if components.network.stem:
+        writer.log(f"Stem: {components.network.stem}")
     if point is None:
         return
     progress = point.state.get("progress")  # bare weights have none

@@ -110,7 +110,7 @@ class Distributed:
                     timeout=self.timeout,
                     device_id=self.device if self.device.type == "cuda" else None,
                 )
-            self.beside = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
+            self.gloo_group = torch.distributed.new_group(backend="gloo", timeout=self.timeout)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -173,19 +173,19 @@ class Distributed:
         """Run ``function`` on rank 0 and give its (picklable) result to every rank.
 
         Every rank raises its ``UserError`` or ``OSError``: none waits for one that has failed.
-        ``long_work`` names work that may take longer than ``--timeout``, see ``patiently``.
+        ``long_work`` names work that may take longer than ``--timeout``, see ``without_timeout``.
         """
         import torch
 
         result: list[Any] = [None]
-        with self.raise_on_all_ranks(), self.patiently(long_work) if long_work else nullcontext():
+        with self.raise_on_all_ranks(), self.without_timeout(long_work) if long_work else nullcontext():
             if self.is_main:
                 result[0] = function()
         if self.world_size > 1:
             torch.distributed.broadcast_object_list(result, src=0, device=self.device)
         return result[0]
 
-    def patiently(self, what: str) -> AbstractContextManager[None]:
+    def without_timeout(self, what: str) -> AbstractContextManager[None]:
         """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
 
         ``--timeout`` then limits a rank's silence, not its work. All ranks must enter it; ``what`` is logged if it
@@ -194,7 +194,7 @@ class Distributed:
         if self.world_size == 1:
             began = time.monotonic()
             return Heartbeat(lambda: f"{what}: {time.monotonic() - began:.0f} s so far", _log)
-        return LongWork(self.beside, what, _log if self.is_main else lambda line: None).waited_for()
+        return LongWork(self.gloo_group, what, _log if self.is_main else lambda line: None).waited_for()
 
     def gather(self, value: T) -> list[T]:
         """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
@@ -303,6 +303,15 @@ def _log(line: str) -> None:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A small CPU tensor on ``device``; to a GPU through pinned memory, so that the host does not wait."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The device's total memory."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def lost_contact(error: RuntimeError) -> str | None:

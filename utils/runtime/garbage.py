@@ -16,13 +16,13 @@ class GarbageCollection:
         self._was_put_off = False  # gc.get_freeze_count() cannot tell: Python 3.12 begins with some objects left out
 
     def put_off(self) -> None:
-        """Look for no garbage until ``look_from_here``. For a process that is this program's alone."""
+        """Look for no garbage until ``freeze_imports``. For a process that is this program's alone."""
         self._was_put_off = True
         gc.disable()
         # A teardown, after a traceback, must free what was left out: extension modules report leaks on stderr.
         atexit.register(gc.unfreeze)
 
-    def look_from_here(self) -> None:
+    def freeze_imports(self) -> None:
         """Look for garbage among what is made from now on; what exists, apart from garbage, is left out for good.
 
         To be called as often as much has been imported. Does nothing where ``put_off`` was not called.

@@ -16,9 +16,9 @@ from scripts.lab.benchmarks.measure import PERCENT, Match, Rival, Setup
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.config.settings import Settings
-from utils.record.run import Run
 from utils.record.run_folder import RunFolder
 from utils.record.writer import NullWriter, build_writer
+from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
 

@@ -22,8 +22,8 @@ from scripts.lab.benchmarks.loading import PREFETCHED
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.loop.stop_signals import StopSignals
-from utils.record.run import Run
 from utils.record.run_folder import RunFolder
+from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
 

@@ -11,8 +11,8 @@ from models.small import OWN
 from tests.utils.record.test_dry_run import CHANGES
 from utils.config import arguments
 from utils.config.settings import UserError
-from utils.record.run import Run
 from utils.record.summary import describe
+from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
 # 20 epochs, which the changes are made for, of one step.

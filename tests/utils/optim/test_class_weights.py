@@ -17,7 +17,7 @@ from utils.config.settings import UserError
 from utils.data.sampling import Sampling
 from utils.optim.class_weights import class_weights
 from utils.optim.criterion import build_criterion
-from utils.record.run import Run
+from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
 LABELS = torch.tensor([0] * 70 + [1] * 20 + [2] * 10)

@@ -13,7 +13,7 @@ from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import all_settings
 from utils.record import dry_run
-from utils.record.run import Run
+from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.exchange import exchange_words
 

@@ -14,10 +14,10 @@ from utils.record import reporter as reporter_module
 from utils.record import summary
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
-from utils.record.run import Run
 from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line, log_end
 from utils.record.writer import NullWriter, RunWriter
+from utils.run import Run
 
 BAR = tqdm(disable=True)
 

@@ -20,7 +20,7 @@ class Node:
 
 garbage_collection.put_off()
 node = Node()
-garbage_collection.look_from_here()
+garbage_collection.freeze_imports()
 del node
 atexit.register(print, "exit function")
 """

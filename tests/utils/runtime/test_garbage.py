@@ -32,13 +32,13 @@ def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked
     garbage = GarbageCollection()
     garbage.put_off()
     assert not gc.isenabled()
-    garbage.look_from_here()
+    garbage.freeze_imports()
     assert gc.isenabled()
     frozen = gc.get_freeze_count()
     of_the_start = lost()
     assert frozen > 10_000
     kept = [Node() for _ in range(100)]
-    garbage.look_from_here()
+    garbage.freeze_imports()
     assert of_the_start() is None
     assert gc.get_freeze_count() >= frozen + len(kept)
     later = lost()
@@ -48,5 +48,5 @@ def test_garbage_of_the_start_and_after_it_is_freed_and_the_rest_is_never_looked
 
 def test_nothing_changes_in_a_process_where_it_was_not_put_off():
     before = gc.get_freeze_count()
-    GarbageCollection().look_from_here()
+    GarbageCollection().freeze_imports()
     assert gc.isenabled() and gc.get_freeze_count() == before

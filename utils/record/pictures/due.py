@@ -21,7 +21,7 @@ def may_be(progress: Progress, args: Settings) -> bool:
     return ends or _regular(epoch, args) or (patience is not None and epoch - progress.stopping_epoch >= patience)
 
 
-def between(progress: Progress, args: Settings) -> bool:
+def after_epoch(progress: Progress, args: Settings) -> bool:
     """After a whole epoch that is not the last: whether pictures of it are wanted."""
     return _regular(progress.epoch, args)
 

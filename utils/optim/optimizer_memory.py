@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.settings import UserError
-from utils.data.loaders import memory_bytes
 from utils.optim.optimizers import OWN, build_optimizer
+from utils.runtime.distributed import memory_bytes
 
 
 class _Largest(TorchDispatchMode):

@@ -7,8 +7,8 @@ import pytest
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.record.epoch_scalars import EPOCH_SCALARS
-from utils.record.selection import best_metric, judge, metrics, stopping_metric, unknown_metrics
+from utils.loop.selection import update_best
+from utils.record.epoch_scalars import EPOCH_SCALARS, best_metric, metrics, stopping_metric, unknown_metrics
 
 LOWER = {"loss", "ece"}
 
@@ -22,7 +22,7 @@ def judged(rows, *flags):
         if progress.stops_early(args):
             break
         others = {"epoch": progress.epoch + 1, "val_loss": 1.0, "val_top1": 0.0, "val_top5": 0.0}
-        best.append(judge(progress, others | row, args, whole=True))
+        best.append(update_best(progress, others | row, args, whole=True))
         progress.finish_epoch()
     return progress, best
 
@@ -88,12 +88,12 @@ def test_a_cut_epoch_makes_the_best_only_until_there_is_a_whole_one():
     args = parse(["--early-stopping", "3"])
     progress = Progress()
     row = {"epoch": 1, "val_loss": 1.0, "val_top1": 90.0}
-    assert judge(progress, row, args, whole=False)
+    assert update_best(progress, row, args, whole=False)
     assert (progress.best_epoch, progress.best_value, progress.stopping_value) == (0, 90.0, None)
-    assert judge(progress, row | {"val_top1": 50.0}, args, whole=True)
+    assert update_best(progress, row | {"val_top1": 50.0}, args, whole=True)
     assert (progress.best_epoch, progress.best_value, progress.stopping_value) == (1, 50.0, 50.0)
     progress.finish_epoch()
-    assert not judge(progress, row | {"epoch": 2}, args, whole=False) and progress.best_top1 == 50.0
+    assert not update_best(progress, row | {"epoch": 2}, args, whole=False) and progress.best_top1 == 50.0
 
 
 # ------------------------------------------------------------------------------------- early stopping
@@ -134,6 +134,6 @@ def test_a_checkpoint_from_before_goes_on_with_its_best_top1_and_waits_from_ther
     assert none.best_value is None
     args = parse(["--early-stopping", "2"])
     assert not progress.is_trained(args)
-    assert not judge(progress, {"epoch": 8, "val_loss": 1.0, "val_top1": 60.0}, args, whole=True), (
+    assert not update_best(progress, {"epoch": 8, "val_loss": 1.0, "val_top1": 60.0}, args, whole=True), (
         "as good as the best is no better"
     )

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from main import main
-from models import optimizer_memory
 from models.build import build_model
-from models.optimizer_memory import step_bytes
 from utils.config.arguments import parse
 from utils.config.groups.model import ModelSettings
+from utils.optim import optimizer_memory
+from utils.optim.optimizer_memory import step_bytes
 from utils.optim.optimizers import build_optimizer
 
 
