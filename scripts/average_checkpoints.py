@@ -26,8 +26,7 @@ from utils.config.settings import Settings, UserError, flag_of
 from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
-    from scripts.averaging.ingredients import Ingredient, Weights
-    from scripts.averaging.soup import Soup
+    from scripts.averaging.soup import Ingredient, Soup, StateDict
     from utils.data.loaders import ValidationLoader
     from utils.record.metrics import Report
 
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, flags = build_parser().parse_known_args(argv)
     refuse_mistakes(own)
-    from scripts.averaging.ingredients import read, refuse_differences, save
+    from scripts.averaging.soup import read, refuse_differences, save
     from utils.checkpoint.fingerprint import of_all
     from utils.record.summary import figures
 
@@ -172,7 +171,7 @@ class Kitchen:
         lines = (seen_in_training(data.validation, data.fingerprint, self.args.data, point) for point in points)
         return [line for line in lines if line]
 
-    def cook(self, method: str, ingredients: Sequence[Weights]) -> tuple[Soup, list[float], Report]:
+    def cook(self, method: str, ingredients: Sequence[StateDict]) -> tuple[Soup, list[float], Report]:
         """The soup, which is in ``model`` then; the ingredients' top-1 on the images to report on; its validation."""
         from scripts.averaging import soup as recipes
 
@@ -182,11 +181,11 @@ class Kitchen:
             tops = [self.validate(weights, False, self.reporting).top1 for weights in ingredients]
         return soup, tops, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
 
-    def score(self, weights: Weights, mixed: bool) -> float:
+    def score(self, weights: StateDict, mixed: bool) -> float:
         """Top-1 on the images to choose on."""
         return self.validate(weights, mixed, self.choosing).top1
 
-    def validate(self, weights: Weights, mixed: bool, images: ValidationLoader) -> Report:
+    def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> Report:
         """Exactly, on ``images``. ``mixed``: batch-norm statistics are computed first."""
         from utils.checkpoint.checkpoint import load_weights
         from utils.optim.batch_norm_statistics import recompute

@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
     """Runs the tool; returns its exit code."""
     own, args = build_parser().split(argv)
     from scripts.data_check.findings import judge
-    from scripts.data_check.report import write_files
     from scripts.data_check.survey import inspect, take_survey
+    from scripts.data_check.tables import write_files
     from utils.data.datasets import prepare
     from utils.data.formats.kept_listing import Lister
     from utils.data.progress_log import ProgressLog
@@ -82,20 +82,20 @@ def report_lines(
     settings: DataSettings, survey: Survey, records: np.ndarray, damage: dict[int, str], findings: Findings
 ) -> list[str]:
     """The report: verdict, findings, notes, tables."""
-    from scripts.data_check import report
+    from scripts.data_check import tables
 
     where = f" at {settings.datapath}" if survey.root is not None else ""
     validation = len(survey) - survey.training
     lines = [
-        report.verdict(survey, findings),
+        tables.verdict(survey, findings),
         f"{settings.dataname}{where}: {survey.training:,} training and {validation:,} validation images, "
         f"{len(survey.classes):,} classes",
         "",
-        *report.finding_lines(findings),
+        *tables.finding_lines(findings),
     ]
-    sections = [report.damage_lines(survey, damage), report.class_table(survey), report.size_table(records)]
+    sections = [tables.damage_lines(survey, damage), tables.class_table(survey), tables.size_table(records)]
     if survey.paths is not None:
-        sections.append(report.kind_table(records))
+        sections.append(tables.kind_table(records))
     for section in filter(None, sections):
         if isinstance(section, tuple):
             text = table(*section)

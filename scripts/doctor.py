@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from main import Components
     from models.prepare import Prepared
     from scripts.tuning.advice import Change
+    from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
-    from scripts.tuning.report import Memory
     from utils.checkpoint.resume import ResumePoint
     from utils.data.datasets import Data
     from utils.train_validation import TraVal
@@ -74,8 +74,8 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     import torch
 
     from main import build
+    from scripts.tuning.diagnosis import csv_rows, report
     from scripts.tuning.measure import TrainingSetup
-    from scripts.tuning.report import csv_rows, report
     from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
     from utils.run import Run
@@ -241,8 +241,8 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
     """The peak of the steps that were timed, and the largest batch by trying."""
     import torch
 
+    from scripts.tuning.diagnosis import Memory
     from scripts.tuning.memory import GpuRoom, search
-    from scripts.tuning.report import Memory
 
     meaning = f"max_memory_allocated, with the resident images if any; {peak[1] / 1e6:,.0f} MB reserved"
     free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
@@ -257,8 +257,8 @@ def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str
     """Both, in a separate process whose memory nothing else makes grow."""
     from scripts.common.step_timing import PEAK_RESET
     from scripts.tuning.advice import Largest
+    from scripts.tuning.diagnosis import Memory
     from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
-    from scripts.tuning.report import Memory
 
     room = int(CPU_MEMORY_SHARE * available_bytes())
     task = {
@@ -358,7 +358,7 @@ def describe(args: Settings, components: Components, distributed: Distributed) -
 
 def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write ``doctor.txt`` and ``doctor.csv``."""
-    from scripts.common.figures import write_csv
+    from scripts.common.output import write_csv
 
     try:
         (folder / "doctor.txt").write_text(text + "\n", encoding="utf-8")

@@ -185,7 +185,7 @@ def present(
     own: argparse.Namespace, description: dict[str, Any], figures: Figures, comparison: Comparison | None
 ) -> None:
     """Print the report, and write the files."""
-    from scripts.evaluation import report
+    from scripts.evaluation import as_text
     from scripts.evaluation.calibration import fit_temperature, reliability
     from scripts.evaluation.files import save
     from utils.record.summary import figures as last_line
@@ -198,15 +198,15 @@ def present(
         names = save(Path(own.output), description, figures, bins, temperature, comparison)
     rest = ["", ""] if own.output is None else [f"; see {own.output}/{name}.csv" for name in ("classes", "confusions")]
     parts = [
-        report.heading(description, predictions.report.count),
-        report.overall(figures),
-        *report.doubtful(figures, description),
-        report.classes(figures, rest[0]),
-        report.confusion(figures, rest[1]),
-        report.calibration(bins, temperature),
+        as_text.heading(description, predictions.report.count),
+        as_text.overall(figures),
+        *as_text.doubtful(figures, description),
+        as_text.classes(figures, rest[0]),
+        as_text.confusion(figures, rest[1]),
+        as_text.calibration(bins, temperature),
     ]
     if comparison is not None:
-        parts.append(report.compared(comparison, report.checkpoints(description)))
+        parts.append(as_text.compared(comparison, as_text.checkpoints(description)))
     if names:
         parts.append(f"Files in {own.output}: {', '.join(names)}")
     print("\n\n".join(parts))

@@ -17,22 +17,39 @@ import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.output import whole_file
 from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run, warn
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
     from models.load import Loaded
     from scripts.common.image_stream import ImageBatch
-    from scripts.common.predictor import Predictor
-    from scripts.explaining.picture import Explained
+    from scripts.common.predictions import Predictor
 
 NAME = "explain.py"
 MOST_IMAGES = 64  # in a picture
+GREY = "#666666"
+LONGEST_NAME = 34  # characters of a file's name
+SMALL = 64  # pixels a side; such images are shown with their pixels, larger ones smoothly
+GAP = 0.04  # between an image and its map, of its width
+
+
+class Explained(NamedTuple):
+    """An image ``pixels``, float (channels, h, w) between 0 and 1, its heat map (h, w), and lines about both."""
+
+    name: str
+    pixels: torch.Tensor
+    heat: np.ndarray
+    prediction: str
+    target: str
 
 
 def main(argv: list[str]) -> int:
@@ -51,7 +68,7 @@ def main(argv: list[str]) -> int:
     explained, title = explain(own, shown)
     if not explained:
         raise UserError("IMAGES: none of them can be read and explained")
-    save(own.output, title, explained)
+    draw(own.output, title, explained)
     print(f"{title}\nPicture: {own.output}")
     return 1 if len(explained) < len(shown) else 0
 
@@ -86,8 +103,7 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     """All images that can be explained, with their maps, and a line on how these are made. Prints a line for each."""
     from scripts.common.heat_map import method
     from scripts.common.image_stream import stream
-    from scripts.common.predictions import enough_memory
-    from scripts.common.predictor import Predictor
+    from scripts.common.predictions import Predictor, enough_memory
 
     loaded = open_run(own.run, own.raw, own.device, best=own.best)
     target = None if own.target is None else class_number(own.target, loaded.classes)
@@ -112,7 +128,6 @@ def explain_batch(
 ) -> list[Explained]:
     """The images at the places ``readable`` of a batch, with their maps; warns of those whose output is not finite."""
     from scripts.common.heat_map import heat_map
-    from scripts.explaining.picture import Explained
     from utils.data.formats.class_folders import printable
 
     classes = [printable(name) for name in loaded.classes]
@@ -151,14 +166,47 @@ def class_number(text: str, classes: Sequence[str]) -> int:
     raise UserError(f"--target '{text[:60]}': the network knows no such class; {hint}")
 
 
-def save(output: str, title: str, explained: Sequence[Explained]) -> None:
-    """Draw the picture; raises ``UserError`` if it cannot be written."""
-    from scripts.explaining.picture import draw
+# ------------------------------------------------------------------------------------------ the picture
 
-    try:
-        draw(Path(output), title, explained)
-    except OSError as error:
-        raise UserError(f"--output {output}: cannot be written ({error.strerror or error})") from error
+
+def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
+    """Write the grid to ``output`` (PNG), replacing it at once. Raises ``UserError`` if it cannot be written."""
+    from matplotlib.figure import Figure
+
+    columns = min(len(explained), 2 if len(explained) <= 4 else 3 if len(explained) <= 12 else 4)
+    rows = -(-len(explained) // columns)
+    figure = Figure(figsize=(3.6 * columns, 0.55 + 2.2 * rows), layout="constrained", facecolor="white")
+    figure.suptitle(title, fontsize=9, color=GREY, parse_math=False)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    small = {"color": GREY, "parse_math": False}  # a name may hold dollars
+    for place in places:
+        place.set_axis_off()
+    for place, one in zip(places, explained, strict=False):  # the last row may have room left
+        both = _side_by_side(one)
+        place.imshow(both, interpolation="nearest" if one.pixels.shape[-1] <= SMALL else "antialiased")
+        place.set_title(one.prediction, fontsize=10, pad=12 if one.target else 4, parse_math=False)
+        if one.target:
+            place.text(0.5, 1.015, one.target, transform=place.transAxes, ha="center", fontsize=8, **small)
+        name = _shortened(one.name)
+        place.text(0.5, -0.02, name, transform=place.transAxes, ha="center", va="top", fontsize=7, **small)
+    with whole_file(Path(output), f"--output {output}") as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
+
+
+def _side_by_side(one: Explained) -> np.ndarray:
+    """The image and its overlay with a white gap: uint8 (h, w, 3)."""
+    import numpy as np
+
+    from scripts.common.heat_map import overlay
+
+    image = np.asarray(overlay(one.pixels, np.zeros_like(one.heat)))
+    gap = np.full((len(image), max(1, round(GAP * image.shape[1])), 3), 255, np.uint8)
+    return np.concatenate([image, gap, np.asarray(overlay(one.pixels, one.heat))], axis=1)
+
+
+def _shortened(name: str) -> str:
+    printable = "".join(character if character.isprintable() else "?" for character in name)
+    return printable if len(printable) <= LONGEST_NAME else f"...{printable[-LONGEST_NAME:]}"
 
 
 if __name__ == "__main__":

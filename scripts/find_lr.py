@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> int:
     elif own.picture:
         from scripts.lr_range.picture import draw
 
-        save_picture(own.picture, lambda path: draw(path, title, test, advice))
+        draw(own.picture, title, test, advice)
         print(f"Picture: {own.picture}")
     return 0
 
@@ -91,14 +90,6 @@ def describe(args: Settings) -> str:
     return (
         f"{args.model.arch} on {args.data.dataname}, {args.optimisation.optimizer}, batch {args.data.global_batch_size}"
     )
-
-
-def save_picture(path: str, draw: Callable[[Path], None]) -> None:
-    """Draw it; raises ``UserError`` if it cannot be written."""
-    try:
-        draw(Path(path))
-    except OSError as error:
-        raise UserError(f"--picture {path}: cannot be written ({error.strerror or error})") from error
 
 
 class Display:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.output import whole_file
 from scripts.common.trained import add_run_arguments
 from utils.config.settings import UserError
 
@@ -84,16 +84,9 @@ def output_path(given: str | None, sources: list[Source]) -> Path:
 
 def write(path: Path, html: str) -> int:
     """Write the file, whole or not at all; returns its bytes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     content = html.encode("utf-8")
-    try:
+    with whole_file(path, f"--output {path}", "; choose another") as temporary:
         temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror}); choose another") from error
-    finally:
-        with suppress(OSError):  # where nothing could be written
-            temporary.unlink(missing_ok=True)
     return len(content)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-    from scripts.common.predictor import Predictor
+    from scripts.common.predictions import Predictor
     from scripts.serving.app import Service
 
 NAME = "serve.py"
@@ -145,7 +145,7 @@ def build_service(own: argparse.Namespace) -> Service:
     """What answers requests; it has run the network once, so that the first request does not wait for that."""
     import torch
 
-    from scripts.common.predictor import Predictor
+    from scripts.common.predictions import Predictor
     from scripts.serving.app import Service
     from scripts.serving.uploads import Limits
 

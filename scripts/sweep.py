@@ -22,7 +22,7 @@ from scripts.common.command_line import INTERRUPTED, ToolParser, make_folder, ru
 from scripts.common.runs import RunResult
 from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
-from scripts.sweeps.jobs import Places, run_all
+from scripts.sweeps.jobs import Slots, run_all
 from utils.config.settings import UserError
 from utils.runtime.console import log, outlive_terminal
 
@@ -87,7 +87,7 @@ def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Trial]]:
 
 def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> int:
     """Train what is not finished yet, and show all results. Returns the exit code."""
-    from scripts.sweeps.earlier import finished
+    from scripts.sweeps.outcomes import finished
     from utils.record.metrics import cut_words
 
     results = finished(folder / "runs", planned)
@@ -105,13 +105,13 @@ def sweep(own: argparse.Namespace, planned: Sequence[Trial], folder: Path) -> in
 
     failures: list[str] = []
     try:
-        failures = run_all([trial for trial in planned if trial not in results], folder, places(own.processes), ended)
+        failures = run_all([trial for trial in planned if trial not in results], folder, slots(own.processes), ended)
     finally:
         show(own, planned, folder, results)
     return 1 if failures else 0
 
 
-def places(processes: int | str) -> Places:
+def slots(processes: int | str) -> Slots:
     """Room for that many trainings at once."""
     import torch
 
@@ -119,22 +119,23 @@ def places(processes: int | str) -> Places:
 
     gpus = torch.cuda.device_count()
     count = (gpus or max(1, cores() // 2)) if processes == "auto" else processes
-    return Places(count, threads=max(1, cores() // count), gpus=gpus)
+    return Slots(count, threads=max(1, cores() // count), gpus=gpus)
 
 
 def show(own: argparse.Namespace, planned: Sequence[Trial], folder: Path, found: Mapping[Trial, RunResult]) -> None:
     """Write and print the results so far."""
-    from scripts.sweeps import report
+    from scripts.common.output import write_csv
+    from scripts.sweeps import outcomes
 
     results = {trial: found[trial] for trial in planned if trial in found}
     if not results:
         return
-    report.write_csv(folder / "sweep.csv", planned, results)
-    report.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
+    write_csv(folder / "sweep.csv", outcomes.csv_rows(planned, results))
+    outcomes.draw(folder / "sweep.png", f"{own.recipe}: {len(results)} of {len(planned)} runs", results)
     files = f"Files: {folder / 'sweep.csv'}, {folder / 'sweep.png'}"
     others = [trial.name for trial in planned if trial not in results]
     without = f"without a result: {', '.join(others)}\n" if others else ""
-    print(f"\n{report.as_table(results)}\n{report.doubts(results)}{without}\n{files}", flush=True)
+    print(f"\n{outcomes.as_table(results)}\n{outcomes.doubts(results)}{without}\n{files}", flush=True)
 
 
 if __name__ == "__main__":

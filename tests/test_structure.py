@@ -226,12 +226,12 @@ def test_checks_see_an_unsafe_call(call):
         ("utils.record.metrics", "utils.loop.validation", False),
         ("utils.data.loaders", "utils.record.metrics", False),  # rooms of one layer do not know each other
         ("utils.data.loaders", "scripts.common.command_line", False),
-        ("scripts.audit.report", "scripts.tuning.report", False),  # nor do folders of scripts
+        ("scripts.audit.report", "scripts.tuning.diagnosis", False),  # nor do folders of scripts
         ("scripts.lab.benchmark", "scripts.lab.benchmarks.measure", True),  # the laboratory is such a folder
-        ("scripts.lab.benchmark", "scripts.tuning.report", False),
+        ("scripts.lab.benchmark", "scripts.tuning.diagnosis", False),
         ("scripts.doctor", "scripts.lab.benchmarks.measure", False),  # which users' commands do not enter
         ("scripts.audit.report", "scripts.common.figures", True),
-        ("scripts.doctor", "scripts.tuning.report", True),
+        ("scripts.doctor", "scripts.tuning.diagnosis", True),
     ],
 )
 def test_checks_know_up_from_down(importer, imported, allowed):

@@ -1,4 +1,4 @@
-"""Model soups: the uniform one, and the greedy one, which keeps what does not harm it.
+"""Model soups: the checkpoints to average, read, compared with each other, averaged and saved.
 
 Wortsman et al., Model soups: averaging weights of multiple fine-tuned models improves accuracy without increasing
 inference time, 2022.
@@ -7,28 +7,119 @@ inference time, 2022.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from scripts.averaging.ingredients import Weights, mean
+import torch
 
-Score = Callable[[Weights, bool], float]  # of weights, and whether their batch-norm statistics must be computed
+from models.load import read_checkpoint
+from scripts.common.trained import find_run, say
+from utils.checkpoint import checkpoint
+from utils.config.settings import UserError
+
+DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
+SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing"}
+SHAPING = ("model_kwargs", "blur_pool")  # settings that make another network of the same weights
+StateDict = dict[str, torch.Tensor]
+
+
+class Ingredient(NamedTuple):
+    """A checkpoint: its path, the weights that its run reports on, and what describes them."""
+
+    path: Path
+    weights: StateDict
+    description: dict[str, Any]
+
+
+def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredient:
+    """What RUN ``text`` means, a file or one of a run's folder; ``best``: as ``load_model`` takes it."""
+    path, state, chosen = read_checkpoint(find_run(text), best, warn)
+    if chosen:
+        say(f"{path} is taken: {chosen}")
+    lacking = [key for key in DESCRIPTION if key not in state]
+    if lacking or not isinstance(state["settings"], dict) or state["format"] != checkpoint.FORMAT:
+        raise UserError(f"--checkpoints {path}: is not a checkpoint that this version of main.py saves")
+    weights = checkpoint.weights_of(state, path)
+    if checkpoint.average_moved_since_validation(state) and any(name.endswith("running_mean") for name in weights):
+        warn(
+            f"{path} was saved between two validations: the batch-norm statistics of its average are of other weights, "
+            "so its own top1, by which a greedy soup chooses, may be much too low"
+        )
+    return Ingredient(path, weights, {key: state[key] for key in DESCRIPTION})
+
+
+def refuse_differences(ingredients: Sequence[Ingredient]) -> None:
+    """Raise ``UserError`` with a line for each that is of another kind than the first."""
+    first = ingredients[0]
+    mistakes = []
+    for other in ingredients[1:]:
+        mistakes += [f"--checkpoints {other.path}: {words}" for words in _differences(first, other)[:1]]
+    if mistakes:
+        raise UserError(*mistakes)
+
+
+def _differences(first: Ingredient, other: Ingredient) -> list[str]:
+    whose = f"than {first.path}"
+    words = [
+        f"has {'another' if key == 'arch' else 'other'} {name} {whose}: {_short(theirs)} where that has {_short(ours)}"
+        for key, name in SAME.items()
+        if (theirs := other.description[key]) != (ours := first.description[key])
+    ]
+    settings = (first.description["settings"], other.description["settings"])
+    words += [
+        f"was made with other --{name.replace('_', '-')} {whose}"
+        for name in SHAPING
+        if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack one
+    ]
+    shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]
+    return words + ([f"has weights of other names or shapes {whose}"] if shapes[0] != shapes[1] else [])
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def mean(several: Sequence[StateDict]) -> StateDict:
+    """The mean of each weight, computed in float64 and given in its own dtype; counters are those of the first."""
+    return {
+        name: sum(weights[name].double() for weights in several).div_(len(several)).to(first.dtype)
+        if first.is_floating_point()
+        else first.clone()
+        for name, first in several[0].items()
+    }
+
+
+def save(path: Path, weights: StateDict, description: dict[str, Any], made_of: dict[str, Any]) -> None:
+    """Write a checkpoint of ``weights`` for --weights and --evaluate; a run cannot continue from it.
+
+    ``made_of`` says what they are the mean of. Raises ``UserError`` if it cannot be written.
+    """
+    cpu = {name: value.detach().cpu() for name, value in weights.items()}
+    try:
+        checkpoint.write_whole(path, {**description, "model": cpu, "ema": None, "soup": made_of})
+    except UserError as error:
+        raise UserError(f"--output: {error}") from error
+
+
+Score = Callable[[StateDict, bool], float]  # of weights, and whether their batch-norm statistics must be computed
 
 
 class Soup(NamedTuple):
     """``scores``: of each ingredient alone. ``kept``: the places of those in the soup, in the order of entering."""
 
-    weights: Weights
+    weights: StateDict
     scores: list[float]
     kept: list[int]
 
 
-def uniform(ingredients: Sequence[Weights], score: Score) -> Soup:
+def uniform(ingredients: Sequence[StateDict], score: Score) -> Soup:
     """The mean of all."""
     scores = [score(weights, False) for weights in ingredients]
     return Soup(mean(ingredients), scores, list(range(len(ingredients))))
 
 
-def greedy(ingredients: Sequence[Weights], score: Score) -> Soup:
+def greedy(ingredients: Sequence[StateDict], score: Score) -> Soup:
     """From the best ingredient on, each joins if the mean with it scores at least as high (their recipe 1)."""
     scores = [score(weights, False) for weights in ingredients]
     first, *others = sorted(range(len(scores)), key=lambda place: -scores[place])  # of equals, the first given

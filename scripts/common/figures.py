@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import os
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scripts.common.output import whole_file
 from scripts.common.step_timing import CPU_MEMORY_STEPS, WARM_UP_STEPS, Result, Workload
 from utils.record.provenance import processor
 
@@ -171,16 +170,6 @@ def csv_rows(header: dict[str, Any], results: Sequence[Result], shown: Sequence[
     return rows
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write ``rows``, whose keys are the columns, replacing the file atomically: no reader sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as file:
-        out = csv.DictWriter(file, fieldnames=list(rows[0]))
-        out.writeheader()
-        out.writerows(rows)
-    os.replace(temporary, path)
-
-
 def draw(path: Path, title: str, results: Sequence[Result], shown: Sequence[Figures], memory: bool) -> None:
     """A PNG with a panel each for ms a step, speed-up and, with ``memory``, peak memory; a bar a row."""
     from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg draws
@@ -201,9 +190,8 @@ def draw(path: Path, title: str, results: Sequence[Result], shown: Sequence[Figu
         axes.set_xlabel(label, fontsize=9)
     all_axes[0].set_yticks(range(len(results)), [result.row.label for result in results], fontsize=9)
     all_axes[0].set_ylim(len(results) - 0.4, -0.6)  # the first row on top, in all panels, since they share the axis
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    picture.savefig(temporary, format="png")
-    os.replace(temporary, path)
+    with whole_file(path, f"--output {path}") as temporary:
+        picture.savefig(temporary, format="png")
 
 
 def _panel(

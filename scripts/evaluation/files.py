@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.evaluation.as_text import doubts
 from scripts.evaluation.calibration import Bin, Temperature
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.figures import NO_CLASS, Figures
-from scripts.evaluation.report import doubts
 from utils.config.settings import UserError
 
 JSON_FILE = "evaluation.json"

@@ -6,8 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from scripts.evaluation.as_text import short
 from scripts.evaluation.comparison import Comparison
-from scripts.evaluation.names import short
 
 # of each of the two groups
 COLUMNS = 6
@@ -20,13 +20,11 @@ def draw(path: Path, comparison: Comparison) -> None:
 
     In each group the surest mistakes come first; a tile names the class, then both answers.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     groups = [(second, comparison.only(second)) for second in (False, True)]
     heights = [max(1, min(ROWS, -(-len(places) // COLUMNS))) for _, places in groups]
     figure = Figure(figsize=(1.9 * COLUMNS, 2.6 * sum(heights) + 0.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     for (second, places), part in zip(groups, figure.subfigures(2, 1, height_ratios=heights), strict=True):
         shown = places[: COLUMNS * ROWS].tolist()
         which = ("first (A)", "second (B)")[second]

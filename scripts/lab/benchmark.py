@@ -128,7 +128,7 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 def benchmark(own: argparse.Namespace, setup: Setup) -> int:
     """Measure all parts, print each row as it comes, and write the table and its picture to the output folder."""
-    from scripts.common.figures import write_csv
+    from scripts.common.output import write_csv
     from scripts.lab.benchmarks import report
 
     folder = make_folder(own.output)

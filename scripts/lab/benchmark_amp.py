@@ -135,7 +135,8 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     """Measure all rows, print the table, write it and its picture to the output folder."""
     import torch
 
-    from scripts.common.figures import cells, csv_rows, device_name, draw, figures, notes, write_csv
+    from scripts.common.figures import cells, csv_rows, device_name, draw, figures, notes
+    from scripts.common.output import write_csv
     from scripts.common.step_timing import Result, cpu_memory, make_rows, run_rounds, unsupported
 
     device = distributed.device
@@ -255,7 +256,8 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
     import torch
 
-    from scripts.common.figures import Spread, device_name, ratios, write_csv
+    from scripts.common.figures import Spread, device_name, ratios
+    from scripts.common.output import write_csv
     from scripts.common.step_timing import interleaved_rounds, warm_up
 
     device = distributed.device

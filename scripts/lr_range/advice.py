@@ -13,7 +13,7 @@ FELL = 0.98
 BACK = 1.05
 
 
-class Advice(NamedTuple):
+class RateAdvice(NamedTuple):
     """``steepest``: the rate at which the smoothed loss falls fastest; None if it never falls."""
 
     steepest: float | None
@@ -40,7 +40,7 @@ class Advice(NamedTuple):
         return f"--lr {self.rate:g} ({reasons}; a tenth of {self.diverged:.2g}, where it diverges, is {tenth:.2g})"
 
 
-def advise(test: RangeTest) -> Advice:
+def advise(test: RangeTest) -> RateAdvice:
     """The rate of steepest descent, before the lowest smoothed loss, and that of the divergence after it.
 
     The slope is that of the smoothed loss over log(rate), by central differences. The loss also counts as diverging
@@ -48,15 +48,15 @@ def advise(test: RangeTest) -> Advice:
     """
     points = test.points
     if len(points) < FIRST_STEPS + 3:
-        return Advice(None, test.diverged)
+        return RateAdvice(None, test.diverged)
     losses = [point.smoothed for point in points]
     lowest = losses.index(min(losses))
     if losses[lowest] > FELL * losses[0]:
-        return Advice(None, test.diverged)
+        return RateAdvice(None, test.diverged)
     back = (point.lr for point in points[lowest:] if point.smoothed > BACK * losses[0])
     places = range(1, min(lowest + 1, len(points) - 1))
     steepest = min(places, key=lambda place: _slope(points[place - 1], points[place + 1]))
-    return Advice(points[steepest].lr, next(back, test.diverged))
+    return RateAdvice(points[steepest].lr, next(back, test.diverged))
 
 
 def _slope(before: Point, after: Point) -> float:

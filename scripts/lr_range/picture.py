@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.lr_range.advice import BELOW_DIVERGENCE, Advice
+from scripts.common.output import whole_file
+from scripts.lr_range.advice import BELOW_DIVERGENCE, RateAdvice
 from scripts.lr_range.measure import RangeTest
 
 RED = "#c62828"
@@ -13,13 +14,11 @@ BLUE = "#1565c0"
 GREY = "#9e9e9e"
 
 
-def draw(path: Path, title: str, test: RangeTest, advice: Advice) -> None:
-    """Write the picture to ``path`` (PNG)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def draw(output: str, title: str, test: RangeTest, advice: RateAdvice) -> None:
+    """Write the picture to ``output`` (PNG). Raises ``UserError`` if it cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
     axis = figure.subplots()
     rates = [point.lr for point in test.points]
     axis.plot(rates, [point.loss for point in test.points], ".", color=GREY, ms=5, label="loss of a step")
@@ -43,4 +42,5 @@ def draw(path: Path, title: str, test: RangeTest, advice: Advice) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, loc="left", fontsize=11)
     axis.legend(loc="best", fontsize=9, framealpha=0.9)
-    figure.savefig(path, dpi=110)
+    with whole_file(Path(output), f"--picture {output}") as temporary:
+        figure.savefig(temporary, format="png", dpi=110)

@@ -15,13 +15,12 @@ from scripts.common.heat_map import need_captum
 from scripts.common.predictions import Chosen, Predictions, predict_split
 from scripts.common.trained import open_run
 from scripts.reporting.analysis import Analysis
-from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, short_ids
-from scripts.reporting.figures import Figure, shown
-from scripts.reporting.heat_maps import explainer
-from scripts.reporting.page import Report, as_json, grouped, page_data
+from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, explainer, short_ids
+from scripts.reporting.page import PageContent, as_json, grouped, page_data
 from scripts.reporting.run_record import RunRecord, from_settings, read
 from scripts.reporting.sources import Source
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
+from scripts.reporting.tiles import Figure, shown
 from utils.config.settings import UserError
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
@@ -29,13 +28,13 @@ from utils.record.metrics import shows_top5
 DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
 
 
-def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
+def assemble(sources: Sequence[Source], own: argparse.Namespace) -> PageContent:
     """Everything for the page. What cannot be read or predicted is named in the report."""
     if own.heat_maps:
         need_captum()
     say(f"reading {len(sources)} run{'s' * (len(sources) > 1)}")
     records = [read(source.folder, source.name) if source.folder else None for source in sources]
-    gathered = Gathered(Thumbnails(budget=0), own)
+    gathered = PredictionParts(Thumbnails(budget=0), own)
     for number, source in enumerate(sources):
         try:
             loaded = open_network(source, own)
@@ -60,7 +59,7 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> Report:
     why = f"Without predictions, pictures and confusions: {reasons}" if reasons else ""
     if why:
         print(f"warning: {why}", file=sys.stderr)
-    return Report(records, data, gathered.figures, notes, gathered.checks, why)
+    return PageContent(records, data, gathered.figures, notes, gathered.checks, why)
 
 
 def open_network(source: Source, own: argparse.Namespace) -> Loaded:
@@ -79,7 +78,7 @@ def predict(loaded: Loaded, own: argparse.Namespace, source: Source) -> Predicti
     return predict_split(loaded, chosen)
 
 
-class Gathered:
+class PredictionParts:
     """What the predictions add to the page, run by run; the logits of a run are let go before the next."""
 
     def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:

@@ -17,6 +17,17 @@ from scripts.reporting.thumbnails import Thumbnails
 if TYPE_CHECKING:
     from PIL import Image
 
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.load import Loaded
+from scripts.common.heat_map import heat_map, overlay
+
+if TYPE_CHECKING:
+    from PIL import Image
+
 SHOWN_SAMPLES = 24  # of the worst mistakes, and of the least certain hits
 SHOWN_IN_CELL = 12
 LISTED_CELLS = 20  # of the most frequent confusions, which the page lists: these keep all of theirs
@@ -45,7 +56,7 @@ class Predicted:
 
 
 @dataclass
-class Chosen:
+class ShownSamples:
     """The samples of a run that the page shows, and the cells that they are in."""
 
     mistakes: list[int]
@@ -59,7 +70,7 @@ class Chosen:
         return list(dict.fromkeys([*self.mistakes, *self.unsure, *listed, *turns([rows for _, rows in self.cells])]))
 
 
-def choose(predicted: Predicted, runs: int) -> Chosen:
+def choose(predicted: Predicted, runs: int) -> ShownSamples:
     """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
     analysis = predicted.analysis
     each = max(8, SHOWN_SAMPLES // runs)
@@ -71,7 +82,7 @@ def choose(predicted: Predicted, runs: int) -> Chosen:
     listed = [row for _, rows in cells[:LISTED_CELLS] for row in rows]
     kept = set([*listed, *turns([rows for _, rows in cells])][:budget])
     cells = [(pair, [row for row in rows if row in kept]) for pair, rows in cells]
-    return Chosen(
+    return ShownSamples(
         analysis.worst_mistakes(each).tolist(),
         analysis.least_certain_hits(each).tolist(),
         [(pair, rows) for pair, rows in cells if rows],
@@ -79,7 +90,7 @@ def choose(predicted: Predicted, runs: int) -> Chosen:
 
 
 def add_pictures(
-    predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, advance: Callable[[], None]
+    predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, advance: Callable[[], None]
 ) -> dict[int, int]:
     """Put the chosen samples' pictures into ``thumbnails`` while there is room; gives the longer side of each.
 
@@ -109,7 +120,9 @@ def add_pictures(
     return sides
 
 
-def detail(predicted: Predicted, chosen: Chosen, thumbnails: Thumbnails, sides: dict[int, int], runs: int) -> dict:
+def detail(
+    predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, sides: dict[int, int], runs: int
+) -> dict:
     """The run's part of the page's JSON; ``classes`` is left to the caller, since runs may share them."""
     analysis = predicted.analysis
     rows = chosen.samples
@@ -199,3 +212,16 @@ def against_record(
         "the raw weights or a checkpoint between two epochs explain it.",
         False,
     )
+
+
+def explainer(loaded: Loaded) -> Callable[[Image.Image, int], Image.Image]:
+    """A function of an image and a class: what the network sees of it, and over it what speaks for that class."""
+    device = next(loaded.network.parameters()).device
+
+    def explain(image: Image.Image, target: int) -> Image.Image:
+        seen = loaded.preprocessing(image)[None].to(device)
+        heat = heat_map(loaded, seen, [target])[0]
+        with torch.no_grad():
+            return overlay(loaded.preprocessing.evaluation_transform.to_pixels(seen)[0], heat)
+
+    return explain

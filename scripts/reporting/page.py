@@ -14,10 +14,10 @@ from string import Template
 from typing import Any
 
 from scripts.reporting import series
-from scripts.reporting.figures import Figure, runs_table, tiles
 from scripts.reporting.markup import Html, element, escaped, join, named
 from scripts.reporting.run_parts import environment, first_batches, legend, settings_part
 from scripts.reporting.run_record import RunRecord
+from scripts.reporting.tiles import Figure, runs_table, tiles
 
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "page.js")
@@ -26,7 +26,7 @@ NO_SCRIPT = "Charts, pictures and the confusion matrix need JavaScript, which is
 
 
 @dataclass
-class Report:
+class PageContent:
     """Everything on the page. ``data``: its JSON. ``figures``: those of the predictions, by the run's number.
 
     ``checks``: whether the predictions agree with what the runs recorded, in words. ``notes``: what is left out.
@@ -41,7 +41,7 @@ class Report:
     without_predictions: str = ""
 
 
-def render(report: Report) -> str:
+def render(report: PageContent) -> str:
     """The whole file. Its policy lets the browser run the one script below and load nothing."""
     script = "\n" + "\n".join(template(name) for name in SCRIPTS) + "\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
@@ -77,7 +77,7 @@ def title(runs: Sequence[RunRecord]) -> str:
 # --------------------------------------------------------------------------------------------- body
 
 
-def body(report: Report) -> Html:
+def body(report: PageContent) -> Html:
     """The page's parts, top to bottom."""
     parts = [(anchor, name, part) for anchor, name, part in sections(report) if part]
     links = (element("li", element("a", name, href=f"#{anchor}")) for anchor, name, _ in parts)
@@ -93,7 +93,7 @@ def body(report: Report) -> Html:
     return join([header(report), element("nav", element("ul", *links), aria_label="Parts of the report"), main])
 
 
-def sections(report: Report) -> Iterator[tuple[str, str, Html | None]]:
+def sections(report: PageContent) -> Iterator[tuple[str, str, Html | None]]:
     """Anchor, name and content of each part; None for one with nothing to show."""
     runs = report.runs
     data = report.data
@@ -109,7 +109,7 @@ def sections(report: Report) -> Iterator[tuple[str, str, Html | None]]:
     yield "environment", "Environment", environment(runs)
 
 
-def header(report: Report) -> Html:
+def header(report: PageContent) -> Html:
     runs = report.runs
     where = named(runs[0].folder or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
     return element(
@@ -121,7 +121,7 @@ def header(report: Report) -> Html:
     )
 
 
-def overview(report: Report) -> Html:
+def overview(report: PageContent) -> Html:
     """The main figures: as tiles of one run, as a table of several; then what was checked and what is missing."""
     runs = report.runs
     parts = [tiles(runs[0], report.figures.get(0)) if len(runs) == 1 else runs_table(runs, report.figures)]
@@ -157,7 +157,7 @@ def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
     ]
 
 
-def checked(report: Report) -> list[tuple[str, bool | None]]:
+def checked(report: PageContent) -> list[tuple[str, bool | None]]:
     """The checks; those of many runs that agree in one line."""
     agreeing = [check for check in report.checks if check[1]]
     if len(agreeing) < 2:

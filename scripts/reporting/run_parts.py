@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from scripts.reporting.figures import UNKNOWN, scrolling_table, swatch
 from scripts.reporting.markup import Html, element, join, named
 from scripts.reporting.run_record import RunRecord, Setting
 from scripts.reporting.thumbnails import picture_uri, width_of
+from scripts.reporting.tiles import UNKNOWN, scrolling_table, swatch
 
 UNCHOSEN = ("default", "checkpoint", "")  # origins of settings that nobody chose for the run
 DERIVED = re.compile(r"batch-size x \d+$")

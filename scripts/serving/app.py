@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from scripts.common.heat_map import heat_map, overlay
-from scripts.common.predictor import Predictor
+from scripts.common.predictions import Predictor
 from scripts.serving.batching import Batcher
 from scripts.serving.guard import Guard
 from scripts.serving.uploads import FORM_BYTES, Limits, Refused, decode, file_in, is_form

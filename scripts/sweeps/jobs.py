@@ -28,40 +28,40 @@ RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of
 
 @dataclass
 class Job:
-    """A training under way in process ``process``, on place ``place``.
+    """A training under way in process ``process``, on slot ``slot``.
 
     What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said.
     """
 
     trial: Trial
     process: subprocess.Popen
-    place: int
+    slot: int
     output: Path
     begins: int
 
 
 @dataclass(frozen=True)
-class Places:
+class Slots:
     """Room for ``count`` trainings at once, each with ``threads`` threads, on ``gpus`` GPUs in turn."""
 
     count: int
     threads: int
     gpus: int
 
-    def environment(self, place: int) -> dict[str, str]:
-        """The variables of a process on ``place``."""
+    def environment(self, slot: int) -> dict[str, str]:
+        """The variables of a process on ``slot``."""
         # Both of its outputs go into one file, in the order in which they are written.
         chosen = {**os.environ, "PYTHONUNBUFFERED": "1"}
         if self.count > 1:
             chosen.setdefault("OMP_NUM_THREADS", str(self.threads))
         if self.gpus > 1:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(self.gpus)))).split(",")
-            chosen["CUDA_VISIBLE_DEVICES"] = visible[place % self.gpus]
+            chosen["CUDA_VISIBLE_DEVICES"] = visible[slot % self.gpus]
         return chosen
 
 
 def run_all(
-    trials: Sequence[Trial], folder: Path, places: Places, ended: Callable[[Trial, RunResult | str], None]
+    trials: Sequence[Trial], folder: Path, slots: Slots, ended: Callable[[Trial, RunResult | str], None]
 ) -> list[str]:
     """Train all ``trials`` into ``folder``/runs; gives a line for each that failed.
 
@@ -76,9 +76,9 @@ def run_all(
     works = False
     try:
         while waiting or jobs:
-            free = [place for place in range(places.count) if place not in {job.place for job in jobs}]
+            free = [slot for slot in range(slots.count) if slot not in {job.slot for job in jobs}]
             while waiting and free:
-                jobs.append(_start(waiting.pop(0), folder, places, free.pop(0)))
+                jobs.append(_start(waiting.pop(0), folder, slots, free.pop(0)))
             time.sleep(LOOK_SECONDS)
             begun = [] if works else [job for job in jobs if FIRST_STEP in _said(job)]
             works = works or bool(begun)
@@ -100,7 +100,7 @@ def run_all(
     return failures
 
 
-def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
+def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> Job:
     output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
     try:
@@ -114,10 +114,10 @@ def _start(trial: Trial, folder: Path, places: Places, place: int) -> Job:
             [sys.executable, str(MAIN), *flags],
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=places.environment(place),
+            env=slots.environment(slot),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
         )
-    return Job(trial, process, place, output, begins)
+    return Job(trial, process, slot, output, begins)
 
 
 def _file_name(trial: Trial) -> str:

@@ -11,8 +11,7 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 import main
 from models import build_model, load_model
 from scripts import average_checkpoints
-from scripts.averaging.ingredients import mean, read, save
-from scripts.averaging.soup import greedy, uniform
+from scripts.averaging.soup import greedy, mean, read, save, uniform
 from tests.utils.test_train_validation import make
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings

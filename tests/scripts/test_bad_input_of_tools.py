@@ -73,7 +73,7 @@ BUSY = {
     "evaluate": "scripts.evaluation.files._write_all",
     "explain": "scripts.common.heat_map.heat_map",
     "export": "scripts.exporting.steps.check",
-    "predict": "scripts.predicting.rows.rows_of",
+    "predict": "scripts.predict.rows_of",
     "report": "scripts.reporting.page.render",
 }
 

@@ -39,9 +39,9 @@ from scripts.tuning.advice import (
     limit,
     to_measure_again,
 )
+from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.measure import TrainingSetup, Window, covered, in_turns, step_shares
 from scripts.tuning.memory import CpuRoom, GpuRoom, search
-from scripts.tuning.report import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from utils.config.settings import UserError
 from utils.data import sources

@@ -16,7 +16,7 @@ import main as program
 from models import load_model
 from scripts import evaluate
 from scripts.common.predictions import Predictions
-from scripts.evaluation import files, report
+from scripts.evaluation import as_text, files
 from scripts.evaluation.calibration import expected_error, fit_temperature, reliability
 from scripts.evaluation.comparison import Comparison, mcnemar, seeing_the_same
 from scripts.evaluation.figures import Figures, bootstrap_interval, wilson_interval
@@ -96,7 +96,7 @@ def test_figures_are_those_of_the_products_validation():
     for name in ("macro_precision", "macro_recall", "macro_f1", "balanced_accuracy"):
         assert ours[name] == pytest.approx(getattr(theirs.by_class, name))
     assert theirs.top5 == pytest.approx(100 * (figures.rank < 5).mean())
-    assert "top-5" in report.overall(figures) and "top-5" not in report.overall(answers(*guesses(0, classes=5)))
+    assert "top-5" in as_text.overall(figures) and "top-5" not in as_text.overall(answers(*guesses(0, classes=5)))
     bins = reliability(figures.predictions.logits, figures.predictions.labels)
     assert (
         expected_error(bins)
@@ -115,23 +115,23 @@ def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     of = {"dataname": None, "datapath": "photos", "step": 1000}
     files.save(tmp_path, of, figures, reliability(logits[6:], labels[6:]), fit_temperature(figures.predictions), None)
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
-    assert content["doubts"] == report.doubts(figures, of)
+    assert content["doubts"] == as_text.doubts(figures, of)
     assert content["figures"]["calibration_error"] is None
-    assert "for 1 images the network gives NaN" in report.overall(figures)
+    assert "for 1 images the network gives NaN" in as_text.overall(figures)
 
 
 def test_answers_that_tell_nothing_of_the_classes_are_doubtful_but_not_after_two_steps():
     logits, labels = guesses(2)
     of = {"dataname": None, "datapath": "photos", "step": 1000}
-    assert report.doubtful(answers(logits, labels), of) == []
+    assert as_text.doubtful(answers(logits, labels), of) == []
     still = answers(torch.zeros_like(logits), labels)
-    (line,) = report.doubtful(still, of)
+    (line,) = as_text.doubtful(still, of)
     assert (
         line.startswith("warning: doubtful: val_loss ")
         and "nothing was learned" in line
         and "100.00 % of the answers" in line
     )
-    assert report.doubtful(still, of | {"step": 2}) == report.doubtful(still, of | {"dataname": "synthetic"}) == []
+    assert as_text.doubtful(still, of | {"step": 2}) == as_text.doubtful(still, of | {"dataname": "synthetic"}) == []
 
 
 @pytest.mark.parametrize("infinite", [math.inf, -math.inf])
@@ -142,7 +142,7 @@ def test_an_answer_that_is_infinite_is_counted_and_calibrates_nothing(infinite):
     logits[-1, 0] = infinite
     figures = answers(logits, labels.roll(-1))
     assert (figures.summary["infinite"], figures.summary["not_a_number"]) == (1, 0)
-    assert "for 1 images the network gives an infinite number" in report.overall(figures)
+    assert "for 1 images the network gives an infinite number" in as_text.overall(figures)
     assert fit_temperature(figures.predictions) == fit_temperature(rest.predictions)
 
 
@@ -199,9 +199,9 @@ def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
     labels = torch.arange(100) % 5
     perfect = answers(20.0 * torch.nn.functional.one_hot(labels, 5), labels)
     found = fit_temperature(perfect.predictions)
-    assert found.at_limit and "means nothing" in report.calibration([], found)
+    assert found.at_limit and "means nothing" in as_text.calibration([], found)
     few = answers(*guesses(0, n=10))
-    assert fit_temperature(few.predictions) is None and "to so few" in report.calibration([], None)
+    assert fit_temperature(few.predictions) is None and "to so few" in as_text.calibration([], None)
 
 
 # ----------------------------------------------------------------------------------------- comparison
@@ -240,7 +240,7 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
     assert comparison.difference == pytest.approx(second.summary["top1"] - first.summary["top1"])
     low, high = comparison.interval
     assert low < comparison.difference < high < 0 and comparison.p_value < 0.001
-    assert "A is better by more than chance" in report.compared(comparison, ("one", "two"))
+    assert "A is better by more than chance" in as_text.compared(comparison, ("one", "two"))
     rows = comparison.rows()
     assert len(rows) == comparison.counts.first + comparison.counts.second == len({row["image"] for row in rows})
     sure = [row["second_probability"] for row in rows if row["right"] == "first"]
@@ -361,7 +361,7 @@ def test_of_a_comparison_each_network_that_its_images_chose_is_named(digits_run)
         assert evaluate.chosen_by_these_images(own, last, other) == named
     said = {"checkpoint": "best.pt", "arch": "fc", "raw_weights": False, "tta": "none", "amp": "off"}
     said |= {"dataname": "digits", "split": "val", "compared_with": "b/best.pt"}
-    heading = report.heading({**said, "chosen_by_these_images": ["best.pt", "b/best.pt"]}, 360)
+    heading = as_text.heading({**said, "chosen_by_these_images": ["best.pt", "b/best.pt"]}, 360)
     assert heading.splitlines()[2:] == [
         "chosen by the result on these images, which favours them: best.pt and b/best.pt"
     ]
@@ -421,18 +421,18 @@ def test_a_thousand_classes_fit_on_a_screen_and_say_what_is_left_out():
     names = [f"a rather long name of a class, number {n}" for n in range(1000)]
     figures = answers(logits, labels, names)
     text = "\n".join(
-        [report.overall(figures), report.classes(figures, "; see X"), report.confusion(figures, "; see Y")]
+        [as_text.overall(figures), as_text.classes(figures, "; see X"), as_text.confusion(figures, "; see Y")]
     )
     lines = text.splitlines()
     assert len(lines) < 40 and max(map(len, lines)) <= 120
     f1s = [row["f1"] for row in figures.by_class if row["images"] or row["predicted"]]
     assert f"(not shown: {len(f1s) - 10:,} more; see X)" in text and "more pairs; see Y)" in text
-    assert len({line[:24] for line in report.classes(figures, "").splitlines()[3:]}) == 10, "names stay distinct"
+    assert len({line[:24] for line in as_text.classes(figures, "").splitlines()[3:]}) == 10, "names stay distinct"
 
 
 def test_the_worst_classes_are_those_that_have_images():
     logits, labels = guesses(7, n=300, classes=40, sure=2.0)
-    lines = report.classes(answers(logits[labels < 12], labels[labels < 12]), "").splitlines()[3:]
+    lines = as_text.classes(answers(logits[labels < 12], labels[labels < 12]), "").splitlines()[3:]
     assert len(lines) == 10 and all(int(line.split()[0]) < 12 for line in lines), "the other 28 are only predicted"
     f1s = [float(line.split()[4]) for line in lines]
     assert f1s == sorted(f1s)
@@ -440,7 +440,7 @@ def test_the_worst_classes_are_those_that_have_images():
 
 def test_class_names_cannot_write_to_the_terminal():
     figures = answers(*guesses(0, classes=3), ["\x1b[31mred", "two\nlines", "c"])
-    text = report.classes(figures, "") + report.confusion(figures, "")
+    text = as_text.classes(figures, "") + as_text.confusion(figures, "")
     assert "\x1b" not in text and "two?lines" in text
 
 

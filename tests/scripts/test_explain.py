@@ -15,9 +15,8 @@ from sklearn.datasets import load_digits
 from models import load_model
 from scripts import explain
 from scripts.common.heat_map import heat_map
-from scripts.common.predictor import Predictor
+from scripts.common.predictions import Predictor
 from scripts.common.trained import NOT_FINITE
-from scripts.explaining import picture
 from utils.config.settings import UserError
 
 
@@ -35,9 +34,9 @@ def images(tmp_path_factory):
 def drawn(monkeypatch):
     """What the picture is made of."""
     kept = []
-    draw = picture.draw
+    draw = explain.draw
     monkeypatch.setattr(
-        picture, "draw", lambda path, title, explained: (kept.append(explained), draw(path, title, explained))
+        explain, "draw", lambda path, title, explained: (kept.append(explained), draw(path, title, explained))
     )
     return kept
 

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from scripts import find_lr
 from scripts.lr_range import measure
-from scripts.lr_range.advice import Advice, advise
+from scripts.lr_range.advice import RateAdvice, advise
 from scripts.lr_range.measure import SMOOTHING, KeptCurves, Point, Ramp, RangeTest, run
 from tests.utils.test_train_validation import Overflow, make
 from utils.config.settings import UserError
@@ -114,9 +114,9 @@ def test_the_fastest_fall_of_a_logistic_curve_is_at_its_turning_point():
 
 
 def test_a_tenth_of_the_divergence_is_advised_where_it_is_lower():
-    assert Advice(steepest=0.5, diverged=1.234).rate == 0.12
-    assert Advice(steepest=0.5, diverged=None).rate == 0.5
-    assert "does not diverge up to 10" in Advice(steepest=0.5, diverged=None).line(1e-6, 10)
+    assert RateAdvice(steepest=0.5, diverged=1.234).rate == 0.12
+    assert RateAdvice(steepest=0.5, diverged=None).rate == 0.5
+    assert "does not diverge up to 10" in RateAdvice(steepest=0.5, diverged=None).line(1e-6, 10)
 
 
 @pytest.mark.parametrize("losses", [[2.3] * 20, [2.3, 2.29] * 10, [2.3 + place for place in range(20)], [2.3, 1.0]])

@@ -18,7 +18,7 @@ from scripts.common.command_line import run_tool
 from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import NOT_FINITE, open_run
-from scripts.predicting.rows import rows_of
+from scripts.predict import rows_of
 from utils.config.settings import UserError
 from utils.data.images import decoding
 
@@ -77,7 +77,7 @@ def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
 
 def test_a_batch_that_does_not_fit_is_one_line_and_leaves_nothing(digits_run, tmp_path, monkeypatch):
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    monkeypatch.setattr("scripts.common.predictor.Predictor.logits", Mock(side_effect=torch.OutOfMemoryError("full")))
+    monkeypatch.setattr("scripts.common.predictions.Predictor.logits", Mock(side_effect=torch.OutOfMemoryError("full")))
     with pytest.raises(UserError, match="--batch-size 48: there is not enough memory"):
         predict.main([digits_run, str(tmp_path / "a.png"), "--output", str(tmp_path / "a.csv"), "--device", "cpu"])
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
@@ -162,7 +162,7 @@ def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch, capsys
     with pytest.raises(UserError, match="the list is empty"):
         predict.main([digits_run, f"@{tmp_path}/empty.txt", "--device", "cpu"])
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr("scripts.predicting.rows.rows_of", lambda *_: sys.exit("killed"))
+    monkeypatch.setattr("scripts.predict.rows_of", lambda *_: sys.exit("killed"))
     with pytest.raises(SystemExit):
         predicted(digits_run, good, "--output", old)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "good.png", "old.csv"]

@@ -22,7 +22,7 @@ from scripts.common.trained import open_run
 from scripts.reporting import analysis, assemble, details, run_parts, thumbnails
 from scripts.reporting.analysis import Analysis
 from scripts.reporting.markup import element
-from scripts.reporting.page import Report, as_json, grouped, page_data, render
+from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_sweep import DEAD
@@ -187,7 +187,7 @@ def test_names_of_classes_runs_and_files_stay_text():
     run = RunRecord(HOSTILE, Path(HOSTILE), missing=[HOSTILE], warnings=[HOSTILE], header={"command": HOSTILE})
     run.classes = [{"class": HOSTILE, "val_count": "3", "val_accuracy": "50"}]
     data = page_data([run]) | {"classes": [[HOSTILE]]}
-    page = Page(render(Report([run], data, notes=[HOSTILE], without_predictions=HOSTILE)))
+    page = Page(render(PageContent([run], data, notes=[HOSTILE], without_predictions=HOSTILE)))
     assert [has for tag, has, _ in page.elements if tag == "img"] == []
     assert len([tag for tag, _, _ in page.elements if tag == "script"]) == 2
     assert page.data["classes"] == [[HOSTILE]] and page.data["classTable"][0]["name"] == HOSTILE
@@ -211,12 +211,12 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
     detail = details.detail(predicted, chosen, store, sides, 1) | {"classes": 0}
     run = RunRecord("run", None)
     data = page_data([run]) | {"details": [detail], "classes": [list(names)], "images": store.uris}
-    assert store.uris and len(render(Report([run], data))) < 10_000_000
+    assert store.uris and len(render(PageContent([run], data))) < 10_000_000
     assert sum(map(len, store.uris)) <= thumbnails.BUDGET_BYTES
 
 
 def test_runs_whose_classes_have_no_room_are_left_out_and_named(page, predictions, monkeypatch):
-    gathered = assemble.Gathered(thumbnails.Thumbnails(budget=0), None)
+    gathered = assemble.PredictionParts(thumbnails.Thumbnails(budget=0), None)
     for name in "abc":
         gathered._keep(name, {"hits": [0] * (assemble.DETAIL_BYTES // 5)}, ("ape", "bee"))
     assert len(gathered.data["details"]) == 2 and gathered.data["classes"] == [["ape", "bee"]]
@@ -226,7 +226,7 @@ def test_runs_whose_classes_have_no_room_are_left_out_and_named(page, prediction
     monkeypatch.setattr(analysis, "ORDERED_CLASSES", 5)
     made = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
     predicted = details.Predicted(0, made, predictions.classes, predictions.ids, None, "digits")
-    nothing = details.Chosen([], [], [])
+    nothing = details.ShownSamples([], [], [])
     assert details.detail(predicted, nothing, thumbnails.Thumbnails(), {}, 1)["order"] is None
 
 
@@ -313,13 +313,13 @@ def test_a_dead_run_is_said_beside_its_figure_and_in_a_box():
         "alive", None, epochs={**dead.epochs, "answers_nats": np.array([0.5]), "val_top1": np.array([60.0])}
     )
     for runs in ([dead], [dead, alive]):
-        text = Page(render(Report(runs, page_data(runs)))).text
+        text = Page(render(PageContent(runs, page_data(runs)))).text
         assert "doubtful; recorded, epoch 3" in text and text.count("doubtful;") == 1
         whose = "dead: " if len(runs) > 1 else ""
         assert f"learned nothing {whose}val_loss 2.3026 and val_top1 10.10 after 300 step(s) are no better" in text
     old = RunRecord("old", None, epochs={"epoch": np.array([3.0])}, predicted_doubts=["nothing was learned"])
-    assert "nothing was learned" in Page(render(Report([old], page_data([old])))).text
-    assert "oubtful" not in Page(render(Report([alive], page_data([alive])))).text
+    assert "nothing was learned" in Page(render(PageContent([old], page_data([old])))).text
+    assert "oubtful" not in Page(render(PageContent([alive], page_data([alive])))).text
 
 
 @pytest.mark.parametrize("without", ["checkpoints", "data", "everything else"])

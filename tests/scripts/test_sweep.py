@@ -16,8 +16,9 @@ from PIL import Image
 import main
 from scripts import sweep
 from scripts.common.command_line import run_tool
+from scripts.common.output import write_csv
 from scripts.common.runs import identity, read_run
-from scripts.sweeps import earlier, jobs, report
+from scripts.sweeps import jobs, outcomes
 from scripts.sweeps.grid import Trial, trials
 from utils.config import arguments
 from utils.config.settings import UserError
@@ -155,7 +156,7 @@ def test_the_best_of_a_run_is_that_of_its_best_checkpoint_if_it_has_one(tmp_path
     planned = trials("digits/fc", [], 2, ["--epochs", "1"])
     for number, (trial, best) in enumerate(zip(planned, (float("nan"), 90.0), strict=True)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [90.0], best=best)
-    shown = report.as_table(earlier.finished(tmp_path / "runs", planned)).splitlines()[2].split()
+    shown = outcomes.as_table(outcomes.finished(tmp_path / "runs", planned)).splitlines()[2].split()
     assert shown[-8:-2] == ["90.00", "+-", "0.00", "nan", "+-", "nan"]
 
 
@@ -172,7 +173,7 @@ def test_finished_runs_are_found_by_their_settings_and_seed(tmp_path):
     keep_run(tmp_path / "one", planned[3].flags, [80.0, 90.0])
     keep_run(tmp_path / "other epochs", [*planned[0].flags, "--epochs", "3"], [80.0, 90.0, 91.0])
     keep_run(tmp_path / "other device", [*planned[2].flags, "--device", "cpu", "--amp", "off"], [80.0, 90.0])
-    assert set(earlier.finished(tmp_path, planned)) == {planned[3]}  # --amp shapes the result, --device does not
+    assert set(outcomes.finished(tmp_path, planned)) == {planned[3]}  # --amp shapes the result, --device does not
     assert identity(planned[0].args) == identity(planned[1].args) != identity(planned[2].args)
 
 
@@ -181,7 +182,7 @@ def test_a_finished_run_is_found_although_a_flag_had_replaced_its_recipes_optimi
     flags = ["--epochs", "3", "--optimizer", "adamw", "--lr-policy", "linear"]
     planned = trials(str(tmp_path / "steps.yaml"), [], 2, flags)
     keep_run(tmp_path / "runs/one", planned[0].flags, [80.0] * 3)
-    assert set(earlier.finished(tmp_path / "runs", planned)) == {planned[0]}
+    assert set(outcomes.finished(tmp_path / "runs", planned)) == {planned[0]}
     config = keep_run(tmp_path / "runs/old", planned[1].flags, [80.0] * 3) / "config.yaml"
     text = config.read_text()
     idle = ("nesterov: true", "lr-milestones: [1.0, 2.0]")
@@ -189,7 +190,7 @@ def test_a_finished_run_is_found_although_a_flag_had_replaced_its_recipes_optimi
     for line in idle:  # as earlier versions wrote them
         text = text.replace(f"# {line}", line)
     config.write_text(text)
-    assert set(earlier.finished(tmp_path / "runs", planned)) == {*planned}
+    assert set(outcomes.finished(tmp_path / "runs", planned)) == {*planned}
 
 
 def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
@@ -197,9 +198,13 @@ def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
         return trials(recipe, [], 1, ["--datapath", str(tmp_path / place), "--epochs", "9"])
 
     keep_run(tmp_path / "run", planned("flowers")[0].flags, [80.0] * 9)
-    assert len(earlier.finished(tmp_path, planned("flowers"))) == 1 and not earlier.finished(tmp_path, planned("birds"))
+    assert len(outcomes.finished(tmp_path, planned("flowers"))) == 1 and not outcomes.finished(
+        tmp_path, planned("birds")
+    )
     keep_run(tmp_path / "other", planned("here", "cifar10/conv2")[0].flags, [80.0] * 9)
-    assert len(earlier.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, "these are the same images anywhere"
+    assert len(outcomes.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, (
+        "these are the same images anywhere"
+    )
 
 
 def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, capsys):
@@ -211,14 +216,14 @@ def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, ca
     more = [*where, "--epochs", "1", "--batch-size", "4", "--workers", "0"]
     (trial,) = trials("digits/fc", [], 1, more)
     assert main.main([*trial.flags, "--no-progress", "--output", str(tmp_path / "runs")]) == 0
-    assert set(earlier.finished(tmp_path / "runs", [trial])) == {trial}
+    assert set(outcomes.finished(tmp_path / "runs", [trial])) == {trial}
     shutil.copytree(tmp_path / "pets", tmp_path / "others")
     (other,) = trials("digits/fc", [], 1, [*more, "--datapath", str(tmp_path / "others")])
     Image.new("L", (8, 8)).save(tmp_path / "others/train/cat/e.png")
-    assert set(earlier.finished(tmp_path / "runs", [other, trial])) == {trial}, "each has images of its own"
+    assert set(outcomes.finished(tmp_path / "runs", [other, trial])) == {trial}, "each has images of its own"
     Image.new("L", (8, 8)).save(tmp_path / "pets/train/cat/e.png")
     capsys.readouterr()
-    assert not earlier.finished(tmp_path / "runs", [trial])
+    assert not outcomes.finished(tmp_path / "runs", [trial])
     assert "does not count: the images have changed since" in capsys.readouterr().err
 
 
@@ -228,7 +233,7 @@ def test_a_cut_table_of_a_run_that_has_not_ended_is_no_hindrance(tmp_path):
     path = folder / "metrics.csv"
     path.write_bytes(path.read_bytes()[:-3])
     (folder / "log.txt").write_text("begun\n")
-    assert not earlier.finished(tmp_path, planned)
+    assert not outcomes.finished(tmp_path, planned)
 
 
 def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
@@ -236,8 +241,8 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
     finals = [91.0, 92.5, 93.1, 88.0, 89.5]
     for number, (trial, top1) in enumerate(zip(planned, finals, strict=False)):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [top1 + 1, top1])
-    results = earlier.finished(tmp_path, planned)
-    lines = report.as_table(results).splitlines()
+    results = outcomes.finished(tmp_path, planned)
+    lines = outcomes.as_table(results).splitlines()
     assert lines[2].split() == [
         "lr=0.05",
         "3",
@@ -251,7 +256,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
         "s",
     ]
     assert lines[3].split()[:5] == ["lr=0.1", "2", "88.75", "+-", "1.06"]
-    report.write_csv(tmp_path / "sweep.csv", planned, results)
+    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["lr"], row["seed"], float(row["val_top1"])) for row in rows] == [
@@ -261,7 +266,7 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
         ("0.1", "0", 88.0),
         ("0.1", "1", 89.5),
     ]
-    report.draw(tmp_path / "sweep.png", "a title", results)
+    outcomes.draw(tmp_path / "sweep.png", "a title", results)
     assert (tmp_path / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -269,7 +274,7 @@ def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
     planned = trials("digits/fc", ["epochs=3,2"], 1, ["--early-stopping", "1"])
     for number, trial in enumerate(planned):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0], log=EARLY)
-    report.write_csv(tmp_path / "sweep.csv", planned, earlier.finished(tmp_path, planned))
+    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, outcomes.finished(tmp_path, planned)))
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["epochs"], row["trained_epochs"]) for row in rows] == [("3", "2"), ("2", "2")]
@@ -278,9 +283,9 @@ def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
 def test_figures_of_a_cut_validation_are_marked(tmp_path):
     planned = trials("digits/fc", [], 1, ["--epochs", "2", "--max-val-batches", "3"])
     keep_run(tmp_path / "runs" / "0", planned[0].flags, [91.0, 92.0])
-    results = earlier.finished(tmp_path, planned)
-    assert "as the recipe (cut: --max-val-batches 3)" in report.as_table(results)
-    report.write_csv(tmp_path / "sweep.csv", planned, results)
+    results = outcomes.finished(tmp_path, planned)
+    assert "as the recipe (cut: --max-val-batches 3)" in outcomes.as_table(results)
+    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
     with open(tmp_path / "sweep.csv", newline="") as file:
         assert [row["max_val_batches"] for row in csv.DictReader(file)] == ["3"]
 
@@ -290,7 +295,7 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     planned = trials("digits/fc", [], 2, ["--epochs", "2"])
     for trial, top1, figures in zip(planned, (10.1, 40.0), (DEAD, {**DEAD, "answers_nats": 0.4}), strict=True):
         keep_run(tmp_path / "runs" / str(trial.seed), trial.flags, [top1, top1], figures=figures)
-    results = earlier.finished(tmp_path, planned)
+    results = outcomes.finished(tmp_path, planned)
     why = (
         "val_loss 2.3026 and val_top1 10.10 after 20 step(s) are no better than guessing by the classes' shares "
         "(loss 2.3026), and 99.80 % of the answers are one class: nothing was learned"
@@ -298,17 +303,17 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     half = "99.80 % of the answers are one class, and val_top1 after 20 step(s) is 40.00"
     assert [results[trial].doubts for trial in planned] == [(why,), (half,)]
     results[planned[1]] = dataclasses.replace(results[planned[1]], doubts=())
-    assert "25.05 +- 21.14, 1 doubtful  " in report.as_table(results)
-    assert report.doubts(results) == f"doubtful: seed=0: {why}\n"
+    assert "25.05 +- 21.14, 1 doubtful  " in outcomes.as_table(results)
+    assert outcomes.doubts(results) == f"doubtful: seed=0: {why}\n"
     sweep.show(argparse.Namespace(recipe="digits/fc"), trials("digits/fc", [], 3, []), tmp_path, {})
     assert capsys.readouterr().out == "", "nothing to show yet"
     others = trials("digits/fc", [], 3, ["--epochs", "2"])
     sweep.show(argparse.Namespace(recipe="digits/fc"), others, tmp_path, results)
     assert "without a result: seed=2\n" in capsys.readouterr().out
-    report.write_csv(tmp_path / "sweep.csv", planned, results)
+    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
     with open(tmp_path / "sweep.csv", newline="") as file:
         assert [row["doubts"] for row in csv.DictReader(file)] == [why, ""]
-    report.draw(tmp_path / "sweep.png", "a title", results)
+    outcomes.draw(tmp_path / "sweep.png", "a title", results)
 
 
 # -------------------------------------------------------------------------------------- processes
@@ -325,7 +330,7 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
     fake_main(MAIN_ENDS_WITH.format(code=1))
     ended = []
     failures = jobs.run_all(
-        trials("digits/fc", [], 3, []), tmp_path, jobs.Places(2, 1, 0), lambda trial, why: ended.append(trial.seed)
+        trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(2, 1, 0), lambda trial, why: ended.append(trial.seed)
     )
     assert sorted(ended) == [0, 1, 2]
     assert len(failures) == 3
@@ -337,13 +342,13 @@ def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_m
     fake_main(
         "import time; time.sleep(0.5); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep(1)"
     )
-    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     lines = capsys.readouterr().out.splitlines()
     works = "seed=0: epoch 1/9  step 1/4  first step after 1 s"
     assert lines.index("seed=0: nothing said yet") < lines.index(works) and "seed=1: nothing said yet" in lines
     assert lines.count(works) >= 3, "as soon as it is said, and after each silence"
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 60)
-    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     assert capsys.readouterr().out.splitlines() == [works]
 
 
@@ -357,13 +362,13 @@ def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_m
 )
 def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_main, tmp_path):
     fake_main(f"import sys; print({said!r}); sys.exit(1)")
-    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     assert failure.startswith(f"seed=0: {reason} (exit code 1; see ")
 
 
 def test_a_training_that_was_killed_is_not_blamed_on_its_last_warning(fake_main, tmp_path):
     fake_main("import os; print('main.py: warning: a doubt', flush=True); os.kill(os.getpid(), 9)")
-    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     assert failure.startswith("seed=0: it was killed, perhaps for want of memory (SIGKILL; see ")
 
 
@@ -372,7 +377,7 @@ def test_each_trainings_output_has_a_file_of_its_own_however_long_its_values(fak
     long = "augment=" + "+".join(["resized-crop", "flip"] * 9)
     settings = [long, f"{long}+flip", "datapath=a/b", "datapath=a-b", "lr=1"]
     planned = [Trial((values,), 0, ("--name", values), None) for values in settings]
-    jobs.run_all(planned, tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+    jobs.run_all(planned, tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     files = {path.name: path.read_text() for path in (tmp_path / "output").iterdir()}
     assert len(files) == len(settings) and all(
         any(f"'{values}'" in text for text in files.values()) for values in settings
@@ -424,7 +429,7 @@ def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
     ended = []
     with pytest.raises(UserError, match="seed=0: what it said"):
         jobs.run_all(
-            trials("digits/fc", [], 3, []), tmp_path, jobs.Places(1, 1, 0), lambda trial, why: ended.append(trial)
+            trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(1, 1, 0), lambda trial, why: ended.append(trial)
         )
     assert len(ended) == 1
 
@@ -435,7 +440,7 @@ def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(number, code
     program = (
         "import sys, pathlib\nfrom scripts import sweep\nfrom scripts.common.command_line import run_tool\n"
         f"from scripts.sweeps import jobs\njobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\n"
-        "sweep.places = lambda processes: jobs.Places(2, 1, 0)\nsys.exit(run_tool('sweep.py', sweep.main))"
+        "sweep.slots = lambda processes: jobs.Slots(2, 1, 0)\nsys.exit(run_tool('sweep.py', sweep.main))"
     )
     line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
@@ -468,7 +473,7 @@ def test_a_closed_terminal_ends_no_sweep(fake_main, tmp_path):
 def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp_path):
     for said in ("main.py: first", "second"):
         fake_main(f"import sys; print({said!r}); sys.exit(1)")
-        (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Places(1, 1, 0), lambda *_: None)
+        (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
     assert failure.startswith("seed=0: second (exit code 1; ")
     assert (tmp_path / "output/seed0.txt").read_text() == "main.py: first\nsecond\n"
 
@@ -476,11 +481,11 @@ def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp
 def test_gpus_and_threads_are_shared_out(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    places = jobs.Places(4, 2, 2)
-    found = [places.environment(place) for place in range(4)]
+    slots = jobs.Slots(4, 2, 2)
+    found = [slots.environment(place) for place in range(4)]
     assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["4", "6", "4", "6"]
     assert {each["OMP_NUM_THREADS"] for each in found} == {"2"}
-    assert "OMP_NUM_THREADS" not in jobs.Places(1, 8, 1).environment(0)
+    assert "OMP_NUM_THREADS" not in jobs.Slots(1, 8, 1).environment(0)
 
 
 def test_a_sweep_that_is_interrupted_goes_on_and_repeats_no_finished_run(tmp_path, capsys, monkeypatch):

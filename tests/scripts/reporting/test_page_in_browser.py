@@ -6,7 +6,7 @@ from PIL import Image
 
 from scripts.reporting.analysis import Analysis
 from scripts.reporting.details import Predicted, add_pictures, choose, detail
-from scripts.reporting.page import Report, page_data, render
+from scripts.reporting.page import PageContent, page_data, render
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.thumbnails import Thumbnails
 from tests.scripts.reporting.browser import MISSING, Browser
@@ -47,7 +47,7 @@ def page(path, classes):
     epochs = {name: np.array([1.0, 2.0]) for name in ("epoch", "val_loss", "val_top1", "seconds")}
     run = RunRecord(HOSTILE, None, steps=steps, epochs=epochs | {"step": np.array([250.0, 500.0])})
     data = page_data([run]) | {"details": [made | {"classes": 0}], "classes": [list(names)], "images": store.uris}
-    path.write_text(render(Report([run], data)), encoding="utf-8")
+    path.write_text(render(PageContent([run], data)), encoding="utf-8")
     return path
 
 

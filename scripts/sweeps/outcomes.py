@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import os
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from scripts.common.command_line import table
-from scripts.common.runs import RunResult, deviation, doubtful
+from scripts.common.output import whole_file
+from scripts.common.runs import RunResult, counts_for, deviation, doubtful, read_run, run_folders
 from scripts.sweeps.grid import Trial
+from utils.checkpoint import checkpoint
+from utils.checkpoint.fingerprint import same_images
+from utils.config.datasets import SPECS
+from utils.data.datasets import get_data
 from utils.record.metrics import cut_words
 
 BLUE = "#3b78c3"
@@ -36,45 +44,27 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean} +- {deviation(values):.2f}" if len(values) > 1 else mean
 
 
-def write_csv(path: Path, trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> None:
+def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> list[dict[str, Any]]:
     """One row a finished run, in the order of ``trials``; accuracies in percent.
 
     ``trained_epochs``: fewer than ``epochs``, which may be among the values, after an early stop. ``max_val_batches``:
     how many batches of the validation set they are of; empty for all. ``doubts``: why the run is no result, if so.
     """
-    varied = [value.partition("=")[0] for value in trials[0].point]
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file)
-        out.writerow(
-            [
-                *varied,
-                "seed",
-                "val_top1",
-                "best_top1",
-                "trained_epochs",
-                "seconds",
-                "max_val_batches",
-                "folder",
-                "doubts",
-            ]
-        )
-        for trial in trials:
-            if trial in results:
-                result = results[trial]
-                values = [value.partition("=")[2] for value in trial.point]
-                figures = [f"{result.top1:.6g}", f"{result.best_top1:.6g}", result.epochs, f"{result.seconds:.6g}"]
-                out.writerow(
-                    [
-                        *values,
-                        trial.seed,
-                        *figures,
-                        result.args.data.max_val_batches,
-                        result.folder,
-                        "; ".join(result.doubts),
-                    ]
-                )
-    os.replace(temporary, path)
+    return [
+        {
+            **{name: value for name, _, value in (setting.partition("=") for setting in trial.point)},
+            "seed": trial.seed,
+            "val_top1": f"{result.top1:.6g}",
+            "best_top1": f"{result.best_top1:.6g}",
+            "trained_epochs": result.epochs,
+            "seconds": f"{result.seconds:.6g}",
+            "max_val_batches": result.args.data.max_val_batches,
+            "folder": result.folder,
+            "doubts": "; ".join(result.doubts),
+        }
+        for trial in trials
+        if (result := results.get(trial)) is not None
+    ]
 
 
 def as_table(results: Mapping[Trial, RunResult]) -> str:
@@ -129,4 +119,28 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    picture.savefig(path)
+    with whole_file(path, f"--output {path}") as temporary:
+        picture.savefig(temporary, format="png")
+
+
+def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:
+    """The results of those ``trials`` that have a finished run below ``runs``, on the images as they are now."""
+    found = {}
+    fingerprint = cache(lambda data: get_data(data, torch.device("cpu")).fingerprint)
+    for folder in run_folders(runs):
+        result = read_run(folder)
+        for trial in trials if result else ():
+            if trial.seed == result.seed and counts_for(result.args, trial.args):
+                if _of_other_images(result, partial(fingerprint, trial.args.data)):
+                    print(f"{result.folder} does not count: the images have changed since", file=sys.stderr)
+                else:
+                    found[trial] = result
+    return found
+
+
+def _of_other_images(result: RunResult, fingerprint: Callable[[], str]) -> bool:
+    """Whether the user's own images have changed since this run; unknown, so no, if its checkpoints are gone."""
+    if not SPECS[result.args.data.dataname].of_the_user:
+        return False
+    newest = checkpoint.newest(result.folder / "checkpoints", lambda _: None)
+    return newest is not None and not same_images(newest[1]["fingerprint"], fingerprint())

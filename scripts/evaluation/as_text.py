@@ -9,7 +9,6 @@ from scripts.common.command_line import table
 from scripts.evaluation.calibration import Bin, Temperature
 from scripts.evaluation.comparison import Comparison
 from scripts.evaluation.figures import Figures
-from scripts.evaluation.names import short
 from utils.data.formats.class_folders import printable
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
@@ -216,3 +215,15 @@ def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
 
 def _name(figures: Figures, place: int) -> str:
     return short(figures.predictions.classes[place])
+
+
+LETTERS = 24
+
+
+def short(name: str) -> str:
+    """``name`` in printable characters; of a long one both ends, as long names often begin alike."""
+    name = printable(name)
+    if len(name) <= LETTERS:
+        return name
+    end = (LETTERS - 3) // 2
+    return f"{name[: LETTERS - 3 - end]}...{name[-end:]}"
