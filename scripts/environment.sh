@@ -47,7 +47,37 @@ set_python_if_ready() {
   if [[ $1 == */bin/python && -e ${1%/bin/python}/.installing ]] || ! is_new "$1"; then
     return 1
   fi
-  missing=$("$1" "$ROOT/scripts/missing_requirements.py" "$ROOT/$2" 2>/dev/null) && [[ -z $missing ]] && PYTHON=$1
+  missing=$(missing_requirements "$1" "$2" 2>/dev/null) && [[ -z $missing ]] && PYTHON=$1
+}
+
+# missing_requirements PYTHON FILE: prints the requirements in FILE that PYTHON does not meet, a line each. Reads the
+# packages' metadata alone: pip install --dry-run takes seconds, and knows no optional packages.
+missing_requirements() {
+  "$1" -c '
+import sys
+from importlib import metadata
+from pathlib import Path
+from pip._vendor.packaging.requirements import Requirement
+
+def is_met(wanted):
+    try:
+        version = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return False
+    return wanted.specifier.contains(version, prereleases=True)
+
+def show_missing(path):
+    for line in path.read_text().splitlines():
+        line, _, comment = line.partition("#")
+        if line.startswith("-r "):
+            show_missing(path.parent / line[3:].strip())
+        elif line.strip() and "optional" not in comment:
+            wanted = Requirement(line)
+            if not (wanted.marker and not wanted.marker.evaluate() or is_met(wanted)):
+                print(wanted)
+
+show_missing(Path(sys.argv[1]))
+' "$ROOT/$2"
 }
 
 is_new() {

@@ -20,7 +20,7 @@ if [[ -z $PYTHON ]]; then
   echo "No Python here has torch; 'bash scripts/quickstart.sh' installs what is missing into .venv" >&2
   exit 1
 fi
-missing=$("$PYTHON" "$ROOT/scripts/missing_requirements.py" "$ROOT/requirements.txt")
+missing=$(missing_requirements "$PYTHON" requirements.txt) || true
 if [[ -n $missing ]]; then
   echo "gpu_results.sh: not as requirements.txt has it, going on: ${missing//$'\n'/, }" >&2
 fi

@@ -1,7 +1,7 @@
-"""Exports scored by others: timm's figures are those of its own loader, and what differs is named."""
+"""An exported network as others run it: in onnxruntime, and in timm with timm's own loader and transforms."""
 
-import re
-from types import SimpleNamespace
+import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +10,14 @@ import torch
 from PIL import Image
 
 import main as program
-from scripts import compare_with_timm
-from tests.scripts.export_zoo import shown_at
-from utils.config.settings import UserError
-from utils.data.images import jpeg
+from scripts.common.predictions import Chosen, predict_split
+from scripts.common.trained import open_run
+from scripts.exporting import images, onnx_files, steps
+from scripts.exporting.subject import Subject
+from utils.data.images.decoding import decode_box, to_tensor
+
+pytestmark = pytest.mark.thorough
+SIZES = (80, 200)  # pixels of a side: enlarged and reduced to the network's 96
 
 
 @pytest.fixture(scope="module")
@@ -26,73 +30,73 @@ def run(tmp_path_factory):
             (place / split / name).mkdir(parents=True)
             for number in range(count):
                 coarse = random.integers(0, 200, (7, 9, 3)).astype(np.uint8) + np.uint8(40 * label)
-                size = tuple(int(side) for side in random.integers(80, 200, 2))
-                Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(
-                    place / split / name / f"{number:02d}.jpg"
-                )
+                size = tuple(int(side) for side in random.integers(*SIZES, 2))
+                image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+                image.save(place / split / name / f"{number:02d}.jpg")
     line = ["--dataname", "folder", "--datapath", str(place), "--arch", "timm/test_resnet", "--image-size", "96"]
     line += ["--epochs", "1", "--batch-size", "8", "--workers", "0", "--device", "cpu", "--no-progress"]
     assert program.main([*line, "--output", str(place / "runs")]) == 0
     return str(next((place / "runs").glob("folder/*/*")))
 
 
-def test_timms_figures_are_those_of_its_own_loader(run, monkeypatch, capsys):
-    kept = []
-    in_timm = compare_with_timm.in_timm
-
-    def watched(folder, subject, ours):
-        network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        data = timm.data.create_dataset("", root=str(subject.loaded.settings["datapath"]) + "/val")
-        config = timm.data.resolve_data_config(model=network)
-        loader = timm.data.create_loader(
-            data,
-            batch_size=5,
-            is_training=False,
-            use_prefetcher=False,
-            num_workers=0,
-            persistent_workers=False,
-            device=torch.device("cpu"),
-            **config,
-        )
-        with torch.inference_mode():
-            answers = [(network(images), labels) for images, labels in loader]
-        kept.extend(map(torch.cat, zip(*answers, strict=True)))
-        logits, pixels = in_timm(folder, subject, ours)
-        kept.append(logits)
-        return logits, pixels
-
-    monkeypatch.setattr(compare_with_timm, "in_timm", watched)
-    assert compare_with_timm.main([run, "--no-progress"]) == 0
-    exact, labels, logits = kept
-    torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-5)
-    said = capsys.readouterr().out
-    right = {name: int(count) for name, count in re.findall(r"^(\w+).*?  +(\d+) ", said, flags=re.M)}
-    assert right["timm"] == int((exact.argmax(1) == labels).sum()) and right["this"] == right["onnxruntime"]
-    assert re.search(r"^onnxruntime, the same pixels +\d+ +\S+ +0 +\S+e-0[5-9] ", said, flags=re.M)
-    assert "24 of 24 files give the same pixels" in said
-    ours, theirs = map(float, re.search(r"lie at most (\S+) levels, timm's \S+ at most (\S+)", said).groups())
-    assert 0.4 < ours < 3 and 0.4 < theirs < 3, "each is rounded"
+@pytest.fixture(scope="module")
+def subject(run):
+    return Subject.of(open_run(run, raw=False, device="cpu", for_autocast=False), raw=False, inside=False)
 
 
-def test_another_decoding_is_told_apart_from_the_resizing(run, monkeypatch, tmp_path):
-    """Pixels that are 40 levels brighter in one decoder make neither's arithmetic wrong."""
-    subject = SimpleNamespace(loaded=SimpleNamespace(preprocessing=shown_at(64)))
-    path = tmp_path / "a.jpg"
-    Image.fromarray(np.random.default_rng(0).integers(60, 140, (9, 12, 3)).astype(np.uint8)).resize((120, 90)).save(
-        path
+@pytest.fixture(scope="module")
+def ours(subject):
+    return predict_split(subject.loaded, Chosen(device="cpu", progress=False))
+
+
+def batches_of_timm(folder, data):
+    """The validation images as timm's ``validate.py`` loads them for the network exported to ``folder``."""
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    loader = timm.data.create_loader(
+        timm.data.create_dataset("", root=str(data)),
+        batch_size=5,
+        is_training=False,
+        use_prefetcher=False,
+        num_workers=0,
+        persistent_workers=False,
+        device=torch.device("cpu"),
+        **timm.data.resolve_data_config(model=network),
     )
-    transform = timm.data.create_transform((3, 64, 64), mean=shown_at(64).mean, std=shown_at(64).std, crop_pct=0.875)
-    theirs = transform(Image.open(path).convert("RGB"))
-    before = compare_with_timm.compared(str(path), theirs, subject)
-    plain = jpeg.decode_region
-    monkeypatch.setattr(jpeg, "decode_region", lambda data, box: plain(data, box) + 40)
-    after = compare_with_timm.compared(str(path), theirs, subject)
-    assert before.decoded == 0 and after.decoded == 40
-    assert max(before.ours, before.theirs, after.ours, after.theirs) < 3
-    said = compare_with_timm.pixel_report([before, after])
-    assert "1 of 2 files give the same pixels here and in Pillow; those of 1 differ by up to 40 levels" in said
+    with torch.inference_mode():
+        answers = [(network(images), images, labels) for images, labels in loader]
+    return map(torch.cat, zip(*answers, strict=True))
 
 
-def test_a_run_that_timm_cannot_repeat_is_one_line(digits_run):
-    with pytest.raises(UserError, match="fc is a network of this repository"):
-        compare_with_timm.main([digits_run])
+def test_timms_own_loader_gives_the_same_pixels_to_a_level_and_the_same_answers(subject, ours, tmp_path):
+    steps.write("timm", subject, tmp_path / "model.safetensors", images.noise(subject.shape))
+    theirs, pixels, labels = batches_of_timm(tmp_path, Path(ours.ids[0]).parents[1])
+    assert labels.tolist() == ours.labels.tolist()
+
+    shown = subject.loaded.preprocessing
+    view = shown.view(shown.val_image_size)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (shown.mean, shown.std))
+    levels = (255 * (pixels * std + mean)).round()
+    for path, level in zip(ours.ids, levels, strict=True):
+        with Image.open(path) as image:
+            decoded = to_tensor(image.convert("RGB"))
+        box, place = decode_box(path, view, shown.colour)
+        left, top, right, bottom = view.place(*reversed(decoded.shape[1:])).box
+        assert torch.equal(box, decoded[:, top:bottom, left:right]), "Pillow decodes the same bits"
+        # Each resizes in two directions, and rounds to half a level after each; the second's weights sum to 1 in
+        # magnitude, or a little more with bicubic lobes: 1.5 levels from the exact image, so 3 from each other.
+        assert (view.show(box, place) - level).abs().max() <= 3
+
+    apart = (theirs - ours.logits).abs().amax()
+    top = ours.logits.topk(2).values
+    sure = top[:, 0] - top[:, 1] > 2 * apart
+    assert sure.sum() > len(ours) / 2
+    assert torch.equal(theirs.argmax(1)[sure], ours.logits.argmax(1)[sure])
+
+
+def test_onnxruntime_gives_the_same_logits_for_the_same_pixels(subject, ours, tmp_path):
+    steps.write("onnx", subject, tmp_path / "model.onnx", images.noise(subject.shape))
+    network = onnx_files.OnnxNetwork(tmp_path / "model.onnx", subject)
+    loaded = dataclasses.replace(subject.loaded, network=network)
+    onnx = predict_split(loaded, Chosen(device="cpu", progress=False))
+    # float32 with sums in another order: a few thousand additions a unit, 2^-24 each, which add up like a random walk
+    torch.testing.assert_close(onnx.logits, ours.logits, rtol=1e-4, atol=1e-5)

@@ -11,9 +11,8 @@ from scripts.torchrun import asks_for_help
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = ("torch", "torchvision", "timm", "numpy", "sklearn", "matplotlib", "mutmut", "libcst", "scipy", "PIL")
-NO_COMMANDS = ("__init__.py", "missing_requirements.py")  # the second is the shell scripts'
 COMMANDS = sorted(
-    path for path in [*ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/lab/*.py")] if path.name not in NO_COMMANDS
+    path for path in [*ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/lab/*.py")] if path.name != "__init__.py"
 )
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import main
 from models import load_model
-from scripts import compare_with_timm, evaluate, export, report
+from scripts import evaluate, export, report
 from scripts.common.predictions import Chosen, predict_split, settings_of
 from scripts.common.trained import find_run, open_run
 from utils.config.arguments import parse
@@ -245,7 +245,6 @@ def test_an_unreadable_image_is_refused_or_left_out_and_named(digits_run, tmp_pa
 @pytest.mark.parametrize(
     ("tool", "line"),
     [
-        (compare_with_timm, ["run"]),
         (evaluate, ["run"]),
         (export, ["run", "--to", "onnx", "--output", "out"]),
         (report, ["run"]),
