@@ -1,4 +1,4 @@
-"""What a trained network gets right and wrong: figures of all images and of each class, calibration, comparison.
+"""What a trained network gets right and wrong: metrics of all images and of each class, calibration, comparison.
 
     python scripts/evaluate.py auto                                         # the newest run, on its validation images
     python scripts/evaluate.py RUN --split test --output evaluation         # with JSON, CSV and each prediction
@@ -30,8 +30,8 @@ from utils.runtime.distributed import Distributed, RankInfo, end_process
 
 if TYPE_CHECKING:
     from models.load import Loaded
+    from scripts.common.predictions import Predictions
     from scripts.evaluation.comparison import Comparison
-    from scripts.evaluation.figures import Figures
 
 NAME = "evaluate.py"
 BEST = "best.pt"  # of the run's own validation images
@@ -55,9 +55,9 @@ def main(argv: list[str]) -> int:
         if own.output is not None:
             distributed.run_on_rank0(lambda: make_folder(own.output))
         try:
-            figures, comparison = evaluate(own, loaded, other, distributed)
+            predictions, comparison = evaluate(own, loaded, other, distributed)
             if distributed.is_main:
-                present(own, describe(own, loaded, other, args, distributed), figures, comparison)
+                present(own, describe(own, loaded, other, args, distributed), predictions, comparison)
         finally:
             if new and distributed.is_main:
                 with suppress(OSError):  # it holds the files
@@ -107,23 +107,22 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 def evaluate(
     own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed
-) -> tuple[Figures, Comparison | None]:
-    """The figures of the one network, and the comparison with the other."""
+) -> tuple[Predictions, Comparison | None]:
+    """The predictions of the one network, and the comparison with the other."""
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
     from scripts.evaluation.comparison import compare, seeing_the_same
-    from scripts.evaluation.figures import Figures
     from utils.data.datasets import seen_in_training
 
     chosen = Chosen.of(own)
-    figures = Figures(predict_split(loaded, chosen, distributed))
+    predictions = predict_split(loaded, chosen, distributed)
     if other is None:
-        return figures, None
+        return predictions, None
     if own.datapath is None and loaded.fingerprint is not None:
         settings = settings_of(loaded, chosen).data
-        if line := seen_in_training(figures.predictions.images, loaded.fingerprint, settings, point_of(other)):
+        if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
     second = predict_split(seeing_the_same(other, loaded), chosen, distributed)
-    return figures, compare(figures, Figures(second))
+    return predictions, compare(predictions, second)
 
 
 # ------------------------------------------------------------------------------------------- output
@@ -182,28 +181,27 @@ def validated_on(own: argparse.Namespace, place: object) -> bool:
 
 
 def present(
-    own: argparse.Namespace, description: dict[str, Any], figures: Figures, comparison: Comparison | None
+    own: argparse.Namespace, description: dict[str, Any], predictions: Predictions, comparison: Comparison | None
 ) -> None:
     """Print the report, and write the files."""
     from scripts.evaluation import as_text
-    from scripts.evaluation.calibration import fit_temperature, reliability
+    from scripts.evaluation.calibration import fit_temperature
     from scripts.evaluation.files import save
+    from scripts.evaluation.summary import reliability
     from utils.record.summary import figures as last_line
 
-    predictions = figures.predictions
-    bins = reliability(predictions.logits[predictions.finite], predictions.labels[predictions.finite])
     temperature = fit_temperature(predictions)
     names = []
     if own.output is not None:
-        names = save(Path(own.output), description, figures, bins, temperature, comparison)
+        names = save(Path(own.output), description, predictions, temperature, comparison)
     rest = ["", ""] if own.output is None else [f"; see {own.output}/{name}.csv" for name in ("classes", "confusions")]
     parts = [
         as_text.heading(description, predictions.report.count),
-        as_text.overall(figures),
-        *as_text.doubtful(figures, description),
-        as_text.classes(figures, rest[0]),
-        as_text.confusion(figures, rest[1]),
-        as_text.calibration(bins, temperature),
+        as_text.overall(predictions),
+        *as_text.doubtful(predictions, description),
+        as_text.classes(predictions, rest[0]),
+        as_text.confusion(predictions, rest[1]),
+        as_text.calibration(reliability(predictions), temperature),
     ]
     if comparison is not None:
         parts.append(as_text.compared(comparison, as_text.checkpoints(description)))

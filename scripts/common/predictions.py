@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import nn
 
 from models.load import Loaded
 from models.prepare import to_memory_format
+from scripts.common.answers import Answers
 from scripts.common.trained import warn
 from utils.checkpoint.fingerprint import same_images
 from utils.checkpoint.resume import ResumePoint
@@ -69,16 +69,14 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class Predictions(Answers):
     """The answers for n images, in the data set's order, the same on every rank.
 
-    ``logits``: float32 (n, classes) on the CPU. ``labels``: int64 (n,). ``ids``: an image's path, or its number in the
-    split as in 'val[17]'. ``report``: the figures of this validation, those of ``main.py --evaluate``. ``notes``: what
-    the figures leave out, a line each. ``images``: the data set, and ``numbers`` int64 (n,), the images' in it.
+    ``ids``: an image's path, or its number in the split as in 'val[17]'. ``report``: the metrics of this validation,
+    those of ``main.py --evaluate``. ``notes``: what they leave out, a line each. ``images``: the data set, and
+    ``numbers`` int64 (n,), the images' in it.
     """
 
-    logits: torch.Tensor
-    labels: torch.Tensor
     classes: tuple[str, ...]
     ids: list[str]
     report: Report
@@ -88,11 +86,6 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @cached_property
-    def finite(self) -> torch.Tensor:
-        """bool (n,): whether all logits of an image are numbers, neither NaN nor infinite."""
-        return self.logits.isfinite().all(1)
 
     def pictures(self, places: Sequence[int]) -> list[Image.Image]:
         """The whole images at these places among the n, upright, in mode 'L' or 'RGB'."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from scripts.common.command_line import table
-from scripts.evaluation.calibration import Bin, Temperature
+from scripts.common.predictions import Predictions
+from scripts.evaluation.calibration import Temperature
 from scripts.evaluation.comparison import Comparison
-from scripts.evaluation.figures import Figures
+from scripts.evaluation.summary import class_rows, confusion_matrix, share_of_class, summary
 from utils.data.formats.class_folders import printable
 from utils.record.doubts import doubts_of
-from utils.record.metrics import shows_top5
+from utils.record.metrics import Bin, shows_top5
 
 MOST_CLASSES = 20  # in a table; of more, the worst are shown
 MOST_COLUMNS = 10  # classes of a confusion matrix
@@ -42,13 +43,13 @@ def heading(description: dict[str, Any], images: int) -> str:
     return "\n".join(lines)
 
 
-def overall(figures: Figures) -> str:
-    """The figures of all images."""
-    of = figures.summary
+def overall(predictions: Predictions) -> str:
+    """Metrics of all images."""
+    of = summary(predictions)
     bootstrap, wilson = ("{:.2f} to {:.2f}".format(*of[f"top1_interval_{kind}"]) for kind in ("bootstrap", "wilson"))
     rows = [
         ("top-1", f"{of['top1']:.2f} %", f"95 % interval {bootstrap} (bootstrap), {wilson} (Wilson)"),
-        *([("top-5", f"{of['top5']:.2f} %", "")] if shows_top5(len(figures.predictions.classes)) else []),
+        *([("top-5", f"{of['top5']:.2f} %", "")] if shows_top5(len(predictions.classes)) else []),
         ("loss", f"{of['loss']:.4f}", "cross entropy, without label smoothing"),
         ("macro precision", f"{of['macro_precision']:.2f} %", ""),
         ("macro recall", f"{of['macro_recall']:.2f} %", ""),
@@ -67,54 +68,60 @@ def overall(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-def doubts(figures: Figures, description: dict[str, Any]) -> list[str]:
+def doubts(predictions: Predictions, description: dict[str, Any]) -> list[str]:
     """Signs that the network has learned nothing, so that its figures are doubtful."""
     dataname = description["dataname"] or description["datapath"]
-    return [*map(str, doubts_of(figures.predictions.report, description["step"], dataname))]
+    return [*map(str, doubts_of(predictions.report, description["step"], dataname))]
 
 
-def doubtful(figures: Figures, description: dict[str, Any]) -> list[str]:
+def doubtful(predictions: Predictions, description: dict[str, Any]) -> list[str]:
     """The ``doubts`` as a part of the report if there are any."""
-    found = doubts(figures, description)
+    found = doubts(predictions, description)
     return ["\n".join(f"warning: doubtful: {doubt}" for doubt in found)] if found else []
 
 
-def classes(figures: Figures, rest_is_in: str) -> str:
+def classes(predictions: Predictions, rest_is_in: str) -> str:
     """All classes, or the worst by F1. ``rest_is_in``: where the others are found."""
-    every = [n for n, row in enumerate(figures.by_class) if row["images"] or row["predicted"]]
+    by_class = class_rows(predictions)
+    every = [n for n, row in enumerate(by_class) if row["images"] or row["predicted"]]
     shown = every
     title = "Classes"
     if len(every) > MOST_CLASSES:
         # Those without images come last: that they are predicted at all shows with the others.
-        shown = sorted(every, key=lambda n: (not figures.by_class[n]["images"], figures.by_class[n]["f1"]))[:WORST]
+        shown = sorted(every, key=lambda n: (not by_class[n]["images"], by_class[n]["f1"]))[:WORST]
         title = f"The {WORST} classes with the lowest F1 (not shown: {len(every) - WORST:,} more{rest_is_in})"
-    most = {one.label: one for one in reversed(figures.confusions)}  # the first, that is the most frequent, stays
+    most = {one.label: one for one in reversed(predictions.confusions)}  # the first, that is the most frequent, stays
     rows = []
     for n in shown:
-        row = figures.by_class[n]
+        row = by_class[n]
         wrong = most.get(n)
         recall = "-" if row["recall"] is None else f"{row['recall']:.2f}"
-        taken = f"{_name(figures, wrong.predicted)} ({wrong.count})" if wrong else "-"
+        taken = f"{_name(predictions, wrong.predicted)} ({wrong.count})" if wrong else "-"
         rows.append(
-            [_name(figures, n), f"{row['images']:,}", f"{row['precision']:.2f}", recall, f"{row['f1']:.2f}", taken]
+            [_name(predictions, n), f"{row['images']:,}", f"{row['precision']:.2f}", recall, f"{row['f1']:.2f}", taken]
         )
     return f"{title}\n{table(['class', 'images', 'precision', 'recall', 'F1', 'mostly taken for'], rows)}"
 
 
-def confusion(figures: Figures, rest_is_in: str) -> str:
+def confusion(predictions: Predictions, rest_is_in: str) -> str:
     """The matrix of a few classes; of many, the pairs that are most often taken for each other."""
-    names = figures.predictions.classes
+    names = predictions.classes
     if len(names) <= MOST_COLUMNS:
         heads = [printable(name)[:COLUMN_LETTERS] for name in names]
-        rows = [[_name(figures, n), *map(str, row)] for n, row in enumerate(figures.matrix.tolist())]
+        rows = [[_name(predictions, n), *map(str, row)] for n, row in enumerate(confusion_matrix(predictions).tolist())]
         return f"Confusion matrix (row: class, column: taken for)\n{table(['', *heads], rows)}"
-    if not figures.confusions:
+    if not predictions.confusions:
         return "No class is taken for another"
     rows = [
-        [_name(figures, one.label), _name(figures, one.predicted), f"{one.count:,}", f"{one.share:.1f} %"]
-        for one in figures.confusions[:PAIRS]
+        [
+            _name(predictions, one.label),
+            _name(predictions, one.predicted),
+            f"{one.count:,}",
+            f"{share_of_class(predictions, one):.1f} %",
+        ]
+        for one in predictions.confusions[:PAIRS]
     ]
-    more = len(figures.confusions) - len(rows)
+    more = len(predictions.confusions) - len(rows)
     left_out = f" (not shown: {more:,} more pairs{rest_is_in})" if more else ""
     return f"Most frequent confusions{left_out}\n{table(['class', 'taken for', 'images', 'of the class'], rows)}"
 
@@ -197,7 +204,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
-    """Some of the images that only one of the two gets right, the other's surest mistakes first."""
+    """Some of the images that only one of the two gets right, the other's most confident mistakes first."""
     places = comparison.only(second)
     if not len(places):
         return []
@@ -208,13 +215,13 @@ def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
             f"{short(row[f'{which}_predicted'])} {row[f'{which}_probability']:.3f}" for which in ("first", "second")
         )
         rows.append([printable(row["image"]), short(row["class"]), *answers])
-    more = f" (the surest mistakes of the other; not shown: {len(places) - IMAGES:,} more)"
+    more = f" (the most confident mistakes of the other; not shown: {len(places) - IMAGES:,} more)"
     title = f"Only {letter} is right{more if len(places) > IMAGES else ''}"
     return ["", title, table(["image", "class", "A says", "B says"], rows)]
 
 
-def _name(figures: Figures, place: int) -> str:
-    return short(figures.predictions.classes[place])
+def _name(predictions: Predictions, place: int) -> str:
+    return short(predictions.classes[place])
 
 
 LETTERS = 24

@@ -1,13 +1,11 @@
-"""Calibration: how far confidence and accuracy agree, and a temperature that makes them agree better.
-
-Both follow Guo et al., On calibration of modern neural networks, 2017.
-"""
+"""A temperature that makes confidence and accuracy agree better (Guo et al., On calibration of modern neural networks,
+2017)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,21 +13,11 @@ from scipy.optimize import minimize_scalar
 from torch.nn import functional
 
 from scripts.common.predictions import Predictions
-from utils.record.class_metrics import BINS
+from utils.record.metrics import ClassReport
 
 SEED = 0  # of the images to fit on
 FEWEST, MOST = 40, 5000  # images with which a temperature is fitted, on half of them; and images it is fitted on
 LOG_LIMITS = (-4.0, 4.0)  # of the temperature's logarithm
-
-
-class Bin(NamedTuple):
-    """The images whose confidence is above ``low`` and at most ``high``: how many, and their means, in percent."""
-
-    low: float
-    high: float
-    images: int
-    confidence: float
-    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -60,33 +48,6 @@ class Temperature:
         }
 
 
-def reliability(logits: torch.Tensor, labels: torch.Tensor) -> list[Bin]:
-    """The 15 bins of equal width, each without its lower and with its upper end, as in validation; empty ones too.
-
-    ``logits`` float (n, classes), all finite, ``labels`` int64 (n,).
-    """
-    largest, predicted = logits.max(1)
-    confidence = (largest - logits.logsumexp(1)).exp()
-    edges = torch.linspace(0, 1, BINS + 1, dtype=confidence.dtype)
-    places = torch.bucketize(confidence, edges[1:]).clamp_(max=BINS - 1).numpy()
-    counts = np.bincount(places, minlength=BINS)
-    sums = [
-        np.bincount(places, weights=100 * values.double().numpy(), minlength=BINS)
-        for values in (confidence, (predicted == labels))
-    ]
-    means = [np.divide(each, counts, out=np.full(BINS, math.nan), where=counts > 0) for each in sums]
-    return [
-        Bin(edges[n].item(), edges[n + 1].item(), int(counts[n]), float(means[0][n]), float(means[1][n]))
-        for n in range(BINS)
-    ]
-
-
-def expected_error(bins: list[Bin]) -> float:
-    """The expected calibration error in percent."""
-    full = [one for one in bins if one.images]
-    return sum(one.images * abs(one.confidence - one.accuracy) for one in full) / sum(one.images for one in full)
-
-
 def fit_temperature(predictions: Predictions) -> Temperature | None:
     """Fit on half of the images and score on the others; None with too few. More than ``MOST`` it does not need.
 
@@ -107,13 +68,13 @@ def fit_temperature(predictions: Predictions) -> Temperature | None:
     log = float(best.x)
     temperature = math.exp(log)
     rest = logits[scored]
-    their = labels[scored]
+    rest_labels = labels[scored]
     return Temperature(
         temperature,
         len(fitted),
         len(scored),
-        loss=(_loss(rest, their, 1.0), _loss(rest, their, temperature)),
-        error=tuple(expected_error(reliability(rest / factor, their)) for factor in (1.0, temperature)),
+        loss=(_loss(rest, rest_labels, 1.0), _loss(rest, rest_labels, temperature)),
+        error=tuple(ClassReport.of(rest / factor, rest_labels).ece for factor in (1.0, temperature)),
         at_limit=bool((logits[fitted].argmax(1) == labels[fitted]).all())
         or min(abs(log - limit) for limit in LOG_LIMITS) < 0.01,
     )

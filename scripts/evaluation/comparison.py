@@ -11,7 +11,8 @@ import numpy as np
 from scipy.stats import binomtest, chi2
 
 from models.load import Loaded
-from scripts.evaluation.figures import CONFIDENCE, Figures
+from scripts.common.answers import CONFIDENCE
+from scripts.common.predictions import Predictions
 from utils.config.settings import UserError
 
 EXACT = 1000  # images on which one of the two is right, up to which McNemar's test is the exact binomial one
@@ -55,8 +56,8 @@ class Comparison:
     ``places``: where image i of these n is among the first's, and among the second's.
     """
 
-    first: Figures
-    second: Figures
+    first: Predictions
+    second: Predictions
     places: tuple[np.ndarray, np.ndarray]
 
     @cached_property
@@ -100,18 +101,18 @@ class Comparison:
     @cached_property
     def classes(self) -> list[ClassChange]:
         """The classes with images, those in which the two differ most first."""
-        labels = self.first.labels[self.places[0]]
-        size = len(self.first.predictions.classes)
+        labels = self.first.truth[self.places[0]]
+        size = len(self.first.classes)
         images, first, second = (
             np.bincount(labels[which], minlength=size).tolist()
             for which in (slice(None), self.first_right, self.second_right)
         )
-        changes = map(ClassChange, self.first.predictions.classes, images, first, second)
+        changes = map(ClassChange, self.first.classes, images, first, second)
         present = [change for change in changes if change.images]
         return sorted(present, key=lambda change: -abs(change.second - change.first) / change.images)
 
     def only(self, second: bool) -> np.ndarray:
-        """Of the n images, those that only the first, or only the ``second``, gets right; the surest mistakes first."""
+        """Images that only one of both gets right, the first or the ``second``; most confident mistakes first."""
         mine, other = (self.second_right, self.first_right) if second else (self.first_right, self.second_right)
         mistaken, places = (self.first, self.places[0]) if second else (self.second, self.places[1])
         chosen = np.flatnonzero(mine & ~other)
@@ -124,14 +125,14 @@ class Comparison:
     def row(self, place: int, second: bool) -> dict[str, Any]:
         """Image ``place`` of the n; ``second``: it is the second that is right."""
         one, two = (int(places[place]) for places in self.places)
-        names = self.first.predictions.classes
+        names = self.first.classes
         return {
-            "image": self.first.predictions.ids[one],
-            "class": names[self.first.labels[one]],
+            "image": self.first.ids[one],
+            "class": names[self.first.truth[one]],
             "right": "second" if second else "first",
             "first_predicted": _name(names, self.first.predicted[one]),
             "first_probability": float(self.first.confidence[one]),
-            "second_predicted": _name(self.second.predictions.classes, self.second.predicted[two]),
+            "second_predicted": _name(self.second.classes, self.second.predicted[two]),
             "second_probability": float(self.second.confidence[two]),
         }
 
@@ -160,13 +161,13 @@ def seeing_the_same(second: Loaded, first: Loaded) -> Loaded:
     return dataclasses.replace(second, settings={**others, **same}, fingerprint=first.fingerprint)
 
 
-def compare(first: Figures, second: Figures) -> Comparison:
+def compare(first: Predictions, second: Predictions) -> Comparison:
     """The comparison on the images of both. Raises ``UserError`` if there are none.
 
     Images are the same if their ids are; the names of their classes then agree, too.
     """
-    where = {name: place for place, name in enumerate(second.predictions.ids)}
-    pairs = [(n, where[name]) for n, name in enumerate(first.predictions.ids) if name in where]
+    where = {name: place for place, name in enumerate(second.ids)}
+    pairs = [(n, where[name]) for n, name in enumerate(first.ids) if name in where]
     if not pairs:
         raise UserError("--compare: the two have no image in common; give --datapath with classes that both know")
     one, two = (np.array(places) for places in zip(*pairs, strict=True))

@@ -13,11 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.common.answers import NO_CLASS
+from scripts.common.predictions import Predictions
 from scripts.evaluation.as_text import doubts
-from scripts.evaluation.calibration import Bin, Temperature
+from scripts.evaluation.calibration import Temperature
 from scripts.evaluation.comparison import Comparison
-from scripts.evaluation.figures import NO_CLASS, Figures
+from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, share_of_class, summary
 from utils.config.settings import UserError
+from utils.record.metrics import Bin
 
 JSON_FILE = "evaluation.json"
 NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png")
@@ -26,8 +29,7 @@ NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png")
 def save(
     folder: Path,
     description: dict[str, Any],
-    figures: Figures,
-    bins: Sequence[Bin],
+    predictions: Predictions,
     temperature: Temperature | None,
     comparison: Comparison | None,
 ) -> list[str]:
@@ -39,7 +41,7 @@ def save(
     try:
         work = Path(tempfile.mkdtemp(prefix=".evaluation.", dir=folder))
         try:
-            _write_all(work, description, figures, bins, temperature, comparison)
+            _write_all(work, description, predictions, temperature, comparison)
             names = sorted(path.name for path in work.iterdir())
             _refuse_folders(folder, names)
             (folder / JSON_FILE).unlink(missing_ok=True)
@@ -64,33 +66,38 @@ def _refuse_folders(folder: Path, names: Sequence[str]) -> None:
 def _write_all(
     work: Path,
     description: dict[str, Any],
-    figures: Figures,
-    bins: Sequence[Bin],
+    predictions: Predictions,
     temperature: Temperature | None,
     comparison: Comparison | None,
 ) -> None:
+    bins = reliability(predictions)
+    rows_of_classes = class_rows(predictions)
     content = {
         **description,
-        "figures": figures.summary,
-        "classes": figures.by_class,
+        "figures": summary(predictions),
+        "classes": rows_of_classes,
         "reliability": [one._asdict() for one in bins],
         "temperature": temperature and temperature.as_dict(),
         "comparison": comparison and comparison.as_dict(),
-        "notes": list(figures.predictions.notes),
-        "doubts": doubts(figures, description),
+        "notes": list(predictions.notes),
+        "doubts": doubts(predictions, description),
     }
     (work / JSON_FILE).write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
-    names = figures.predictions.classes
-    _write_csv(work / "classes.csv", list(figures.by_class[0]), map(dict.values, figures.by_class))
+    names = predictions.classes
+    _write_csv(work / "classes.csv", list(rows_of_classes[0]), map(dict.values, rows_of_classes))
     _write_csv(work / "reliability.csv", Bin._fields, bins)
-    _write_csv(work / "predictions.csv", PREDICTION, _predictions(figures))
+    _write_csv(work / "predictions.csv", PREDICTION, _prediction_rows(predictions))
     _write_csv(
         work / "confusions.csv",
         ["class", "predicted", "images", "percent_of_class"],
-        ((names[one.label], names[one.predicted], one.count, one.share) for one in figures.confusions),
+        (
+            (names[one.label], names[one.predicted], one.count, share_of_class(predictions, one))
+            for one in predictions.confusions
+        ),
     )
-    if figures.matrix is not None:
-        rows = ([name, *row] for name, row in zip(names, figures.matrix.tolist(), strict=True))
+    matrix = confusion_matrix(predictions)
+    if matrix is not None:
+        rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
         _write_csv(work / "confusion_matrix.csv", ["class", *names], rows)
     if comparison is not None:
         rows = comparison.rows()
@@ -113,11 +120,12 @@ COMPARED = (
 )
 
 
-def _predictions(figures: Figures) -> Iterable[tuple[Any, ...]]:
-    names = figures.predictions.classes
-    columns = (figures.labels, figures.predicted, figures.right, figures.confidence, figures.label_probability)
+def _prediction_rows(predictions: Predictions) -> Iterable[tuple[Any, ...]]:
+    names = predictions.classes
+    of = predictions
+    columns = (of.truth, of.predicted, of.right, of.confidence, of.label_probability, of.rank)
     for image, label, predicted, right, probability, own, rank in zip(
-        figures.predictions.ids, *(column.tolist() for column in columns), figures.rank.tolist(), strict=True
+        of.ids, *(column.tolist() for column in columns), strict=True
     ):
         named = "" if predicted == NO_CLASS else names[predicted]
         yield image, names[label], named, int(right), f"{probability:.6f}", f"{own:.6f}", rank + 1

@@ -18,7 +18,7 @@ LARGEST_SIDE = 224  # pixels of a tile's image
 def draw(path: Path, comparison: Comparison) -> None:
     """Write the grid to ``path`` (PNG): above what the first alone gets right, below what the second alone does.
 
-    In each group the surest mistakes come first; a tile names the class, then both answers.
+    In each group the most confident mistakes come first; a tile names the class, then both answers.
     """
     from matplotlib.figure import Figure
 
@@ -29,7 +29,8 @@ def draw(path: Path, comparison: Comparison) -> None:
         shown = places[: COLUMNS * ROWS].tolist()
         which = ("first (A)", "second (B)")[second]
         part.suptitle(
-            f"Only the {which} is right: {len(shown)} of {len(places):,} images, the surest mistakes of the other",
+            f"Only the {which} is right: {len(shown)} of {len(places):,} images, the most confident mistakes of the "
+            "other",
             fontsize=11,
         )
         axes = list(part.subplots(heights[second], COLUMNS, squeeze=False).flat)
@@ -44,13 +45,13 @@ def draw(path: Path, comparison: Comparison) -> None:
 
 def _tile(axis: Any, comparison: Comparison, place: int) -> None:
     one, two = (int(places[place]) for places in comparison.places)
-    (image,) = comparison.first.predictions.pictures([one])
+    (image,) = comparison.first.pictures([one])
     image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     axis.imshow(image, cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255, interpolation="nearest")
-    names = comparison.first.predictions.classes
-    lines = [short(names[comparison.first.labels[one]])]
-    for letter, figures, number in (("A", comparison.first, one), ("B", comparison.second, two)):
-        predicted = int(figures.predicted[number])
-        name = figures.predictions.classes[predicted] if predicted >= 0 else "no number"
-        lines.append(f"{letter}: {short(name)} {figures.confidence[number]:.2f}")
+    names = comparison.first.classes
+    lines = [short(names[comparison.first.truth[one]])]
+    for letter, network, number in (("A", comparison.first, one), ("B", comparison.second, two)):
+        predicted = int(network.predicted[number])
+        name = network.classes[predicted] if predicted >= 0 else "no number"
+        lines.append(f"{letter}: {short(name)} {network.confidence[number]:.2f}")
     axis.set_title("\n".join(lines), fontsize=8, parse_math=False)

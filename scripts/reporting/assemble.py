@@ -11,10 +11,10 @@ import numpy as np
 from tqdm import tqdm
 
 from models.load import Loaded
+from scripts.common.answers import Answers, wilson_interval
 from scripts.common.heat_map import need_captum
 from scripts.common.predictions import Chosen, Predictions, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting.analysis import Analysis
 from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, explainer, short_ids
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
 from scripts.reporting.run_record import RunRecord, from_settings, read
@@ -96,10 +96,11 @@ class PredictionParts:
         self, number: int, source: Source, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
     ) -> None:
         """Analyse the predictions of run ``number`` of ``runs`` and choose what is shown of them."""
-        analysis = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
+        if not np.isfinite(predictions.confidence).all():
+            raise ValueError("some of the network's outputs are not finite numbers (NaN or infinite)")
         predicted = Predicted(
             run=number,
-            analysis=analysis,
+            answers=predictions,
             classes=predictions.classes,
             ids=short_ids(predictions.ids),
             picture=lambda place: predictions.pictures([place])[0],
@@ -113,8 +114,8 @@ class PredictionParts:
         with bar(len(chosen.samples), f"pictures of {source.name}") as advance:
             sides = add_pictures(predicted, chosen, self.thumbnails, advance)
         made = detail(predicted, chosen, self.thumbnails, sides, runs)
-        figures = figures_of(analysis, predictions)
-        (words, agrees) = self._check(analysis, record, loaded.path.name)
+        figures = metrics_of(predictions)
+        (words, agrees) = self._check(predictions, record, loaded.path.name)
         self._keep(source.name, made, predictions.classes)  # from here on, nothing fails
         self.figures[number] = figures
         if self.own.split == "val" and self.own.datapath is None:
@@ -126,10 +127,10 @@ class PredictionParts:
             f"{record.name}: {note}" if runs > 1 else note for note in (*predictions.notes, *predicted.notes)
         ]
 
-    def _check(self, analysis: Analysis, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
+    def _check(self, answers: Answers, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
         """What there is to know about the origin of the figures, and whether they agree with the run's."""
         if self.own.split == "val" and self.own.datapath is None:
-            return against_record(analysis, record, checkpoint, self.own.raw)
+            return against_record(answers, record, checkpoint, self.own.raw)
         where = f" in {self.own.datapath}" if self.own.datapath else ""
         images = {"val": "validation", "train": "training", "test": "test"}[self.own.split]
         return (
@@ -155,19 +156,21 @@ class PredictionParts:
         self.data["details"].append(made | {"classes": shared.index(names)})
 
 
-def figures_of(analysis: Analysis, predictions: Predictions) -> list[Figure]:
+def metrics_of(predictions: Predictions) -> list[Figure]:
     """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them."""
     report = predictions.report
-    low, high = analysis.top1_interval()
+    classes = len(predictions.classes)
+    low, high = wilson_interval(int(predictions.right.sum()), len(predictions))
     rows = [Figure("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
-    if shows_top5(analysis.classes):
+    if shows_top5(classes):
         rows.append(Figure("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
-    guessing = np.log(analysis.classes) if report.by_class is None else report.by_class.guessing_loss
-    rows.append(Figure("Loss", shown(report.loss), f"guessing: {guessing:.2f}"))
-    if report.by_class is not None:
-        rows.append(Figure("Macro F1", shown(report.by_class.macro_f1, "%"), f"{analysis.classes:,} classes"))
-        rows.append(Figure("Calibration error", shown(report.by_class.ece, "%"), "expected, 15 bins"))
-    return rows
+    by_class = predictions.by_class
+    return [
+        *rows,
+        Figure("Loss", shown(report.loss), f"guessing: {by_class.guessing_loss:.2f}"),
+        Figure("Macro F1", shown(by_class.macro_f1, "%"), f"{classes:,} classes"),
+        Figure("Calibration error", shown(by_class.ece, "%"), "expected, 15 bins"),
+    ]
 
 
 class bar:

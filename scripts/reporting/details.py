@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scripts.reporting.analysis import Analysis, Pair, turns
+from scripts.common.answers import Answers, Cell
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
@@ -46,7 +47,7 @@ class Predicted:
     """
 
     run: int
-    analysis: Analysis
+    answers: Answers
     classes: tuple[str, ...]
     ids: Sequence[str]
     picture: Callable[[int], Image.Image]
@@ -61,31 +62,33 @@ class ShownSamples:
 
     mistakes: list[int]
     unsure: list[int]
-    cells: list[tuple[Pair, list[int]]]
+    cells: list[tuple[Cell, list[int]]]
 
     @property
     def samples(self) -> list[int]:
-        """All, in the order in which they get room: both galleries, then the cells in turns."""
+        """All, in the order in which they get room: both galleries, then the cells interleaved."""
         listed = [row for _, rows in self.cells[:LISTED_CELLS] for row in rows]
-        return list(dict.fromkeys([*self.mistakes, *self.unsure, *listed, *turns([rows for _, rows in self.cells])]))
+        return list(
+            dict.fromkeys([*self.mistakes, *self.unsure, *listed, *interleaved([rows for _, rows in self.cells])])
+        )
 
 
 def choose(predicted: Predicted, runs: int) -> ShownSamples:
     """The samples to show of one of ``runs`` runs: fewer of each the more there are."""
-    analysis = predicted.analysis
+    answers = predicted.answers
     each = max(8, SHOWN_SAMPLES // runs)
     budget = MOST_PICTURES // runs
     cells = [
-        (pair, analysis.samples_of(pair)[:SHOWN_IN_CELL].tolist())
-        for pair in analysis.cells[: budget + analysis.classes]
+        (cell, answers.images_of(cell)[:SHOWN_IN_CELL].tolist())
+        for cell in answers.cells[: budget + answers.logits.shape[1]]
     ]
     listed = [row for _, rows in cells[:LISTED_CELLS] for row in rows]
-    kept = set([*listed, *turns([rows for _, rows in cells])][:budget])
-    cells = [(pair, [row for row in rows if row in kept]) for pair, rows in cells]
+    kept = set([*listed, *interleaved([rows for _, rows in cells])][:budget])
+    cells = [(cell, [row for row in rows if row in kept]) for cell, rows in cells]
     return ShownSamples(
-        analysis.worst_mistakes(each).tolist(),
-        analysis.least_certain_hits(each).tolist(),
-        [(pair, rows) for pair, rows in cells if rows],
+        answers.most_confident(np.flatnonzero(~answers.right))[:each].tolist(),
+        answers.least_confident(np.flatnonzero(answers.right))[:each].tolist(),
+        [(cell, rows) for cell, rows in cells if rows],
     )
 
 
@@ -113,7 +116,7 @@ def add_pictures(
         sides[sample] = max(image.size)
         if predicted.heat_map is not None and sample in explained:
             thumbnails.add(
-                ("heat", predicted.run, sample), predicted.heat_map(image, int(predicted.analysis.predicted[sample]))
+                ("heat", predicted.run, sample), predicted.heat_map(image, int(predicted.answers.predicted[sample]))
             )
     if gone:
         predicted.notes.append(f"{len(gone):,} pictures cannot be shown, the first of them {gone[0]}")
@@ -124,12 +127,12 @@ def detail(
     predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, sides: dict[int, int], runs: int
 ) -> dict:
     """The run's part of the page's JSON; ``classes`` is left to the caller, since runs may share them."""
-    analysis = predicted.analysis
+    answers = predicted.answers
     rows = chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
-    cells, dropped = _cells(analysis, MOST_CELLS // runs)
-    order = analysis.order_by_confusion()
-    with_pictures = [(pair, [places[row] for row in found if row in sides]) for pair, found in chosen.cells]
+    cells, dropped = _cells(answers, MOST_CELLS // runs)
+    order = answers.order_by_confusion()
+    with_pictures = [(cell, [places[row] for row in found if row in sides]) for cell, found in chosen.cells]
     return {
         "run": predicted.run,
         "rows": [_row(predicted, thumbnails, sample, sides) for sample in rows],
@@ -137,47 +140,63 @@ def detail(
         "unsure": [places[sample] for sample in chosen.unsure],
         "matrix": [list(column) for column in zip(*cells, strict=True)],
         "matrixNote": f"{dropped:,} further cells with the fewest images are not shown." if dropped else "",
-        "shownCells": [[pair.truth, pair.predicted, found] for pair, found in with_pictures if found],
+        "shownCells": [[cell.label, cell.predicted, found] for cell, found in with_pictures if found],
         "order": order if order != sorted(order) else None,
-        "support": analysis.support.tolist(),
-        "taken": analysis.taken.tolist(),
-        "hits": analysis.hits.tolist(),
-        "bins": [[one.count, number(one.confidence), number(one.accuracy)] for one in analysis.bins],
-        "confidences": list(analysis.confidence_counts()),
-        "calibration": calibration_words(analysis),
+        "support": answers.by_class.support.tolist(),
+        "taken": answers.by_class.predicted.tolist(),
+        "hits": answers.by_class.right.tolist(),
+        "bins": [
+            [one.images, *(numbers([one.confidence / 100, one.accuracy / 100]) if one.images else (0, 0))]
+            for one in answers.by_class.reliability
+        ],
+        "confidences": confidence_counts(answers),
+        "calibration": calibration_words(answers),
     }
 
 
-def _cells(analysis: Analysis, most: int) -> tuple[list[Pair], int]:
+def _cells(answers: Answers, most: int) -> tuple[list[Cell], int]:
     """All cells, or the whole diagonal and the fullest others; and how many are left out."""
-    diagonal = [pair for pair in analysis.cells if pair.truth == pair.predicted]
-    others = [pair for pair in analysis.cells if pair.truth != pair.predicted]
+    diagonal = [cell for cell in answers.cells if cell.is_right]
+    others = answers.confusions
     kept = others[: max(0, most - len(diagonal))]
     return kept + diagonal, len(others) - len(kept)
 
 
 def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[int, int]) -> list[Any]:
     """Id, picture, truth, likeliest classes, probability of the truth, longer side in pixels, heat map."""
-    analysis = predicted.analysis
-    truth = int(predicted.analysis.labels[sample])
-    likely = [[one, number(share, 5)] for one, share in analysis.most_likely(sample, LIKELIEST)]
-    own = analysis.probability(np.array([sample]), np.array([truth]))
+    answers = predicted.answers
+    truth = int(answers.truth[sample])
+    likely = [[one, number(share, 5)] for one, share in answers.most_likely(sample, LIKELIEST)]
+    own = answers.label_probability[sample]
     name = predicted.ids[sample]
     picture = thumbnails.place((predicted.source, name)) if sample in sides else None
     heat = thumbnails.place(("heat", predicted.run, sample))
-    return [name, picture, truth, likely, *numbers(own, 5), sides.get(sample, 0), heat]
+    return [name, picture, truth, likely, number(own, 5), sides.get(sample, 0), heat]
 
 
-def calibration_words(analysis: Analysis) -> str:
+def confidence_counts(answers: Answers) -> list[list[int]]:
+    """How many wrong and how many right images have a confidence in each twentieth between 0 and 1."""
+    edges = np.linspace(0, 1, 21)
+    confidence = np.clip(answers.confidence, 0, 1)
+    return [np.histogram(confidence[of], edges)[0].tolist() for of in (~answers.right, answers.right)]
+
+
+def interleaved(queues: Sequence[Sequence[int]]) -> list[int]:
+    """The first of each queue, then the second of each, and so on, each number once."""
+    rounds = chain.from_iterable(zip_longest(*queues))
+    return list(dict.fromkeys(number for number in rounds if number is not None))
+
+
+def calibration_words(answers: Answers) -> str:
     """What the reliability diagram says, in a sentence."""
-    sure = 100 * float(analysis.confidence.mean())
-    right = analysis.top1
+    sure = 100 * float(answers.confidence.mean())
+    right = answers.top1
     gap = sure - right
     words = (
         "as sure as it is right" if abs(gap) < 0.5 else "surer than it is right" if gap > 0 else "less sure than right"
     )
     return (
-        f"Expected calibration error {analysis.calibration_error:.2f} %. On average the network is {sure:.2f} % sure "
+        f"Expected calibration error {answers.by_class.ece:.2f} %. On average the network is {sure:.2f} % sure "
         f"and right on {right:.2f} % of the images: {words}."
     )
 
@@ -190,16 +209,14 @@ def short_ids(ids: Sequence[str]) -> list[str]:
     return [os.path.relpath(one, shared) for one in ids] if len(ids) > 1 else [os.path.basename(ids[0])]
 
 
-def against_record(
-    analysis: Analysis, record: RunRecord, checkpoint: str, raw: bool = False
-) -> tuple[str, bool | None]:
+def against_record(answers: Answers, record: RunRecord, checkpoint: str, raw: bool = False) -> tuple[str, bool | None]:
     """How the top-1 of this validation compares with what the run recorded, in a sentence; and whether it agrees.
 
     None: the run recorded nothing. ``raw``: of the raw weights, whose figures have columns of their own.
     """
     column = "raw_val_top1" if raw and "raw_val_top1" in record.epochs else "val_top1"
     recorded = record.epochs.get(column, np.empty(0))
-    top1 = float(f"{analysis.top1:.6g}")  # as metrics.csv rounds it
+    top1 = float(f"{answers.top1:.6g}")  # as metrics.csv rounds it
     if not np.isfinite(recorded).any():
         return f"Validated {checkpoint} for this report; the run has no figure to compare it with.", None
     same = np.flatnonzero(np.abs(recorded - top1) <= AS_RECORDED)
@@ -207,7 +224,7 @@ def against_record(
         epoch = int(record.epochs["epoch"][same[-1]])
         return f"Validated {checkpoint} again for this report: the top-1 that the run recorded for epoch {epoch}.", True
     return (
-        f"Validated {checkpoint} for this report: top-1 {analysis.top1:.4f} %, which no epoch of the run recorded "
+        f"Validated {checkpoint} for this report: top-1 {answers.top1:.4f} %, which no epoch of the run recorded "
         f"(last {recorded[-1]:.4f} %, best {np.nanmax(recorded):.4f} %). Other images, another precision or device, "
         "the raw weights or a checkpoint between two epochs explain it.",
         False,

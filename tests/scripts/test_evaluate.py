@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 from PIL import Image
 
@@ -17,103 +18,79 @@ from models import load_model
 from scripts import evaluate
 from scripts.common.predictions import Predictions
 from scripts.evaluation import as_text, files
-from scripts.evaluation.calibration import expected_error, fit_temperature, reliability
+from scripts.evaluation.calibration import fit_temperature
 from scripts.evaluation.comparison import Comparison, mcnemar, seeing_the_same
-from scripts.evaluation.figures import Figures, bootstrap_interval, wilson_interval
+from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, summary
 from tests.end_to_end.forked import Forked
+from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
 from utils.config.settings import UserError
 from utils.data.formats.readers import MemoryImages
-from utils.record.class_metrics import ClassReport
-from utils.record.metrics import Report, ValidationMeter
+from utils.record.metrics import ClassReport, Report, target_rank
 
 CPU = ("--device", "cpu", "--no-progress")
 
 
 def answers(logits, labels, names=None):
-    """``Figures`` of these logits (n, classes) and labels (n,), with the report of the product's own meter."""
-    meter = ValidationMeter(1, torch.device("cpu"))
-    meter.update(0, torch.nn.functional.cross_entropy(logits, labels), logits, labels)
-    by_class = ClassReport.from_sums(meter.class_sums(logits.shape[1]))
-    sums = Report.from_sums(meter.sums.sum(0).tolist())
-    images = MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), labels)
-    return Figures(
-        Predictions(
-            logits,
-            labels,
-            tuple(names or map(str, range(logits.shape[1]))),
-            [f"val[{n}]" for n in range(len(labels))],
-            Report(sums.loss, sums.top1, sums.top5, sums.count, by_class),
-            (),
-            images,
-            np.arange(len(labels)),
-        )
+    """Predictions with these logits (n, classes) and labels (n,)."""
+    ranks = target_rank(logits, labels).double()
+    hits = [100 * (ranks < k).double().mean().item() for k in (1, 5)]
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    return Predictions(
+        logits,
+        labels,
+        tuple(names or map(str, range(logits.shape[1]))),
+        [f"val[{n}]" for n in range(len(labels))],
+        Report(loss, *hits, len(labels), ClassReport.of(logits, labels)),
+        (),
+        MemoryImages(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), labels),
+        np.arange(len(labels)),
     )
 
 
 def guesses(seed, n=400, classes=7, sure=1.5):
-    """Answers that are better than chance; the last class has no image, but is predicted."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes - 1, (n,), generator=generator)
-    logits = torch.randn(n, classes, generator=generator)
-    logits[torch.arange(n), labels] += sure
-    return logits, labels
+    """Logits and labels of answers that are better than chance."""
+    made = random_answers(n, classes, seed, sure)
+    return made.logits, made.labels
 
 
 # -------------------------------------------------------------------------------------------- figures
 
 
-def test_figures_are_those_counted_one_by_one():
-    logits, labels = guesses(0)
-    figures = answers(logits, labels)
-    predicted = [int(np.argmax(row)) for row in logits.numpy()]
-    pairs = list(zip(labels.tolist(), predicted, strict=True))
-    recalls = []
-    f1s = []
-    for n, row in enumerate(figures.by_class):
-        hits = pairs.count((n, n))
-        support = labels.tolist().count(n)
-        taken = predicted.count(n)
-        assert (row["right"], row["images"], row["predicted"]) == (hits, support, taken)
-        assert row["precision"] == pytest.approx(100 * hits / taken)
-        assert row["recall"] == (pytest.approx(100 * hits / support) if support else None)
-        f1s.append(200 * hits / (support + taken))
-        recalls += [100 * hits / support] if support else []
-    assert figures.summary["balanced_accuracy"] == pytest.approx(np.mean(recalls))
-    assert figures.summary["macro_f1"] == pytest.approx(np.mean(f1s))
-    assert all(figures.matrix[i, j] == pairs.count((i, j)) for i in range(7) for j in range(7))
-    for one in figures.confusions:
-        assert one.count == pairs.count((one.label, one.predicted)) and one.label != one.predicted
-    counts = [one.count for one in figures.confusions]
-    assert counts == sorted(counts, reverse=True) and sum(counts) == sum(label != guess for label, guess in pairs)
-
-
 def test_figures_are_those_of_the_products_validation():
     figures = answers(*guesses(1))
-    theirs = figures.predictions.report
-    ours = figures.summary
+    theirs = figures.report
+    ours = summary(figures)
     assert ours["top1"] == theirs.top1 == pytest.approx(100 * figures.right.mean())
     for name in ("macro_precision", "macro_recall", "macro_f1", "balanced_accuracy"):
         assert ours[name] == pytest.approx(getattr(theirs.by_class, name))
     assert theirs.top5 == pytest.approx(100 * (figures.rank < 5).mean())
     assert "top-5" in as_text.overall(figures) and "top-5" not in as_text.overall(answers(*guesses(0, classes=5)))
-    bins = reliability(figures.predictions.logits, figures.predictions.labels)
-    assert (
-        expected_error(bins)
-        == pytest.approx(theirs.by_class.ece, abs=1e-4)
-        == pytest.approx(ours["calibration_error"], abs=1e-4)
-    )
+    assert ours["calibration_error"] == theirs.by_class.ece
+    (first, *_) = class_rows(figures)
+    members = figures.truth == 0
+    assert first == {
+        "class": "0",
+        "images": members.sum(),
+        "predicted": (figures.predicted == 0).sum(),
+        "right": (figures.right & members).sum(),
+        "precision": pytest.approx(100 * members[figures.predicted == 0].mean()),
+        "recall": pytest.approx(100 * figures.right[members].mean()),
+        "f1": theirs.by_class.f1[0],
+    }
+    assert class_rows(figures)[6]["recall"] is None, "it has no image"
+    assert (confusion_matrix(figures) == sklearn.metrics.confusion_matrix(figures.truth, figures.predicted)).all()
 
 
 def test_an_answer_that_is_no_number_is_wrong_and_files_stay_valid(tmp_path):
     logits, labels = guesses(2)
     logits[5, labels[5]] = math.nan
     figures = answers(logits, labels)
-    assert not figures.right[5] and figures.summary["not_a_number"] == 1
-    assert figures.summary["top1"] == pytest.approx(100 * figures.right.mean())
-    assert sum(row["predicted"] for row in figures.by_class) == len(labels) - 1
+    assert not figures.right[5] and summary(figures)["not_a_number"] == 1
+    assert summary(figures)["top1"] == pytest.approx(100 * figures.right.mean())
+    assert sum(row["predicted"] for row in class_rows(figures)) == len(labels) - 1
     of = {"dataname": None, "datapath": "photos", "step": 1000}
-    files.save(tmp_path, of, figures, reliability(logits[6:], labels[6:]), fit_temperature(figures.predictions), None)
+    files.save(tmp_path, of, figures, fit_temperature(figures), None)
     content = json.loads((tmp_path / files.JSON_FILE).read_text(), parse_constant=pytest.fail)
     assert content["doubts"] == as_text.doubts(figures, of)
     assert content["figures"]["calibration_error"] is None
@@ -141,49 +118,20 @@ def test_an_answer_that_is_infinite_is_counted_and_calibrates_nothing(infinite):
     logits = torch.cat([logits[1:], logits[:1]])
     logits[-1, 0] = infinite
     figures = answers(logits, labels.roll(-1))
-    assert (figures.summary["infinite"], figures.summary["not_a_number"]) == (1, 0)
+    assert (summary(figures)["infinite"], summary(figures)["not_a_number"]) == (1, 0)
     assert "for 1 images the network gives an infinite number" in as_text.overall(figures)
-    assert fit_temperature(figures.predictions) == fit_temperature(rest.predictions)
-
-
-def test_the_bootstrap_interval_is_that_of_resampling():
-    right = np.arange(250) < 200
-    drawn = np.random.default_rng(0).choice(right, (4000, 250)).mean(1)
-    assert bootstrap_interval(200, 250) == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=0.4)
-
-
-def test_wilsons_interval_is_his_formula_and_not_a_point_where_all_are_right():
-    n = 360
-    p = 0.75
-    z = 1.959964
-    middle = p + z * z / (2 * n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    expected = [100 * (middle - half) / (1 + z * z / n), 100 * (middle + half) / (1 + z * z / n)]
-    assert wilson_interval(270, 360) == pytest.approx(expected, abs=1e-4)
-    assert wilson_interval(10, 10)[0] == pytest.approx(100 / (1 + z * z / 10), abs=1e-4)
+    assert fit_temperature(figures) == fit_temperature(rest)
+    assert str(reliability(figures)) == str(reliability(rest))
 
 
 # ---------------------------------------------------------------------------------------- calibration
-
-
-def test_reliability_bins_are_those_counted_one_by_one():
-    logits, labels = guesses(3, sure=4.0)
-    probabilities = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(1, keepdims=True)
-    confidence = probabilities.max(1)
-    right = probabilities.argmax(1) == labels.numpy()
-    for n, one in enumerate(reliability(logits, labels)):
-        inside = (confidence > n / 15) & (confidence <= (n + 1) / 15)
-        assert one.images == inside.sum()
-        if one.images:
-            assert one.confidence == pytest.approx(100 * confidence[inside].mean(), abs=1e-3)
-            assert one.accuracy == pytest.approx(100 * right[inside].mean())
 
 
 def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitted(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(6000, 5, generator=generator)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]  # calibrated by construction
-    predictions = answers(2.5 * logits, labels).predictions
+    predictions = answers(2.5 * logits, labels)
     found = fit_temperature(predictions)
     assert found.temperature == pytest.approx(2.5, rel=0.05) and not found.at_limit
     assert (found.fitted, found.scored) == (3000, 3000)
@@ -198,10 +146,10 @@ def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitt
 def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
     labels = torch.arange(100) % 5
     perfect = answers(20.0 * torch.nn.functional.one_hot(labels, 5), labels)
-    found = fit_temperature(perfect.predictions)
+    found = fit_temperature(perfect)
     assert found.at_limit and "means nothing" in as_text.calibration([], found)
     few = answers(*guesses(0, n=10))
-    assert fit_temperature(few.predictions) is None and "to so few" in as_text.calibration([], None)
+    assert fit_temperature(few) is None and "to so few" in as_text.calibration([], None)
 
 
 # ----------------------------------------------------------------------------------------- comparison
@@ -237,7 +185,7 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
         (~ours & theirs).sum(),
         (~ours & ~theirs).sum(),
     )
-    assert comparison.difference == pytest.approx(second.summary["top1"] - first.summary["top1"])
+    assert comparison.difference == pytest.approx(summary(second)["top1"] - summary(first)["top1"])
     low, high = comparison.interval
     assert low < comparison.difference < high < 0 and comparison.p_value < 0.001
     assert "A is better by more than chance" in as_text.compared(comparison, ("one", "two"))
@@ -425,7 +373,7 @@ def test_a_thousand_classes_fit_on_a_screen_and_say_what_is_left_out():
     )
     lines = text.splitlines()
     assert len(lines) < 40 and max(map(len, lines)) <= 120
-    f1s = [row["f1"] for row in figures.by_class if row["images"] or row["predicted"]]
+    f1s = [row["f1"] for row in class_rows(figures) if row["images"] or row["predicted"]]
     assert f"(not shown: {len(f1s) - 10:,} more; see X)" in text and "more pairs; see Y)" in text
     assert len({line[:24] for line in as_text.classes(figures, "").splitlines()[3:]}) == 10, "names stay distinct"
 
@@ -479,7 +427,7 @@ def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_predictions", full)
+    monkeypatch.setattr(files, "_prediction_rows", full)
     with pytest.raises(UserError, match="--output .*: cannot be written \\(No space left on device\\)"):
         evaluate.main([digits_run, "--output", str(tmp_path / "new"), *CPU])
     assert list(tmp_path.iterdir()) == []

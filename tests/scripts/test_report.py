@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 
 from scripts import report
+from scripts.common.answers import Answers
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
-from scripts.reporting import analysis, assemble, details, run_parts, thumbnails
-from scripts.reporting.analysis import Analysis
+from scripts.reporting import assemble, details, run_parts, thumbnails
 from scripts.reporting.markup import element
 from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
@@ -135,14 +135,14 @@ def test_images_of_a_cell_belong_to_it(page, predictions):
 
 
 def test_another_top1_than_the_run_recorded_is_said():
-    analysis = Analysis(np.eye(4, dtype=np.float32)[[0, 1, 2, 2]], np.array([0, 1, 2, 3]))
+    answers = Answers(torch.eye(4)[[0, 1, 2, 2]], torch.arange(4))
     record = RunRecord("run", None, epochs={"epoch": np.array([1.0, 2.0]), "val_top1": np.array([50.0, 75.0])})
-    assert details.against_record(analysis, record, "last.pt") == (
+    assert details.against_record(answers, record, "last.pt") == (
         "Validated last.pt again for this report: the top-1 that the run recorded for epoch 2.",
         True,
     )
     record.epochs["val_top1"][1] = 74.9
-    words, agrees = details.against_record(analysis, record, "last.pt")
+    words, agrees = details.against_record(answers, record, "last.pt")
     assert not agrees and "which no epoch of the run recorded" in words
 
 
@@ -200,11 +200,11 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
     classes = 1000
     n = 4_000
     generator = np.random.default_rng(0)
-    analysis = Analysis(generator.normal(size=(n, classes)).astype(np.float32), generator.integers(0, classes, n))
+    answers = Answers(torch.randn(n, classes), torch.randint(classes, (n,)))
     noise = Image.fromarray(generator.integers(0, 256, (150, 140, 3), dtype=np.uint8))
     names = tuple(f"a class with a rather long name, number {one}" for one in range(classes))
     ids = [f"{names[0]}/{number}.png" for number in range(n)]
-    predicted = details.Predicted(0, analysis, names, ids, lambda place: noise, "noise")
+    predicted = details.Predicted(0, answers, names, ids, lambda place: noise, "noise")
     chosen = details.choose(predicted, 1)
     store = thumbnails.Thumbnails()
     sides = details.add_pictures(predicted, chosen, store, lambda: None)
@@ -215,7 +215,7 @@ def test_the_file_stays_small_with_many_classes_and_noisy_pictures():
     assert sum(map(len, store.uris)) <= thumbnails.BUDGET_BYTES
 
 
-def test_runs_whose_classes_have_no_room_are_left_out_and_named(page, predictions, monkeypatch):
+def test_runs_whose_classes_have_no_room_are_left_out_and_named(page):
     gathered = assemble.PredictionParts(thumbnails.Thumbnails(budget=0), None)
     for name in "abc":
         gathered._keep(name, {"hits": [0] * (assemble.DETAIL_BYTES // 5)}, ("ape", "bee"))
@@ -223,11 +223,6 @@ def test_runs_whose_classes_have_no_room_are_left_out_and_named(page, prediction
     ((name, words),) = gathered.left_out
     assert name == "c" and "no room" in words
     assert page.data["details"][0]["order"] and page.data["classTable"] is None
-    monkeypatch.setattr(analysis, "ORDERED_CLASSES", 5)
-    made = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
-    predicted = details.Predicted(0, made, predictions.classes, predictions.ids, None, "digits")
-    nothing = details.ShownSamples([], [], [])
-    assert details.detail(predicted, nothing, thumbnails.Thumbnails(), {}, 1)["order"] is None
 
 
 # ------------------------------------------------------------------------------- several, and missing
@@ -392,8 +387,7 @@ def test_an_image_that_has_gone_is_left_out(predictions):
     def picture(place):
         raise OSError("it is gone")
 
-    analysis = Analysis(predictions.logits.numpy(), predictions.labels.numpy())
-    predicted = details.Predicted(0, analysis, predictions.classes, predictions.ids, picture, "digits")
+    predicted = details.Predicted(0, predictions, predictions.classes, predictions.ids, picture, "digits")
     chosen = details.choose(predicted, 1)
     store = thumbnails.Thumbnails()
     assert details.add_pictures(predicted, chosen, store, lambda: None) == {}
@@ -444,3 +438,7 @@ def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_r
     torch.save(state, path)
     page = made(tmp_path, str(path), "--raw")
     assert "not finite numbers (NaN or infinite)" in page.text and not page.data["details"]
+
+
+def test_interleaved_takes_the_first_of_each_before_the_second_of_any():
+    assert details.interleaved([[1, 2, 3], [4], [], [5, 1]]) == [1, 4, 5, 2, 3]

@@ -14,8 +14,7 @@ from utils.data.loaders import Batch, ValidationLoader
 from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
 from utils.loop.idle_passes import IdlePasses
-from utils.record.class_metrics import ClassReport
-from utils.record.metrics import Report, ValidationMeter
+from utils.record.metrics import ClassReport, Report, ValidationMeter
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
 

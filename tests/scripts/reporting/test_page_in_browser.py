@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from scripts.reporting.analysis import Analysis
+from scripts.common.answers import Answers
 from scripts.reporting.details import Predicted, add_pictures, choose, detail
 from scripts.reporting.page import PageContent, page_data, render
 from scripts.reporting.run_record import RunRecord
@@ -34,10 +35,10 @@ def page(path, classes):
     labels = np.repeat(np.arange(classes), 4)
     predicted = labels.copy()
     predicted[4:6] = 2
-    logits = 5 * np.eye(classes, dtype=np.float32)[predicted]
+    answers = Answers(5 * torch.eye(classes)[predicted], torch.from_numpy(labels))
     names = (HOSTILE, *(f"class {one}" for one in range(1, classes)))
     grey = Image.new("L", (8, 8), 128)
-    one = Predicted(0, Analysis(logits, labels), names, [f"val[{n}]" for n in range(len(labels))], lambda _: grey, "x")
+    one = Predicted(0, answers, names, [f"val[{n}]" for n in range(len(labels))], lambda _: grey, "x")
     chosen = choose(one, 1)
     store = Thumbnails()
     made = detail(one, chosen, store, add_pictures(one, chosen, store, lambda: None), 1)

@@ -9,11 +9,11 @@ from scipy.optimize import minimize_scalar
 
 import main
 from models.small import FullyConnected
-from utils.record.class_metrics import ClassReport, nats_of
 from utils.record.doubts import doubts, doubts_of, knows_nothing
-from utils.record.metrics import Report
+from utils.record.metrics import ClassReport, Report, nats_of
 
 TEN = [100] * 10
+NO_BINS = np.zeros((3, 16), dtype=int)  # of confidences, which no doubt is about
 RNG = np.random.default_rng(0)
 
 
@@ -22,7 +22,7 @@ def counted(probabilities, labels, step=100):
     count, classes = probabilities.shape
     answers = probabilities.argmax(1)
     sums = (np.bincount(of, minlength=classes) for of in (labels, answers, labels[answers == labels]))
-    of = ClassReport(*sums, ece=0.0)
+    of = ClassReport(*sums, NO_BINS)
     return {
         "epoch": 5,
         "step": step,
@@ -80,12 +80,12 @@ def test_what_answers_tell_is_the_likelihood_of_a_mixture_with_guessing_at_its_b
 
 def test_perfect_answers_tell_all_that_labels_hold_and_those_of_one_class_nothing():
     for support in (TEN, [990, 10], [50, 30, 20]):
-        entropy = ClassReport(*[np.array(support)] * 3, ece=0.0).guessing_loss
+        entropy = ClassReport(*[np.array(support)] * 3, NO_BINS).guessing_loss
         assert nats_of(np.array(support), np.array(support)) == pytest.approx(entropy, rel=1e-9)
         always = np.zeros_like(support)
         always[0] = support[0]
         assert nats_of(np.array(support), always) == pytest.approx(0, abs=1e-12)
-    assert ClassReport(*[np.array(TEN)] * 3, ece=0.0).guessing_loss == pytest.approx(math.log(10), rel=1e-12)
+    assert ClassReport(*[np.array(TEN)] * 3, NO_BINS).guessing_loss == pytest.approx(math.log(10), rel=1e-12)
 
 
 # ------------------------------------------------------------------------------- dead, and never alive
@@ -108,7 +108,7 @@ def test_outputs_that_know_nothing_of_the_images_are_told(support, kind):
 def test_the_run_that_answers_horse_998_times_of_1000_is_told_although_it_beats_a_tenth():
     """Top-1 10.10 %, above the largest class's share, and the loss at ln 10."""
     support, predicted, right = (np.array(of) for of in (TEN, [2] + [0] * 8 + [998], [1] + [0] * 8 + [100]))
-    report = Report(2.3026, 10.1, 50.0, 1000, ClassReport(support, predicted, right, ece=0.0))
+    report = Report(2.3026, 10.1, 50.0, 1000, ClassReport(support, predicted, right, NO_BINS))
     (doubt,) = doubts_of(report, 96, "folder")
     assert doubt.sign == (
         "val_loss 2.3026 and val_top1 10.10 after 96 step(s) are no better than guessing by the classes' shares "

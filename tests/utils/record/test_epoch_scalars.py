@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from utils.checkpoint.progress import Progress
-from utils.record.class_metrics import ClassReport
 from utils.record.curves import StepRecord
 from utils.record.epoch_scalars import EPOCH_SCALARS, RAW_SCALARS, Epoch, points_of, row_of
-from utils.record.metrics import Report
+from utils.record.metrics import BINS, UNIT, ClassReport, Report
 
 PROGRESS = Progress(
     step=46,
@@ -64,7 +63,9 @@ def test_a_validation_that_is_cut_says_so_in_its_row():
 
 
 def test_a_validation_by_class_has_five_further_columns_and_points_in_percent_and_three_of_what_it_shows():
-    by_class = ClassReport(np.array([3, 1]), np.array([2, 2]), np.array([2, 1]), ece=12.5)
+    bins = np.zeros((3, BINS + 1), dtype=int)
+    bins[:, 13] = 8, 8, 7 * UNIT  # of a mean confidence of 7/8, and all right
+    by_class = ClassReport(np.array([3, 1]), np.array([2, 2]), np.array([2, 1]), bins)
     row = row_of(EPOCH._replace(validation=Report(0.5, 80.0, 99.0, 360, by_class)))
     expected = {
         "macro_precision": (1 + 1 / 2) / 2, "macro_recall": (2 / 3 + 1) / 2, "macro_f1": (4 / 5 + 2 / 3) / 2,

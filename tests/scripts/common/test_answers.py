@@ -1,0 +1,108 @@
+"""A network's answers against scikit-learn, closed formulas and plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix, log_loss, precision_recall_fscore_support
+
+from scripts.common.answers import Answers, bootstrap_interval, wilson_interval
+
+
+def random_answers(n=400, classes=7, seed=0, margin=1.5):
+    """Answers that are better than chance; the last class has no image, but is predicted."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes - 1, (n,), generator=generator)
+    logits = torch.randn(n, classes, generator=generator)
+    logits[torch.arange(n), labels] += margin
+    return Answers(logits, labels)
+
+
+def softmax(answers):
+    return answers.logits.double().softmax(1).numpy()
+
+
+def test_cells_are_scikit_learns_confusion_matrix_with_mistakes_first():
+    answers = random_answers()
+    matrix = np.zeros((7, 7), dtype=int)
+    for label, predicted, count in answers.cells:
+        matrix[label, predicted] = count
+    assert (matrix == confusion_matrix(answers.truth, answers.predicted, labels=range(7))).all()
+    mistakes = [cell.count for cell in answers.confusions]
+    assert mistakes == sorted(mistakes, reverse=True) and answers.cells[: len(mistakes)] == answers.confusions
+    assert all(len(answers.images_of(cell)) == cell.count for cell in answers.cells)
+
+
+def test_counts_of_classes_are_scikit_learns():
+    answers = random_answers()
+    precision, recall, _, support = precision_recall_fscore_support(
+        answers.truth, answers.predicted, labels=range(7), zero_division=0
+    )
+    counts = answers.by_class
+    assert counts.right / np.maximum(1, counts.predicted) == pytest.approx(precision)
+    assert counts.right / np.maximum(1, counts.support) == pytest.approx(recall)
+    assert (counts.support == support).all() and answers.top1 == 100 * (answers.rank == 0).mean()
+
+
+def test_probabilities_are_those_of_the_softmax():
+    answers = random_answers()
+    shares = softmax(answers)
+    assert answers.confidence == pytest.approx(shares.max(1))
+    assert -np.log(answers.label_probability).mean() == pytest.approx(log_loss(answers.truth, shares, labels=range(7)))
+    assert answers.most_likely(3, 7) == [(place, pytest.approx(shares[3, place])) for place in np.argsort(-shares[3])]
+
+
+def test_the_first_of_equal_classes_is_the_prediction():
+    answers = Answers(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0]))
+    assert answers.predicted.tolist() == [0, 0, 0, 0] and answers.top1 == 50
+
+
+def test_an_answer_that_is_no_number_is_wrong_and_takes_no_class():
+    answers = random_answers()
+    answers.logits[5, answers.labels[5]] = math.nan
+    assert not answers.right[5] and sum(cell.count for cell in answers.cells) == 399 == answers.by_class.predicted.sum()
+
+
+def test_mistakes_come_most_confident_first_and_hits_least_confident_first():
+    answers = random_answers()
+    confidence = softmax(answers).max(1)
+    wrong = sorted(np.flatnonzero(~answers.right), key=lambda n: -confidence[n])
+    hits = sorted(np.flatnonzero(answers.right), key=lambda n: confidence[n])
+    assert answers.most_confident(np.flatnonzero(~answers.right)).tolist() == wrong
+    assert answers.least_confident(np.flatnonzero(answers.right)).tolist() == hits
+    for cell in answers.cells:
+        among = hits if cell.is_right else wrong
+        inside = [n for n in among if (answers.truth[n], answers.predicted[n]) == cell[:2]]
+        assert answers.images_of(cell).tolist() == inside
+
+
+def test_classes_that_are_mistaken_for_each_other_stand_together(monkeypatch):
+    labels = np.repeat(np.arange(6), 10)
+    predicted = labels.copy()
+    for one, other in ((0, 3), (1, 5), (2, 4)):  # half of each is taken for its partner
+        predicted[(labels == one) & (np.arange(60) % 2 == 0)] = other
+        predicted[(labels == other) & (np.arange(60) % 2 == 0)] = one
+    answers = Answers(torch.eye(6)[predicted], torch.from_numpy(labels))
+    order = answers.order_by_confusion()
+    assert sorted(order) == list(range(6))
+    assert all(abs(order.index(one) - order.index(other)) == 1 for one, other in ((0, 3), (1, 5), (2, 4)))
+    monkeypatch.setattr("scripts.common.answers.ORDERED_CLASSES", 5)
+    assert answers.order_by_confusion() == list(range(6)), "too many to be ordered"
+
+
+def test_the_bootstrap_interval_is_that_of_resampling():
+    right = np.arange(250) < 200
+    drawn = np.random.default_rng(0).choice(right, (4000, 250)).mean(1)
+    assert bootstrap_interval(200, 250) == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=0.4)
+
+
+def test_wilsons_interval_is_his_formula_and_not_a_point_where_all_are_right():
+    n = 360
+    p = 0.75
+    z = 1.959964
+    middle = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    expected = [100 * (middle - half) / (1 + z * z / n), 100 * (middle + half) / (1 + z * z / n)]
+    assert wilson_interval(270, 360) == pytest.approx(expected, abs=1e-4)
+    assert wilson_interval(10, 10)[0] == pytest.approx(100 / (1 + z * z / 10), abs=1e-4)
