@@ -1,11 +1,14 @@
 """What holds for all tests."""
 
 import gc
+import hashlib
 import os
+import shutil
 import signal
 import sys
 
 import pytest
+from filelock import FileLock
 
 # The tests' tensors are small: several threads would wait for each other for longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,3 +52,25 @@ def signals_are_handled_as_before():
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
     assert after == before, f"the test left other handlers: {dict(zip(numbers, after, strict=True))}"
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """Function of flags: the folder of such a small run, trained once for all files and xdist workers. Only to copy."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder below the one of all
+        shared = shared.parent
+
+    def trained(*flags):
+        from tests.faults.small_run import begin
+
+        place = shared / f"run_{hashlib.sha1(repr(flags).encode()).hexdigest()[:8]}"
+        with FileLock(f"{place}.lock"):
+            if not (place / "trained").exists():
+                shutil.rmtree(place, ignore_errors=True)  # of a training that failed
+                begin(place, *flags)
+                (place / "trained").touch()
+        (folder,) = place.glob("*/*/*")
+        return folder
+
+    return trained

@@ -77,28 +77,11 @@ def on_own_disks(tmp_path, change, *flags):
             for number in range(3):
                 Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
     change(tmp_path / "1/data")
-    line = [
-        "--dataname",
-        "folder",
-        "--datapath",
-        "data",
-        "--device",
-        "cpu",
-        "--arch",
-        "timm/test_vit",
-        "--image-size",
-        "32",
-        "-w",
-        "0",
-        "--max-steps",
-        "1",
-        "--no-progress",
-        "--timeout",
-        "15",
-        "--output",
-        str(tmp_path / "runs"),
-        *flags,
-    ]
+    line = (
+        "--dataname folder --datapath data --device cpu --arch timm/test_vit --image-size 32 -w 0 --max-steps 1 "
+        "--no-progress --timeout 15 --output"
+    )
+    line = [*line.split(), str(tmp_path / "runs"), *flags]
     ranks = [
         server().Process(target=rank_in, args=(tmp_path / str(number), rank, line))
         for number, rank in enumerate(_ranks(2))

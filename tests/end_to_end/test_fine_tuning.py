@@ -34,21 +34,8 @@ def photographs(tmp_path_factory):
 
 
 def flags(recipe, photographs):
-    return (
-        "--config",
-        recipe,
-        "--dataname",
-        "folder",
-        "--datapath",
-        photographs,
-        "--val-split",
-        "0.2",
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--no-progress",
-    )
+    data = ("--config", recipe, "--dataname", "folder", "--datapath", photographs)
+    return (*data, *"--val-split 0.2 --device cpu --workers 0 --no-progress".split())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -30,19 +30,7 @@ SCALARS = {
     "Speed/images_per_second",
     "Speed/data_wait_percent",
 }
-FLAGS = (
-    "--device",
-    "cpu",
-    "--arch",
-    "fc",
-    "--epochs",
-    "2",
-    "--ema-decay",
-    "0.9",
-    "--print-freq",
-    "10",
-    "--no-progress",
-)
+FLAGS = "--device cpu --arch fc --epochs 2 --ema-decay 0.9 --print-freq 10 --no-progress".split()
 
 
 @pytest.fixture(scope="module")

@@ -152,20 +152,6 @@ def test_a_second_process_is_kept_out_of_a_run_that_is_being_written(tmp_path, c
 
 def test_settings_that_do_not_shape_the_result_may_differ(tmp_path, capsys):
     run = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 5)["run"]
-    again = in_process(
-        capsys,
-        *FLAGS,
-        "--epochs",
-        1,
-        "--output",
-        tmp_path,
-        "--resume",
-        "auto",
-        "--workers",
-        1,
-        "--print-freq",
-        7,
-        "--val-batch-size",
-        50,
-    )
+    others = "--resume auto --workers 1 --print-freq 7 --val-batch-size 50"
+    again = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, *others.split())
     assert again["run"] == run

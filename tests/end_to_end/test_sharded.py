@@ -19,32 +19,10 @@ from utils.loop.hooks import Hooks
 from utils.runtime.sharding import local
 
 VIT = (
-    "--arch",
-    "timm/test_vit",
-    "--image-size",
-    "32",
-    "--optimizer",
-    "adamw",
-    "--lr",
-    "0.001",
-    "--amp",
-    "off",
-    "--global-batch-size",
-    "30",
-    "--accumulate",
-    "2",
-    "--clip-grad-norm",
-    "1",
-    "--ema-decay",
-    "0.9",
-    "--no-progress",
-    "--print-freq",
-    "1",
-    "--val-batch-size",
-    "120",
-    "--deterministic",
-)
-EPOCHS = ("--train-samples", "90", "--epochs", "2")
+    "--arch timm/test_vit --image-size 32 --optimizer adamw --lr 0.001 --amp off --global-batch-size 30 --accumulate 2 "
+    "--clip-grad-norm 1 --ema-decay 0.9 --no-progress --print-freq 1 --val-batch-size 120 --deterministic"
+).split()
+EPOCHS = "--train-samples 90 --epochs 2".split()
 STEPS = 6
 CUT = 4
 LR = 0.001

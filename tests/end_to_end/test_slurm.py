@@ -77,19 +77,7 @@ def job(tmp_path):
 def test_a_slurm_job_whose_time_is_up_saves_requeues_itself_and_goes_on_to_the_end(job, tmp_path):
     flags = [
         *SYNTHETIC,
-        "--arch",
-        "fc",
-        "--model-kwargs",
-        "none",
-        "--weight-decay-except",
-        "none",
-        "--epochs",
-        "100",
-        "--warmup-epochs",
-        "0",
-        "--lr",
-        "0.01",
-        "--no-progress",
+        *"--arch fc --model-kwargs none --weight-decay-except none --epochs 100 --warmup-epochs 0 --lr 0.01 --no-progress".split(),
     ]
     flags += ["--output", tmp_path / "runs"]
     first = job.start(*flags)

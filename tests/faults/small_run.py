@@ -9,7 +9,7 @@ import main
 from tests.end_to_end.processes import load
 from utils.checkpoint.inventory import CONTENTS, inventory
 
-FLAGS = ("--device", "cpu", "--arch", "fc", "--epochs", "3", "--no-progress", "--ema-decay", "0.9")
+FLAGS = "--device cpu --arch fc --epochs 3 --no-progress --ema-decay 0.9".split()
 
 
 def begin(output, *more):
@@ -21,15 +21,29 @@ def begin(output, *more):
 
 def copy_of(run, tmp_path, monkeypatch):
     """A copy of ``run`` below ``runs``, the default output, of a current folder of its own."""
-    shutil.copytree(run.parents[2], tmp_path / "runs")
+    shutil.copytree(run.parents[2] / "digits", tmp_path / "runs" / "digits")
     monkeypatch.chdir(tmp_path)
     return Path("runs").joinpath(*run.parts[-3:])
 
 
+def save_as(path, state):
+    """Put ``state`` in place of the checkpoint at ``path``, which no manifest then vouches for."""
+    path.unlink(missing_ok=True)  # not in place: the files of a run share bytes
+    torch.save(state, path)
+    (path.parent / "manifest.json").unlink(missing_ok=True)
+
+
+def with_contents(state):
+    """``state`` with the inventory that fits it."""
+    state = {name: value for name, value in state.items() if name != CONTENTS}
+    return state | {CONTENTS: inventory(state)}
+
+
 def as_older(run, key):
     """older.pt: the last checkpoint of ``run`` as of a version that did not write ``key`` yet."""
-    state = {name: value for name, value in load(run, "last.pt").items() if name not in (key, CONTENTS)}
-    torch.save(state | {CONTENTS: inventory(state)}, "older.pt")
+    state = load(run, "last.pt")
+    del state[key]
+    torch.save(with_contents(state), "older.pt")
     return "older.pt"
 
 

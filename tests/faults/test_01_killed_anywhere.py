@@ -19,23 +19,9 @@ from tests.end_to_end.processes import ROOT, curves, differences, points, rows, 
 SECONDS = 300
 # Several forward passes a step, a first loss scale that skips steps, a moving average, checkpoints within an epoch.
 FLAGS = (
-    "--device",
-    "cpu",
-    "--deterministic",
-    "--arch",
-    "fc",
-    "--epochs",
-    "3",
-    "--amp",
-    "fp16",
-    "--init-scale",
-    "1e9",
-    "--ema-decay",
-    "0.9",
-    "--print-freq",
-    "1",
-    "--no-progress",
-)
+    "--device cpu --deterministic --arch fc --epochs 3 --amp fp16 --init-scale 1e9 --ema-decay 0.9 --print-freq 1 "
+    "--no-progress"
+).split()
 STEPS_AN_EPOCH = 23
 
 
@@ -162,17 +148,7 @@ TOGETHER = (
     (("scaler", "position", "rows"), ("learning rate's position", "curves")),
     (("moving average", "running sums", "TensorBoard's last step"),),
 )
-KILL_FLAGS = (
-    *FLAGS,
-    "--batch-size",
-    "16",
-    "--accumulate",
-    "4",
-    "--save-every-steps",
-    "25",
-    "--save-every-epochs",
-    "10",
-)
+KILL_FLAGS = (*FLAGS, *"--batch-size 16 --accumulate 4 --save-every-steps 25 --save-every-epochs 10".split())
 
 
 def seed_for(steps):

@@ -33,35 +33,11 @@ def train(capsys, *flags):
 
 @pytest.mark.parametrize("numbers", [(0, 2, 1), pytest.param((2, 1, 0), marks=pytest.mark.thorough)])
 def test_a_run_resumed_twice_with_other_numbers_of_workers_equals_the_whole(numbers, tree, tmp_path, capsys):
-    run = partial(
-        train,
-        capsys,
-        "--deterministic",
-        "--dataname",
-        "folder",
-        "--datapath",
-        tree,
-        "--image-size",
-        16,
-        "--arch",
-        "fc",
-        "--augment",
-        "resized-crop",
-        "flip",
-        "--mixup",
-        "0.2",
-        "--loader",
-        "stream",
-        "--batch-size",
-        32,
-        "--epochs",
-        3,
-        "--ema-decay",
-        "0.9",
-        "--print-freq",
-        2,
-        "--no-progress",
+    line = (
+        f"--deterministic --dataname folder --datapath {tree} --image-size 16 --arch fc --augment resized-crop flip "
+        "--mixup 0.2 --loader stream --batch-size 32 --epochs 3 --ema-decay 0.9 --print-freq 2 --no-progress"
     )
+    run = partial(train, capsys, *line.split())
     whole = run("--workers", 1, "--output", tmp_path / "whole")
     cut = partial(run, "--output", tmp_path / "cut", "--resume", "auto")
     first, second, third = numbers

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import shutil
 import sys
 import zipfile
 from collections import OrderedDict
@@ -13,30 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-import main
 from scripts import amp_audit, amp_walkthrough, doctor
 from scripts.common.command_line import run_tool
+from tests.faults.small_run import FLAGS, copy_of, save_as, told, with_contents
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 
-FLAGS = ("--device", "cpu", "--arch", "fc", "--epochs", "1", "--max-steps", "2", "--no-progress", "--ema-decay", "0.9")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """An output folder that holds one run of two steps."""
-    output = tmp_path_factory.mktemp("trained")
-    assert main.main([*FLAGS, "--output", str(output)]) == 0
-    return output
-
 
 @pytest.fixture
-def run(trained, tmp_path, monkeypatch):
-    """A copy of that run, below ``runs`` in the current folder."""
-    shutil.copytree(trained, tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    (folder,) = Path("runs/digits/fc").iterdir()
-    return folder
+def run(small_run, tmp_path, monkeypatch):
+    """A run of two steps below ``runs`` in the current folder."""
+    return copy_of(small_run("--epochs", 1, "--max-steps", 2), tmp_path, monkeypatch)
 
 
 class Attack:
@@ -61,56 +47,49 @@ WAYS = {
     "a pickle": lambda data, path: Path(path).write_bytes(pickle.dumps(data)),
     "a zip file": zipped,
 }
+RUN = (*FLAGS, "--epochs", "1")
 READERS = {  # the path of the checkpoint and of its run -> a command line
     "resume file": lambda path, run: ("--resume", path),
     "resume folder": lambda path, run: ("--resume", run),
-    "resume auto": lambda path, run: (*FLAGS, "--resume", "auto"),
-    "weights": lambda path, run: (*FLAGS, "--weights", path),
+    "resume auto": lambda path, run: (*RUN, "--max-steps", "1", "--resume", "auto"),
+    "weights": lambda path, run: (*RUN, "--weights", path),
     "evaluate": lambda path, run: ("--evaluate", "--resume", path),
     "evaluate folder": lambda path, run: ("--evaluate", "--resume", run),
-    "evaluate weights": lambda path, run: (*FLAGS, "--evaluate", "--weights", path),
+    "evaluate weights": lambda path, run: (*RUN, "--evaluate", "--weights", path),
 }
 TOOLS = {
     "audit": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--resume", path)),
     "audit folder": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--resume", run)),
     "audit batch": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--batch", path)),
-    "audit weights": (amp_audit.NAME, amp_audit.main, lambda path, run: (*FLAGS, "--weights", path)),
+    "audit weights": (amp_audit.NAME, amp_audit.main, lambda path, run: (*RUN, "--weights", path)),
     "walkthrough": (amp_walkthrough.NAME, amp_walkthrough.walk_through, lambda path, run: ("--resume", path)),
-    "walkthrough weights": (
-        amp_walkthrough.NAME,
-        amp_walkthrough.walk_through,
-        lambda path, run: (*FLAGS, "--weights", path),
-    ),
     "doctor": (doctor.NAME, doctor.main, lambda path, run: ("--resume", path)),
 }
 
 
-def told(capsys, line):
-    """The exit code of a command line of main.py, and its lines on stderr, none of them a traceback."""
-    code = main.main([str(word) for word in line])
-    lines = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("main.py: ") for line in lines), lines
-    return code, lines
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("read", [checkpoint.load, checkpoint.load_run])
+def test_code_in_a_checkpoint_of_any_kind_never_runs(tmp_path, way, read):
+    WAYS[way]({"model": Attack(tmp_path / "attacked")}, tmp_path / "evil.pt")
+    with pytest.raises(UserError, match=r"evil\.pt: is not a checkpoint that can be loaded safely"):
+        read(tmp_path / "evil.pt")
+    assert not (tmp_path / "attacked").exists()
 
 
-def replace_all(run, write, manifest):
-    """Put what ``write`` makes in place of each checkpoint; with ``manifest`` its digests are right."""
+def with_attacks(run, target):
+    """Put an attack in place of each checkpoint, with its digest in the manifest; gives one of them."""
     paths = sorted((run / "checkpoints").glob("*.pt"))
     for path in paths:
         path.unlink()
-        write(path)
-    if manifest:
-        checkpoint._write_manifest(run / "checkpoints", {path.name: [checkpoint.sha256(path)] for path in paths})
-    else:
-        (run / "checkpoints/manifest.json").unlink()
+        torch.save({"model": Attack(target)}, path)
+    checkpoint._write_manifest(run / "checkpoints", {path.name: [checkpoint.sha256(path)] for path in paths})
+    return run / "checkpoints/last.pt"
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("way", WAYS)
-def test_code_in_a_checkpoint_never_runs_and_is_one_line(run, tmp_path, capsys, way, reader):
+def test_each_way_to_read_a_checkpoint_answers_code_in_it_with_one_line(run, tmp_path, capsys, reader):
     target = tmp_path / "attacked"
-    replace_all(run, lambda path: WAYS[way]({"model": Attack(target)}, path), manifest=way == "torch.save")
-    code, lines = told(capsys, READERS[reader](run / "checkpoints/last.pt", run))
+    code, lines = told(capsys, READERS[reader](with_attacks(run, target), run))
     assert not target.exists()
     assert sum("last.pt: is not a checkpoint that can be loaded safely" in line for line in lines) == 1
     if reader == "resume auto":
@@ -124,9 +103,8 @@ def test_code_in_a_checkpoint_never_runs_and_is_one_line(run, tmp_path, capsys, 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_code_in_a_checkpoint_never_runs_in_a_tool(run, tmp_path, capsys, monkeypatch, tool):
     target = tmp_path / "attacked"
-    replace_all(run, lambda path: torch.save({"model": Attack(target)}, path), manifest=True)
     name, entry, line = TOOLS[tool]
-    monkeypatch.setattr(sys, "argv", [name, *map(str, line(run / "checkpoints/last.pt", run))])
+    monkeypatch.setattr(sys, "argv", [name, *map(str, line(with_attacks(run, target), run))])
     assert run_tool(name, entry) == 2
     lines = capsys.readouterr().err.splitlines()
     assert not target.exists()
@@ -215,110 +193,64 @@ def test_what_would_not_fit_into_memory_is_refused_before_it_is_tried(tmp_path, 
 # -------------------------------------------------------------------------------------- wrong kinds
 
 HUGE = 10**30
-WRONG_PARTS = [
-    {"model": []},
-    {"model": {}},
-    {"model": {"a": 1}},
-    {"model": None},
-    {"model": {1: torch.zeros(1)}},
-    {"model": {"layers.1.weight": torch.zeros(3)}},
-    {"ema": []},
-    {"ema": {"model": 5}},
-    {"ema": None},
-    {"ema": {}},
-    {"optimizer": None},
-    {"optimizer": []},
-    {"optimizer": {"state": 1}},
-    {"optimizer": {"state": {}, "param_groups": 3}},
-    {"optimizer": {"state": {}, "param_groups": []}},
-    {"optimizer": {"state": {0: 5}, "param_groups": [{}]}},
-    {"scaler": 5},
-    {"scaler": {"scale": "x"}},
-    {"scaler": {"scale": float("nan")}},
-    {"scaler": None},
-    {"progress": "x"},
-    {"progress": []},
-    {"progress": {}},
-    {"progress": {"step": 1}},
-    {"classes": None},
-    {"classes": 5},
-    {"classes": ["a"]},
-    {"classes": [5] * 10},
-    {"settings": 5},
-    {"settings": []},
-    {"settings": {5: 5}},
-    {"settings": {"lr": [1], "epochs": "many"}},
-    {"settings": {"arch": "../../x"}},
-    {"fingerprint": 5},
-    {"fingerprint": None},
-    {"format": "3"},
-    {"format": None},
-    {"format": {}},
-    {"format": HUGE},
-]
-WRONG_PROGRESS = [
-    {"step": -1},
-    {"step": HUGE},
-    {"step": 1.5},
-    {"step": True},
-    {"step": "1"},
-    {"step": None},
-    {"epoch": [1]},
-    {"epoch": -5},
-    {"best_top1": float("nan")},
-    {"best_top1": float("inf")},
-    {"best_top1": "x"},
-    {"epoch_sums": []},
-    {"epoch_sums": [1.0]},
-    {"epoch_sums": [float("nan")] * 4},
-    {"window_sums": 0.0},
-    {"window_sums": ["x"] * 4},
-    {"last_validation": [1.0] * 3},
-    {"last_validation": {}},
-    {"loss_names": "ab"},
-    {"loss_names": [1]},
-    {"skipped_steps": 10**9},
-    {"step_in_epoch": 10**9},
-    {"skipped_in_row": 10**9},
-    {"samples_seen": -1},
-    {"best_value": float("nan")},
-    {"best_value": "x"},
-    {"stopping_value": [1.0]},
-    {"stopping_epoch": None},
-    {"averaged_step": -1},
-    {"averaged_epochs": 0.5},
-]
+NAN = float("nan")
+# Of each part, what else a file may hold there.
+WRONG_PARTS = {
+    "model": [[], {}, {"a": 1}, None, {1: torch.zeros(1)}, {"layers.1.weight": torch.zeros(3)}],
+    "ema": [[], {"model": 5}, None, {}],
+    "optimizer": [None, [], {"state": 1}, {"state": {}, "param_groups": 3}, {"state": {}, "param_groups": []}],
+    "optimizer's state": [{"state": {0: 5}, "param_groups": [{}]}],
+    "scaler": [5, {"scale": "x"}, {"scale": NAN}, None],
+    "progress": ["x", [], {}, {"step": 1}],
+    "classes": [None, 5, ["a"], [5] * 10],
+    "settings": [5, [], {5: 5}, {"lr": [1], "epochs": "many"}, {"arch": "../../x"}],
+    "fingerprint": [5, None],
+    "format": ["3", None, {}, HUGE],
+}
+WRONG_PROGRESS = {
+    "step": [-1, HUGE, 1.5, True, "1", None],
+    "epoch": [[1], -5],
+    "best_top1": [NAN, float("inf"), "x"],
+    "epoch_sums": [[], [1.0], [NAN] * 4],
+    "window_sums": [0.0, ["x"] * 4],
+    "last_validation": [[1.0] * 3, {}],
+    "loss_names": ["ab", [1]],
+    "skipped_steps": [10**9],
+    "step_in_epoch": [10**9],
+    "skipped_in_row": [10**9],
+    "samples_seen": [-1],
+    "best_value": [NAN, "x"],
+    "stopping_value": [[1.0]],
+    "stopping_epoch": [None],
+    "averaged_step": [-1],
+    "averaged_epochs": [0.5],
+}
 
 
-def save_with(path, state, changes):
-    """``state`` with other parts, and with the inventory that fits them, as an attacker would."""
-    changed = {key: value for key, value in (state | changes).items() if key != "contents"}
-    with_contents = changed | {"contents": checkpoint.inventory(changed)}
-    path.unlink(missing_ok=True)
-    torch.save(with_contents, path)
-    (path.parent / "manifest.json").unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("changes", WRONG_PARTS, ids=lambda changes: str(changes)[:50])
-def test_parts_of_a_wrong_kind_are_lines_and_never_tracebacks(run, capsys, changes):
+@pytest.mark.parametrize("part", WRONG_PARTS)
+def test_parts_of_a_wrong_kind_are_lines_and_never_tracebacks(run, capsys, part):
     last = run / "checkpoints/last.pt"
-    save_with(last, checkpoint.load(last), changes)
-    code, lines = told(capsys, ("--device", "cpu", "--resume", last))
-    assert code == 2 and lines and all(len(line) < 1000 for line in lines), lines
-    evaluated, lines = told(capsys, ("--device", "cpu", "--evaluate", "--resume", last))
-    assert evaluated in (0, 2) and bool(lines) == (evaluated == 2)
-    weights, lines = told(capsys, (*FLAGS, "--weights", last))
-    assert weights in (0, 2) and bool(lines) == (weights == 2)
+    sound = checkpoint.load(last)
+    for wrong in WRONG_PARTS[part]:
+        save_as(last, with_contents(sound | {part.removesuffix("'s state"): wrong}))  # as an attacker would
+        code, lines = told(capsys, ("--device", "cpu", "--resume", last))
+        assert code == 2 and lines and all(len(line) < 1000 for line in lines), (wrong, lines)
+        evaluated, lines = told(capsys, ("--device", "cpu", "--evaluate", "--resume", last))
+        assert evaluated in (0, 2) and bool(lines) == (evaluated == 2), wrong
+        if part in ("model", "ema"):  # of which alone weights are taken
+            weights, lines = told(capsys, (*RUN, "--max-steps", "1", "--weights", last))
+            assert weights in (0, 2) and bool(lines) == (weights == 2), wrong
 
 
-@pytest.mark.parametrize("changes", WRONG_PROGRESS, ids=lambda changes: str(changes)[:50])
-def test_impossible_progress_is_one_line_that_names_it(run, capsys, changes):
+@pytest.mark.parametrize("name", WRONG_PROGRESS)
+def test_impossible_progress_is_one_line_that_names_it(run, name):
     last = run / "checkpoints/last.pt"
     state = checkpoint.load(last)
-    save_with(last, state, {"progress": state["progress"] | changes})
-    code, lines = told(capsys, ("--device", "cpu", "--resume", last))
-    (line,) = lines
-    assert code == 2 and "last.pt" in line and "progress" in line
+    for wrong in WRONG_PROGRESS[name]:
+        save_as(last, with_contents(state | {"progress": state["progress"] | {name: wrong}}))
+        with pytest.raises(UserError, match=r"last\.pt.*progress") as caught:
+            checkpoint.load_run(last)
+        assert len(caught.value.mistakes) == 1, wrong
 
 
 # --------------------------------------------------------------------------- other files of the run
@@ -346,13 +278,14 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "metrics.npz", "log.txt", "manifest.json", "events"])
-def test_any_other_file_of_a_run_may_hold_anything(run, tmp_path, capsys, name, content):
-    (events,) = sorted(run.glob("events.*"))[:1]
-    path = {"manifest.json": run / "checkpoints/manifest.json", "events": events}.get(name, run / name)
-    CONTENTS[content](path, tmp_path / "attacked")
+def test_all_other_files_of_a_run_may_hold_anything(run, tmp_path, capsys, content):
+    """Each is written where the run is begun or goes on, and what it held is lost at worst."""
+    names = ("config.yaml", "metrics.csv", "metrics.npz", "log.txt", "checkpoints/manifest.json")
+    for path in (*(run / name for name in names), *run.glob("events.*")):
+        CONTENTS[content](path, tmp_path / "attacked")
     code, lines = told(capsys, ("--device", "cpu", "--no-progress", "--resume", run))
-    assert code == 0 and all("warning" in line and name[:6] in line for line in lines), lines
+    known = ("config", "metric", "log.tx", "manife", "events")
+    assert code == 0 and all("warning" in line and any(name in line for name in known) for line in lines), lines
     assert not (tmp_path / "attacked").exists()
     assert told(capsys, ("--device", "cpu", "--resume", run)) == (0, []), "afterwards all is sound again"
     assert os.listdir(tmp_path) == ["runs"]

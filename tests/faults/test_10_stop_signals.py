@@ -260,16 +260,7 @@ def test_ranks_ask_each_other_at_the_same_calls_and_about_twice_a_second(monkeyp
 )
 def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(processes, number, whom, tmp_path):
     flags = (
-        "--deterministic",
-        "--arch",
-        "fc",
-        "--epochs",
-        60,
-        "--global-batch-size",
-        96,
-        "--save-every-epochs",
-        1000,
-        "--no-progress",
+        "--deterministic --arch fc --epochs 60 --global-batch-size 96 --save-every-epochs 1000 --no-progress".split()
     )
     begin = start if whom == "launcher" else Forked
     process = begin(*flags, "--output", tmp_path / "cut", processes=processes)

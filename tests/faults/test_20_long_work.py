@@ -99,18 +99,7 @@ def tree(tmp_path):
             for number in range(4):
                 pixels = np.full((8, 8, 3), 20 * number, dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
-    return (
-        "--dataname",
-        "folder",
-        "--datapath",
-        tmp_path / "tree",
-        "--image-size",
-        8,
-        "--loader",
-        "resident",
-        "--augment",
-        "flip",
-    )
+    return f"--dataname folder --datapath {tmp_path / 'tree'} --image-size 8 --loader resident --augment flip".split()
 
 
 def test_the_others_wait_longer_than_the_timeout_and_it_is_said_for_whom(begin):

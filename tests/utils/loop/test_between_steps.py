@@ -557,13 +557,7 @@ def test_a_bad_batch_goes_into_the_runs_folder_with_the_runs_description(tmp_pat
     saver.folder = tmp_path / "checkpoints"
     description = {"arch": "fc", "settings": {"lr": 0.1}, "classes": [*"0123456789"]}
     traval = make(
-        "--arch",
-        "fc",
-        "--batch-size",
-        "480",
-        "--amp",
-        "fp16",
-        "--dump-bad-batch",
+        *"--arch fc --batch-size 480 --amp fp16 --dump-bad-batch".split(),
         criterion=Overflow(at=1),
         writer=recorder,
         checkpointer=saver,

@@ -39,12 +39,7 @@ def test_the_hooks_of_a_point_are_called_in_their_order_with_its_arguments():
 def test_a_step_calls_its_points_in_order_for_each_pass_and_counts_itself_last():
     seen = []
     traval = make(
-        "--arch",
-        "fc",
-        "--accumulate",
-        "2",
-        "--batch-size",
-        "32",
+        *"--arch fc --accumulate 2 --batch-size 32".split(),
         hooks=recording(seen, lambda traval, *_: (traval.progress.step,)),
     )
     steps(traval, 2)

@@ -289,19 +289,8 @@ def batch_norm_network():
 
 @pytest.mark.parametrize(("batches", "images"), [(3, 3 * 50), (16, 16 * 50), (1000, 1437)])
 def test_before_validation_the_average_has_the_statistics_of_the_epochs_first_training_batches(batches, images):
-    flags = (
-        "--ema-decay",
-        "0.9",
-        "--ema-bn-batches",
-        batches,
-        "--batch-size",
-        50,
-        "--augment",
-        "shift",
-        "--lr",
-        "0.01",
-    )
-    traval = make(*map(str, flags), model=batch_norm_network())
+    flags = f"--ema-decay 0.9 --ema-bn-batches {batches} --batch-size 50 --augment shift --lr 0.01"
+    traval = make(*flags.split(), model=batch_norm_network())
     traval.train(0)
     averaged = copy.deepcopy(traval.ema.module[1].running_mean)
     traval.validation(0, report=False)

@@ -163,26 +163,10 @@ def test_a_part_whose_norm_alone_overflows_becomes_zero_as_with_torch_and_leaves
 
 
 def test_a_run_whose_first_steps_only_muon_takes_learns():
-    traval = make(
-        "--optimizer",
-        "muon",
-        "--amp",
-        "fp16",
-        "--init-scale",
-        "8388608",
-        "--clip-grad-norm",
-        "1",
-        "--arch",
-        "fc",
-        "--accumulate",
-        "4",
-        "--batch-size",
-        "32",
-        "--lr",
-        "0.01",
-        "--epochs",
-        "2",
+    flags = (
+        "--optimizer muon --amp fp16 --init-scale 8388608 --clip-grad-norm 1 --arch fc --accumulate 4 --batch-size 32"
     )
+    traval = make(*flags.split(), "--lr", "0.01", "--epochs", "2")
     report = traval.fit()
     assert traval.progress.partly_skipped_steps > 1
     assert all(torch.isfinite(parameter).all() for parameter in traval.model.parameters())

@@ -187,22 +187,8 @@ def test_frozen_parameters_get_no_gradient_no_state_and_no_decay(arch, optimizer
     model = build(arch, size=size)
     freezing = Freezing(model, [part])
     before = copy.deepcopy(model.state_dict())
-    traval = make(
-        "--optimizer",
-        optimizer,
-        "--weight-decay",
-        "0.5",
-        "--lr",
-        "0.01",
-        "--image-size",
-        str(size),
-        "--ema-decay",
-        "0.9",
-        "--batch-size",
-        "16",
-        model=model,
-        freezing=freezing,
-    )
+    flags = f"--optimizer {optimizer} --weight-decay 0.5 --lr 0.01 --image-size {size} --ema-decay 0.9 --batch-size 16"
+    traval = make(*flags.split(), model=model, freezing=freezing)
     held = [p for one in traval.optimizers for group in one.param_groups for p in group["params"]]
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[id(p)] for p in held} == trained(model)
@@ -336,21 +322,8 @@ def test_gradients_that_only_frozen_parameters_need_are_not_computed():
 def test_a_whole_optimizer_without_parameters_to_train_waits():
     """Muon's matrices are all frozen at first; under the scaler it would have nothing to look for an overflow in."""
     model = build("fc", size=8)
-    traval = make(
-        "--arch",
-        "fc",
-        "--optimizer",
-        "muon",
-        "--lr",
-        "0.001",
-        *THREE_STEPS,
-        "--amp",
-        "fp16",
-        "--init-scale",
-        "8",
-        model=model,
-        freezing=Freezing(model, ["all-but-head"], end=1),
-    )
+    flags = ("--arch", "fc", *"--optimizer muon --lr 0.001 --amp fp16 --init-scale 8".split(), *THREE_STEPS)
+    traval = make(*flags, model=model, freezing=Freezing(model, ["all-but-head"], end=1))
     muon, adamw = traval.optimizers
     traval.train(0)
     assert traval.active == [adamw] and not muon.state and traval.progress.partly_skipped_steps == 0
@@ -408,27 +381,10 @@ def test_the_change_may_come_at_another_epoch_by_override(tmp_path, monkeypatch,
 
 def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = [
-        "--no-progress",
-        "--arch",
-        "timm/test_resnet",
-        "--epochs",
-        "4",
-        "--deterministic",
-        "--freeze",
-        "all-but-head",
-        "--freeze-epoch",
-        "1",
-        "--unfreeze-epoch",
-        "3",
-        "--global-batch-size",
-        "64",
-        "--train-samples",
-        "192",
-        "--freeze-bn",
-        "--lr",
-        "0.01",
-    ]
+    flags = (
+        "--no-progress --arch timm/test_resnet --epochs 4 --deterministic --freeze all-but-head --freeze-epoch 1 "
+        "--unfreeze-epoch 3 --global-batch-size 64 --train-samples 192 --freeze-bn --lr 0.01"
+    ).split()
     runs = [
         Forked(*flags, "--output", "two", processes=2),
         Forked(*flags, "--output", "cut", "--max-steps", "7", processes=2),
