@@ -1,29 +1,17 @@
-"""scripts/amp_audit.py as a real process: answers to mistakes, and a bad step from training to its audit."""
+"""scripts/amp_audit.py from the outside: answers to mistakes, and a bad step from training to its audit."""
 
 import json
-import subprocess
 import sys
 
 import torch
 
 from models import build_model
-from tests.end_to_end.forked import ROOT, Forked
+from scripts import amp_audit
+from scripts.common.command_line import run_tool
+from tests.end_to_end.forked import Forked
 from utils.config.groups.model import ModelSettings
 
-HELP_AND_WHAT_IT_IMPORTED = """
-import sys
-sys.path.insert(0, "scripts")
-import amp_audit
-try:
-    amp_audit.main(["--help"])
-except SystemExit as end:
-    print("exit", end.code)
-print("heavy", sorted({"torch", "torchvision", "timm", "numpy", "sklearn", "matplotlib"} & set(sys.modules)))
-"""
-
-
 AUDIT = "scripts/amp_audit.py"
-
 
 # Each: the arguments, and the words that the one line must hold.
 MISTAKES = [
@@ -36,24 +24,18 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_answered_with_2_and_one_line_and_leave_nothing(tmp_path, monkeypatch):
+def test_mistakes_are_answered_with_2_and_one_line_and_leave_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     before = sorted(tmp_path.iterdir())
     for line, words in MISTAKES:
-        process = Forked(*line.split(), program=AUDIT)
-        out, err = process.communicate()
-        assert (process.returncode, out) == (2, ""), (line, err)
-        assert err.startswith("amp_audit.py: ") and err.count("\n") == 1
+        monkeypatch.setattr(sys, "argv", [amp_audit.NAME, *line.split()])
+        assert run_tool(amp_audit.NAME, amp_audit.main) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("amp_audit.py: ") and err.count("\n") == 1
         assert all(word in err for word in words), err
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_help_imports_nothing_heavy():
-    line = [sys.executable, "-c", HELP_AND_WHAT_IT_IMPORTED]
-    done = subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert "--fail-on-findings" in done.stdout and done.stdout.splitlines()[-2:] == ["exit 0", "heavy []"]
 
 
 def test_a_step_that_training_saved_is_reproduced_and_the_advice_mends_training(tmp_path):
