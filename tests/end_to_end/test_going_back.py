@@ -10,7 +10,7 @@ import yaml
 
 import main
 from tests.end_to_end.processes import differences, load, rows
-from tests.faults.small_run import FLAGS, begin, copy_of, told
+from tests.faults.small_run import FLAGS, copy_of, told
 from utils.loop.hooks import Hooks
 from utils.run import Run
 
@@ -19,8 +19,8 @@ STEPS = 23  # of an epoch
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return begin(tmp_path_factory.mktemp("whole"))
+def whole(small_run):
+    return small_run()
 
 
 @pytest.fixture

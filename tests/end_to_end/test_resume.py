@@ -1,68 +1,120 @@
-"""A run that was stopped and continued equals one that was not."""
+"""A run that was stopped and continued equals one that was not, whatever it trains with."""
 
-import time
-from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from main import main
-from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows
+from tests.faults.small_run import with_contents
 from utils.loop.hooks import Hooks
 
-FLAGS = ("--deterministic", "--arch", "fc", "--ema-decay", "0.9", "--no-progress")
-STEPS_AN_EPOCH = 23
+FLAGS = "--device cpu --deterministic --arch fc --no-progress".split()
+# Each: flags, and the steps after which the run is cut; an epoch has 23 steps, or 3 with RESNET.
+RESNET = "--arch timm/test_resnet --batch-size 64 --train-samples 192 --epochs 4"
+RELEASED = "--freeze all-but-head --unfreeze-epoch 2"
+FROZEN = "--freeze all-but-head --freeze-epoch 2"
+MIXTURES = {
+    "average": ("--ema-decay 0.9 --epochs 3 --print-freq 5 --save-every-steps 4", [34]),
+    "scaler, accumulation": (
+        "--ema-decay 0.9 --amp fp16 --accumulate 2 --batch-size 32 --epochs 3 --print-freq 5 --save-every-steps 4",
+        [34],
+    ),
+    "batch norm of the average": (f"{RESNET} --ema-decay 0.9 --ema-bn-batches 3 --print-freq 2", [5]),
+    "muon, penalty": (
+        "--epochs 1 --optimizer muon --grad-penalty 0.01 --amp fp16 --ema-decay 0.9 --init-scale 1e7 --save-every-steps 5",
+        [10],
+    ),
+    "lookahead, layers, restarts": (
+        "--epochs 2 --lookahead 4 0.5 --layer-decay 0.7 --lr-cycle-epochs 0.4 --lr-cycle-decay 0.8 --lr-min 0.001 "
+        "--warmup-epochs 0.2",
+        [10, 23],
+    ),
+    "SAM, muon, scaler": (
+        "--epochs 2 --sam-rho 0.1 --optimizer muon --amp fp16 --init-scale 4194304 --layer-decay 0.7 --lookahead 5 0.8 "
+        "--ema-decay 0.9",
+        [10, 23],
+    ),
+    "SAM, accumulation, one cycle, arguments": (
+        "--epochs 2 --sam-rho 1 --sam-adaptive --optimizer adamw --accumulate 2 --lr-policy one-cycle --lr-base 0.002 "
+        "--clip-grad-norm 1 --opt-eps 0.001 --opt-betas 0.8 0.95 --opt-kwargs amsgrad=true",
+        [10, 23],
+    ),
+    "released, two optimizers": (
+        f"{RESNET} {RELEASED} --arch fc --optimizer muon --lr 0.001 --amp fp16 --ema-decay 0.9",
+        [2, 6, 7],
+    ),
+    "released, accumulation": (f"{RESNET} {RELEASED} --batch-size 16 --accumulate 4 --freeze-bn", [2, 6, 7]),
+    "frozen, scaler, average, muon": (
+        f"{RESNET} {FROZEN} --arch fc --optimizer muon-sgd --lr 0.01 --amp fp16 --ema-decay 0.9",
+        [2, 6, 7],
+    ),
+    "frozen, lookahead, mean of epochs": (
+        f"{RESNET} {FROZEN} --batch-size 16 --accumulate 4 --lookahead 2 0.5 --swa-start-epoch 2",
+        [2, 6, 7],
+    ),
+    "frozen in between, schedule-free": (
+        f"{RESNET} {RELEASED} --freeze-epoch 1 --arch fc --optimizer schedulefree-adamw",
+        [2, 6, 7],
+    ),
+}
 
 
 def in_process(capsys, *flags):
-    """A run of the program in this process; gives the final line's match."""
-    assert main(["--device", "cpu", *map(str, flags)]) == 0
-    return FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])
+    """A run of the program in this process; gives its folder."""
+    assert main([*FLAGS, *map(str, flags)]) == 0
+    return Path(FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"])
 
 
-def test_six_epochs_equal_two_epochs_a_stop_and_resume_auto(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 6, "--global-batch-size", 64)
-    run = partial(in_process, capsys)
-    whole = run(*flags, "--output", tmp_path / "whole")["run"]
-    run(*flags, "--output", tmp_path / "cut", "--max-steps", 2 * STEPS_AN_EPOCH)
-    resumed = run(*flags, "--output", tmp_path / "cut", "--resume", "auto")["run"]
-    assert differences(whole, resumed) == []
-    assert rows(whole) == rows(resumed)
-    assert [row["epoch"] for row in rows(resumed)] == list("123456")
-
-
-BATCH_NORM = ("--arch", "timm/test_resnet", "--batch-size", "64", "--ema-bn-batches", "3")
-
-
-@pytest.mark.parametrize("extra", [(), ("--amp", "fp16", "--accumulate", "2", "--batch-size", "32"), BATCH_NORM])
-def test_a_cut_within_an_epoch_and_resume_leave_the_same_bits_curves_and_points(tmp_path, capsys, extra):
-    flags = (*FLAGS, *extra, "--epochs", 3, "--print-freq", 5, "--save-every-steps", 4)
-    whole = in_process(capsys, *flags, "--output", tmp_path / "whole")["run"]
-    in_process(capsys, *flags, "--output", tmp_path / "cut", "--max-steps", STEPS_AN_EPOCH + 11)
-    resumed = in_process(capsys, *flags, "--output", tmp_path / "cut", "--resume", "auto")["run"]
-    assert differences(whole, resumed) == []
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_cut_run_that_goes_on_leaves_the_same_bits_curves_and_points(mixture, tmp_path, capsys):
+    flags, stops = MIXTURES[mixture]
+    whole = in_process(capsys, *flags.split(), "--output", tmp_path / "whole")
+    cut = (*flags.split(), "--output", tmp_path / "cut", "--resume", "auto")
+    for stop in stops:
+        in_process(capsys, *cut, "--max-steps", stop)
+    resumed = in_process(capsys, *cut)
+    assert differences(whole, resumed) == [] == differences(whole, resumed, "best.pt")
     assert rows(whole) == rows(resumed)
     assert curves(whole) == curves(resumed)
-    expected = points(whole)
     found = points(resumed)
-    for tag, values in found.items():
-        steps = [step for step, _ in values]
-        assert len(steps) == len(set(steps)), f"{tag}: a step is there twice"
-        assert set(expected[tag]) <= set(values)
+    assert all(len(values) == len(dict(values)) for values in found.values()), "a step is there twice"
+    assert all(set(values) <= set(found[tag]) for tag, values in points(whole).items())
+    assert load(whole, "final.pt")["progress"]["skipped_steps"] > 0 or "--init-scale" not in flags
 
 
-def test_an_epoch_that_is_cut_takes_the_place_of_no_better_whole_one(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 4)
-    whole = Path(in_process(capsys, *flags, "--output", tmp_path / "whole")["run"])
-    in_process(capsys, *flags, "--output", tmp_path / "cut", "--max-steps", STEPS_AN_EPOCH + 15)
-    (run,) = (tmp_path / "cut").glob("digits/fc/*")
-    assert [row["epoch"] for row in rows(run)] == ["1", "2"]
-    assert float(rows(run)[1]["val_top1"]) > float(rows(run)[0]["val_top1"])
-    assert load(run, "best.pt")["progress"]["step"] == STEPS_AN_EPOCH
-    in_process(capsys, *flags, "--output", tmp_path / "cut", "--resume", "auto")
-    assert differences(whole, run, "best.pt") == []
+def test_a_checkpoint_from_before_there_were_arguments_goes_on_as_it_was_and_takes_others_on_request(tmp_path, capsys):
+    """Their settings were not in it: the same as a run that has none."""
+    ends = []
+    for name in ("whole", "older"):
+        run = in_process(capsys, "--optimizer", "adamw", "--output", tmp_path / name, "--max-steps", 10)
+        state = load(run, "last.pt")
+        for setting in ("opt_eps", "opt_betas", "opt_kwargs") if name == "older" else ():
+            del state["settings"][setting]
+        torch.save(with_contents(state), tmp_path / f"{name}.pt")
+        resumed = ("--resume", tmp_path / f"{name}.pt", "--max-steps", 12)
+        ends.append(in_process(capsys, *resumed, "--output", tmp_path / f"{name} on"))
+    assert differences(*ends) == []
+    other = [
+        *FLAGS,
+        *map(str, resumed),
+        "--output",
+        str(tmp_path / "other"),
+        *"--opt-eps 0.5 --opt-betas 0.8 0.9".split(),
+    ]
+    assert main(other) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["--opt-eps 0.5", "--opt-betas 0.8 0.9"]
+    assert main([*other, "--resume-override"]) == 0
+    (on,) = (tmp_path / "other").glob("digits/fc/*")
+    group = load(on, "final.pt")["optimizer"]["param_groups"][0]
+    assert (group["eps"], tuple(group["betas"])) == (0.5, (0.8, 0.9))
+    assert "opt_eps0.5-opt_betas0.8_0.9" in on.name
+    capsys.readouterr()
+    assert main([*other, "--resume-override", "--opt-kwargs", "amsgrad=true"]) == 2
+    assert "--opt-kwargs amsgrad=true" in capsys.readouterr().err, "whose state is another"
 
 
 def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, capsys):
@@ -71,19 +123,22 @@ def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, cap
         folder = tree / ("train" if number < 16 else "val") / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("L", (28, 28), number).save(folder / f"{number}.png")
-    data = ("--dataname", "folder", "--datapath", tree, "--image-size", 28, "--loader", "stream", "--workers", 0)
-    flags = (*FLAGS, *data, "--epochs", 2, "--batch-size", 4, "--output", tmp_path / "runs")
-    run = in_process(capsys, *flags, "--max-steps", 2)["run"]
+    data = f"--dataname folder --datapath {tree} --image-size 28 --loader stream --workers 0"
+    flags = (*data.split(), "--epochs", "2", "--batch-size", "4", "--output", str(tmp_path / "runs"))
+    run = in_process(capsys, *flags, "--max-steps", 2)
     (tree / "train" / "a" / "0.png").write_bytes(b"")
-    assert main(["--device", "cpu", *map(str, flags), "--resume", "auto"]) == 2
+    assert main([*FLAGS, *flags, "--resume", "auto"]) == 2
     assert "skip it with --skip-bad-images" in capsys.readouterr().err
-    assert in_process(capsys, *flags, "--resume", "auto", "--skip-bad-images")["run"] == run
-    assert Path(run, "bad_images.txt").read_text() == f"{tree / 'train' / 'a' / '0.png'}\n"
+    assert in_process(capsys, *flags, "--resume", "auto", "--skip-bad-images") == run
+    assert (run / "bad_images.txt").read_text() == f"{tree / 'train' / 'a' / '0.png'}\n"
 
 
 def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
-    assert main(["--device", "cpu", *map(str, flags)], hooks=Hooks(before_validation_batch=[interrupted])) == 130
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    hooks = Hooks(before_validation_batch=[interrupted])
+    assert main([*FLAGS, "--epochs", "2", "--output", str(tmp_path)], hooks=hooks) == 130
     (run,) = tmp_path.glob("digits/fc/*")
     assert (run / "log.txt").read_text().splitlines()[-1].endswith("Stopped: KeyboardInterrupt")
     capsys.readouterr()
@@ -91,67 +146,8 @@ def test_the_log_says_why_a_run_ended_and_evaluation_says_what_it_evaluates(tmp_
     assert f"Evaluating {run / 'checkpoints' / 'initial.pt'}, after epoch 0, step 0" in capsys.readouterr().out
 
 
-def interrupted(*_):
-    raise KeyboardInterrupt
-
-
-def test_a_finished_run_is_reported_as_finished_with_the_same_final_line(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 1, "--output", tmp_path, "--resume", "auto")
-    first = in_process(capsys, *flags)
-    again = in_process(capsys, *flags)
-    assert first.group() == again.group()
-    assert len(list((tmp_path / "digits/fc").iterdir())) == 1
-
-
-def test_resume_takes_a_run_folder_and_a_file_and_goes_on_in_that_folder(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
-    run = Path(in_process(capsys, *flags, "--max-steps", 5)["run"])
-    assert in_process(capsys, "--resume", run, "--max-steps", 7, "--no-progress")["run"] == str(run)
-    assert in_process(capsys, "--resume", run / "checkpoints/last.pt", "--no-progress")["run"] == str(run)
-    assert [row["epoch"] for row in rows(run)] == ["1", "2"]
-
-
-def test_other_settings_or_a_damaged_checkpoint_refuse_and_auto_takes_the_one_before(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 2, "--output", tmp_path)
-    run = Path(in_process(capsys, *flags, "--max-steps", 30)["run"])
-    assert main(["--resume", str(run), "--lr", "0.3", "--epochs", "5"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines] == ["--epochs", "--lr"]
-
-    damaged = bytearray((run / "checkpoints/last.pt").read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    (run / "checkpoints/last.pt").write_bytes(damaged)
-    assert main(["--resume", str(run / "checkpoints/last.pt")]) == 2
-    assert "is damaged" in capsys.readouterr().err
-    assert main(["--device", "cpu", *map(str, flags), "--resume", "auto"]) == 0
-    output = capsys.readouterr()
-    assert "last.pt: is damaged" in output.err
-    assert f"run={run}" in output.out
-
-
-def test_a_run_of_another_name_is_another_run(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 2, "--resume", "auto")
-    assert in_process(capsys, *flags, "--name", "a")["run"] != in_process(capsys, *flags, "--name", "b")["run"]
-
-
-def test_a_second_process_is_kept_out_of_a_run_that_is_being_written(tmp_path, capsys):
-    flags = (*FLAGS, "--epochs", 1000, "--output", tmp_path, "--resume", "auto")
-    process = Forked(*flags)
-    try:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("digits/fc/*/checkpoints/last.pt")) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert main(["--device", "cpu", *map(str, flags)]) == 2
-        assert "another process is writing this run" in capsys.readouterr().err
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.communicate()
-    assert len(list((tmp_path / "digits/fc").iterdir())) == 1
-
-
 def test_settings_that_do_not_shape_the_result_may_differ(tmp_path, capsys):
-    run = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, "--max-steps", 5)["run"]
+    flags = ("--epochs", 1, "--output", tmp_path)
+    run = in_process(capsys, *flags, "--max-steps", 5)
     others = "--resume auto --workers 1 --print-freq 7 --val-batch-size 50"
-    again = in_process(capsys, *FLAGS, "--epochs", 1, "--output", tmp_path, *others.split())
-    assert again["run"] == run
+    assert in_process(capsys, *flags, *others.split()) == run

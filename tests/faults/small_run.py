@@ -26,6 +26,16 @@ def copy_of(run, tmp_path, monkeypatch):
     return Path("runs").joinpath(*run.parts[-3:])
 
 
+class Attack:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return open, (str(self.target), "w")
+
+
 def save_as(path, state):
     """Put ``state`` in place of the checkpoint at ``path``, which no manifest then vouches for."""
     path.unlink(missing_ok=True)  # not in place: the files of a run share bytes

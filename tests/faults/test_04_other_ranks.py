@@ -1,15 +1,11 @@
 """Row 4: another number of ranks at a resume, with the same global batch: the same samples, learning rates and scales."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from main import main
 from scripts.verification.records import lines
 from tests.end_to_end.forked import Forked
-from tests.end_to_end.processes import FINAL_LINE, load, train
-from tests.faults.small_run import begin
+from tests.end_to_end.processes import load
 
 FLAGS = ("--arch", "fc", "--epochs", 2, "--global-batch-size", 60, "--no-progress", "--deterministic")
 STEPS_AN_EPOCH = 24
@@ -67,13 +63,9 @@ TECHNIQUES = {
 }
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    return begin(tmp_path_factory.mktemp("teacher"), "--max-steps", 5) / "checkpoints/final.pt"
-
-
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_a_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulation(name, teacher, tmp_path):
+def test_a_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulation(name, small_run, tmp_path):
+    teacher = small_run("--max-steps", 5) / "checkpoints/final.pt"
     # Six steps are an epoch: the last two share out a remainder, one of them with an odd number of images.
     flags = ("--arch", "fc", *TECHNIQUES[name].format(teacher=teacher).split(), "--global-batch-size", 270)
     flags = (*flags, "--max-steps", 6, "--no-progress", "--device", "cpu")
@@ -92,15 +84,7 @@ def test_a_run_has_the_same_losses_on_one_two_and_three_ranks_and_with_accumulat
     assert len(alone["loss"]) >= 5
     for layout, other in curves.items():
         np.testing.assert_allclose(other["loss"], alone["loss"], rtol=1e-5, err_msg=str(layout))
+        np.testing.assert_array_equal(other["lr"], alone["lr"], err_msg=str(layout))
+        # The norm's square adds up some 100,000 float32 products, which other ranks add in another order.
+        np.testing.assert_allclose(other["gradient_norm"], alone["gradient_norm"], rtol=1e-3, err_msg=str(layout))
         np.testing.assert_array_equal(other["top1"], alone["top1"], err_msg=str(layout))
-
-
-def test_without_a_resume_too_the_mean_over_the_global_batch_is_exact(tmp_path, capsys):
-    flags = (*FLAGS, "--max-steps", 12, "--output", tmp_path)
-    assert main(["--device", "cpu", *map(str, flags)]) == 0
-    alone = Path(FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"])
-    together = Path(train(*flags, processes=3)["run"])
-    left, right = (dict(np.load(folder / "metrics.npz")) for folder in (alone, together))
-    np.testing.assert_array_equal(left["lr"], right["lr"])
-    np.testing.assert_allclose(left["loss"], right["loss"], rtol=1e-4)
-    np.testing.assert_allclose(left["gradient_norm"], right["gradient_norm"], rtol=1e-3)

@@ -14,7 +14,7 @@ import torch
 
 from scripts import amp_audit, amp_walkthrough, doctor
 from scripts.common.command_line import run_tool
-from tests.faults.small_run import FLAGS, copy_of, save_as, told, with_contents
+from tests.faults.small_run import FLAGS, Attack, copy_of, save_as, told, with_contents
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 
@@ -23,16 +23,6 @@ from utils.config.settings import UserError
 def run(small_run, tmp_path, monkeypatch):
     """A run of two steps below ``runs`` in the current folder."""
     return copy_of(small_run("--epochs", 1, "--max-steps", 2), tmp_path, monkeypatch)
-
-
-class Attack:
-    """Unpickled, it makes a file."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def __reduce__(self):
-        return open, (str(self.target), "w")
 
 
 def zipped(data, path):

@@ -9,7 +9,6 @@ from tests.utils.checkpoint.test_checkpoint import state, steps
 from utils.checkpoint import checkpoint
 from utils.checkpoint.background import BackgroundTask, Snapshot
 from utils.checkpoint.checkpoint import Checkpointer
-from utils.config.settings import UserError
 
 
 def nested(value):
@@ -78,17 +77,6 @@ def test_a_second_save_waits_for_the_first(tmp_path, held):
     saver.save(state(2), "last")
     saver.wait()
     assert steps(tmp_path) == {"last.pt": 2, "previous.pt": 1}
-
-
-def test_an_error_of_the_writing_is_known_at_once_and_raised_once_by_the_next_call(tmp_path):
-    saver = Checkpointer(tmp_path / "missing" / "checkpoints", is_main=True)
-    saver.save(state(1), "last")
-    saver._writing._thread.join()
-    assert saver.failed
-    with pytest.raises(UserError, match=r"checkpoints was removed while the run was writing there; begin the run anew"):
-        saver.save(state(2), "last")
-    assert not saver.failed
-    saver.wait()
 
 
 def test_a_task_runs_one_function_at_a_time():

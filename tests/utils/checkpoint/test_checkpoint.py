@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -16,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.faults.small_run import Attack
 from utils.checkpoint import checkpoint
 from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.progress import Progress
@@ -104,21 +104,6 @@ def test_a_kill_between_any_two_file_operations_leaves_the_newest_or_the_one_bef
     assert checkpoint.newest(tmp_path, warnings.append)[1]["progress"]["step"] == 4
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path, damage):
-    saver = Checkpointer(tmp_path, is_main=True)
-    save(saver, state(1), "last")
-    save(saver, state(2), "last")
-    data = bytearray((tmp_path / "last.pt").read_bytes())
-    data[len(data) // 2] ^= damage == "flip"
-    (tmp_path / "last.pt").write_bytes({"cut": data[: len(data) // 2], "flip": data, "empty": b""}[damage])
-    with pytest.raises(UserError, match=r"last\.pt: is damaged"):
-        checkpoint.load(tmp_path / "last.pt")
-    warnings = []
-    path, found = checkpoint.newest(tmp_path, warnings.append)
-    assert (path.name, found["progress"]["step"], len(warnings)) == ("previous.pt", 1, 1)
-
-
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):
     saver = Checkpointer(tmp_path, is_main=True)
     save(saver, state(1), "last")
@@ -139,55 +124,6 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_not_called_damaged(tm
     assert (path.name, found["progress"]["step"], warnings) == ("last.pt", 3, [])
 
 
-class Malicious:
-    def __init__(self, target):
-        self.target = target
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.target}",)
-
-
-@pytest.mark.parametrize("save", [torch.save, lambda content, path: Path(path).write_bytes(pickle.dumps(content))])
-def test_code_in_a_checkpoint_never_runs(tmp_path, save):
-    save({"model": Malicious(tmp_path / "touched")}, tmp_path / "evil.pt")
-    for read in (checkpoint.load, checkpoint.load_run):
-        with pytest.raises(UserError, match=r"evil\.pt: is not a checkpoint that can be loaded safely"):
-            read(tmp_path / "evil.pt")
-    assert not (tmp_path / "touched").exists()
-
-
-@pytest.mark.parametrize("key", checkpoint.KEYS)
-def test_a_run_does_not_continue_from_a_checkpoint_that_lacks_a_part(tmp_path, key):
-    content = state()
-    del content[key]
-    torch.save(content, tmp_path / "part.pt")
-    with pytest.raises(UserError, match=f"lacks {key};"):
-        checkpoint.load_run(tmp_path / "part.pt")
-
-
-def test_a_run_does_not_continue_from_a_checkpoint_that_lacks_what_its_own_list_holds(tmp_path):
-    save(Checkpointer(tmp_path, is_main=True), state(), "last")
-    content = torch.load(tmp_path / "last.pt", weights_only=True)
-    del content["model"]["weight"]
-    torch.save(content, tmp_path / "part.pt")
-    with pytest.raises(UserError, match=r"part\.pt: lacks model/weight; use it with --weights"):
-        checkpoint.load_run(tmp_path / "part.pt")
-
-
-def test_a_full_disk_is_one_line_and_the_previous_checkpoint_stays(tmp_path, monkeypatch):
-    saver = Checkpointer(tmp_path, is_main=True)
-    save(saver, state(1), "last")
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match=r"--output: cannot write .*No space left"):
-        save(saver, state(2), "last")
-    assert steps(tmp_path) == {"last.pt": 1}
-    assert len(list(tmp_path.iterdir())) == 2, "a checkpoint and the manifest; no temporary file"
-
-
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"model": s}, lambda s: {"state_dict": s}])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
 def test_weights_are_taken_from_our_checkpoints_and_from_bare_and_wrapped_state_dicts(wrap, prefix):
@@ -196,12 +132,6 @@ def test_weights_are_taken_from_our_checkpoints_and_from_bare_and_wrapped_state_
     other = nn.Linear(2, 3)
     checkpoint.load_weights(other, checkpoint.weights_of(content, Path("x")), "x")
     assert torch.equal(model.weight, other.weight)
-
-
-def test_a_tensor_that_claims_more_than_its_file_holds_is_refused(tmp_path):
-    torch.save({"model": {"weight": torch.zeros(1).expand(10**6)}}, tmp_path / "some.pt")
-    with pytest.raises(UserError, match=r"some\.pt: is not a checkpoint that can be loaded safely: .*claims more than"):
-        checkpoint.load(tmp_path / "some.pt")
 
 
 def test_compressed_entries_are_refused_even_if_they_claim_no_more_than_the_file(tmp_path):
@@ -386,24 +316,24 @@ def test_what_helps_against_a_failed_write_depends_on_the_systems_reason(tmp_pat
     ("name", "advice"),
     [("initial", ""), ("last", "; the checkpoints before it are whole, and --resume continues")],
 )
-def test_what_went_wrong_in_a_save_is_said_by_the_next_with_the_systems_reason(tmp_path, monkeypatch, name, advice):
+def test_what_went_wrong_in_a_save_is_said_by_the_next_once_and_the_checkpoint_before_stays(
+    tmp_path, monkeypatch, name, advice
+):
     saver = Checkpointer(tmp_path, is_main=True)
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    save(saver, state(1), name)
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full)
-        saver.save(state(1), name)
+        patch.setattr(torch, "save", Mock(side_effect=OSError(28, "No space left on device")))
+        saver.save(state(2), name)
         saver._writing._thread.join()
-    assert saver.failed
+    assert saver.failed and steps(tmp_path) == {f"{name}.pt": 1}
+    assert len(list(tmp_path.iterdir())) == 2, "a checkpoint and the manifest; no temporary file"
     with pytest.raises(UserError) as caught:
         saver.save(state(2), name)
     line = f"--output: cannot write {tmp_path / name}.pt (No space left on device): free some space{advice}"
     assert caught.value.mistakes == [line]
     assert not saver.failed
     save(saver, state(3), name)
-    assert steps(tmp_path) == {f"{name}.pt": 3}
+    assert steps(tmp_path)[f"{name}.pt"] == 3
 
 
 @pytest.mark.parametrize(
@@ -546,8 +476,8 @@ def test_the_manifests_digest_and_one_that_is_asked_for_decide(tmp_path):
 
 
 def test_what_a_hostile_file_wanted_to_run_is_named_and_other_trash_is_not_ours(tmp_path):
-    torch.save({"model": Malicious(tmp_path)}, tmp_path / "evil.pt")
-    with pytest.raises(UserError, match=r"safely: it holds GLOBAL \w+\.system; give another$"):
+    torch.save({"model": Attack(tmp_path)}, tmp_path / "evil.pt")
+    with pytest.raises(UserError, match=r"safely: it holds GLOBAL _?io\.open; give another$"):
         checkpoint.load(tmp_path / "evil.pt")
     for trash in (b"", b"PK", b"PK\x03\x04 and more", b"nothing that torch knows"):
         (tmp_path / "trash.pt").write_bytes(trash)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
+from tests.utils.checkpoint.test_checkpoint import state, written
 from utils.checkpoint import checkpoint
 from utils.checkpoint.progress import Progress
 from utils.config.settings import UserError
@@ -20,22 +20,7 @@ class NewerProgress(Progress):
 
 
 def saved(path, progress):
-    state = {
-        "format": checkpoint.FORMAT,
-        "arch": "linear",
-        "model": {"weight": torch.zeros(1)},
-        "ema": None,
-        "optimizer": {"state": {}, "param_groups": []},
-        "scaler": {},
-        "progress": progress,
-        "classes": ["a", "b"],
-        "preprocessing": {},
-        "settings": {},
-        "versions": {},
-        "fingerprint": "0",
-    }
-    torch.save({**state, "contents": checkpoint.inventory(state)}, path)
-    return path
+    return written(path, state() | {"progress": progress})
 
 
 def test_a_checkpoint_from_before_the_newest_field_resumes_with_its_default(tmp_path, monkeypatch):

@@ -3,12 +3,10 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.end_to_end.forked import Forked
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
 from utils.optim.freezing import Freezing
 
@@ -162,23 +160,6 @@ def test_the_optimizer_steps_from_the_very_weights_before():
     steps(traval, 2)
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(traval.model), strict=True))
     assert math.isfinite(traval.sums.pending[0][1])
-
-
-def test_ranks_and_accumulation_give_the_same_steps(tmp_path):
-    flags = ("--arch", "fc", "--sam-rho", "0.2", "--global-batch-size", 270, "--max-steps", 6, "--no-progress")
-    ways = [(1, 1), (2, 2)]
-    runs = {
-        way: Forked(*flags, "--accumulate", way[1], "--output", tmp_path / f"{way}", processes=way[0]) for way in ways
-    }
-    curves = {}
-    for way, run in runs.items():
-        _, err = run.communicate()
-        assert run.returncode == 0, err
-        (folder,) = (tmp_path / f"{way}").glob("digits/fc/*")
-        curves[way] = dict(np.load(folder / "metrics.npz"))
-    for way in ways[1:]:
-        for name in ("loss", "gradient_norm"):
-            np.testing.assert_allclose(curves[way][name], curves[1, 1][name], rtol=1e-4, err_msg=f"{way} {name}")
 
 
 def test_parameters_that_begin_to_train_later_take_part_in_both_passes():
