@@ -255,7 +255,7 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
 
 def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str]) -> Memory:
     """Both, in a separate process whose memory nothing else makes grow."""
-    from scripts.common.step_timing import PEAK_RESET
+    from scripts.common.timing import PEAK_RESET
     from scripts.tuning.advice import Largest
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.memory import CPU_MEMORY_SHARE, available_bytes
@@ -345,7 +345,7 @@ def describe(args: Settings, components: Components, distributed: Distributed) -
     """What is measured, and on which device."""
     import torch
 
-    from scripts.common.figures import device_name
+    from scripts.common.timing import device_name
     from utils.precision.amp import resolve_amp
 
     return (

@@ -230,7 +230,7 @@ def test_checks_see_an_unsafe_call(call):
         ("scripts.lab.benchmark", "scripts.lab.benchmarks.measure", True),  # the laboratory is such a folder
         ("scripts.lab.benchmark", "scripts.tuning.diagnosis", False),
         ("scripts.doctor", "scripts.lab.benchmarks.measure", False),  # which users' commands do not enter
-        ("scripts.audit.report", "scripts.common.figures", True),
+        ("scripts.audit.report", "scripts.common.timing", True),
         ("scripts.doctor", "scripts.tuning.diagnosis", True),
     ],
 )

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from scripts.common.figures import Spread
-    from scripts.common.step_timing import Result, Workload
+    from scripts.common.timing import Spread
+    from scripts.lab.benchmarks.steps import Result, Workload
 
 NAME = "benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
@@ -135,9 +135,10 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     """Measure all rows, print the table, write it and its picture to the output folder."""
     import torch
 
-    from scripts.common.figures import cells, csv_rows, device_name, draw, figures, notes
     from scripts.common.output import write_csv
-    from scripts.common.step_timing import Result, cpu_memory, make_rows, run_rounds, unsupported
+    from scripts.common.timing import device_name, unsupported
+    from scripts.lab.benchmarks.step_table import cells, csv_rows, draw, figures, notes
+    from scripts.lab.benchmarks.steps import Result, cpu_memory, make_rows, run_rounds
 
     device = distributed.device
     workload = make_workload(own)
@@ -163,7 +164,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
         def measured(number: int, result: Result) -> None:
             progress.advance(f"round {number}/{own.rounds}")
-            if result is results[-1]:
+            if result is results[-1 if number % 2 else 0]:  # the last of a round
                 progress.line(f"round {number}/{own.rounds}: " + "; ".join(map(latest, results)))
 
         run_rounds(results, workload, device, own.rounds, measured)
@@ -180,7 +181,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
 def make_workload(own: argparse.Namespace) -> Workload:
     """The workload of the flags. Raises ``UserError`` for an unknown network."""
-    from scripts.common.step_timing import classification, mlp
+    from scripts.lab.benchmarks.steps import classification, mlp
 
     if not own.arch:
         return mlp(own.width, own.layers, own.batch_size, own.steps)
@@ -204,7 +205,7 @@ def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: Pro
 
     Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
     """
-    from scripts.common.step_timing import OUT_OF_MEMORY
+    from scripts.common.timing import OUT_OF_MEMORY
 
     for index, result in enumerate(results):
         command = [sys.executable, str(Path(__file__).resolve()), *argv, "--memory-of", str(index)]
@@ -256,9 +257,8 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     """Compare main.py's training step with a bare loop: same weights, same batch, rounds interleaved."""
     import torch
 
-    from scripts.common.figures import Spread, device_name, ratios
     from scripts.common.output import write_csv
-    from scripts.common.step_timing import interleaved_rounds, warm_up
+    from scripts.common.timing import Spread, device_name, interleaved, ratios, timed, warm_up
 
     device = distributed.device
     args = accounting_settings(own, device)
@@ -272,14 +272,15 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
         for run in sides.values():
             warm_up(run, device)
 
-        def measured(number: int) -> None:
-            progress.advance("rounds")
-            progress.line(f"round {number}/{own.rounds}")
+        def measured(number: int, name: str) -> None:
+            if name == (list(sides)[-1] if number % 2 else BARE):  # the last of a round
+                progress.advance("rounds")
+                progress.line(f"round {number}/{own.rounds}")
 
-        runs = [partial(run, own.steps) for run in sides.values()]
-        seconds = interleaved_rounds(runs, own.rounds, device, measured)
+        runs = {name: partial(timed, partial(run, own.steps), device) for name, run in sides.items()}
+        seconds, _ = interleaved(runs, own.rounds, measured)
 
-    ms = {name: [1000 * each / own.steps for each in row] for name, row in zip(sides, seconds, strict=True)}
+    ms = {name: [1000 * took / own.steps for took, _ in row] for name, row in seconds.items()}
     spreads = {name: Spread.of(values) for name, values in ms.items()}
     rows = [[name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"] for name, s in spreads.items()]
     print(table(["step", "ms a step", "min - max"], rows))
@@ -308,7 +309,7 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
     """For each side by its name a function that runs so many steps; all begin with the same weights."""
     import torch
 
-    from scripts.common.step_timing import Training
+    from scripts.lab.benchmarks.steps import Training
     from utils.optim.batch_norm_statistics import layers_with_statistics
 
     torch.manual_seed(0)
@@ -329,7 +330,7 @@ def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[
 
 def accounting_settings(own: argparse.Namespace, device: torch.device) -> Settings:
     """Training settings for both sides; the loss scale is one at which no healthy network skips a step."""
-    from scripts.common.step_timing import WARM_UP_STEPS
+    from scripts.common.timing import WARM_UP_STEPS
     from utils.config import arguments
     from utils.config.groups.precision import PrecisionSettings
     from utils.precision.amp import resolve_amp
@@ -358,7 +359,7 @@ def accounted(
     import numpy as np
     import torch
 
-    from scripts.common.step_timing import LR
+    from scripts.lab.benchmarks.steps import LR
     from utils.data.loaders import Batch
     from utils.optim.ema import build_average
     from utils.optim.lr_policy import LRPolicy

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scripts.common.figures import Spread
+from scripts.common.timing import Spread
 
 GAIN = 1.05  # a change that gives less is not recommended
 EQUAL = 1.2  # parts whose speeds differ by less limit training equally
@@ -197,8 +197,8 @@ def _compute_changes(place: Hardware) -> list[Change]:
 # ------------------------------------------------------------------------------------------- trials
 
 
-class Turns(NamedTuple):
-    """Two speeds measured in turns, and the median of the turns' own ratios of the second to the first."""
+class Interleaved(NamedTuple):
+    """Two speeds measured interleaved, and the median of the rounds' own ratios of the second to the first."""
 
     before: Spread
     after: Spread
@@ -214,15 +214,15 @@ class Turns(NamedTuple):
 class Trial:
     """A change and what it gave.
 
-    ``alone``: the speed of its part alone, in turns with that part now. ``loops``: the real loop's, in turns with the
-    settings before the change; none if its part alone did not become faster. ``doubts``: how much the loop's speed had
-    varied before, which a gain must exceed too. ``twice``: a gain would contradict what the parts alone say, so that
-    the loop must have shown it twice. ``failure``: why there is no measurement.
+    ``alone``: the speed of its part alone, interleaved with that part now. ``loops``: the real loop's, interleaved with
+    the settings before the change; none if its part alone did not become faster. ``doubts``: how much the loop's speed
+    had varied before, which a gain must exceed too. ``twice``: a gain would contradict what the parts alone say, so
+    that the loop must have shown it twice. ``failure``: why there is no measurement.
     """
 
     change: Change
-    alone: Turns | None = None
-    loops: list[Turns] = field(default_factory=list)
+    alone: Interleaved | None = None
+    loops: list[Interleaved] = field(default_factory=list)
     doubts: float = 1.0
     twice: bool = False
     failure: str = ""
@@ -235,17 +235,17 @@ class Trial:
     @property
     def gains(self) -> bool:
         """Whether the loop became faster by more than 5 %, each time it was measured."""
-        return self.promises and bool(self.loops) and all(turns.ratio > GAIN for turns in self.loops)
+        return self.promises and bool(self.loops) and all(pair.ratio > GAIN for pair in self.loops)
 
     @property
     def varied(self) -> float:
         """How much the loop's speed varied, before or meanwhile."""
-        return max(self.doubts, *(turns.varied for turns in self.loops), 1.0)
+        return max(self.doubts, *(pair.varied for pair in self.loops), 1.0)
 
     @property
     def is_certain(self) -> bool:
         """Whether each gain in the loop is larger than what speeds varied by."""
-        return all(turns.ratio > self.varied for turns in self.loops)
+        return all(pair.ratio > self.varied for pair in self.loops)
 
     @property
     def helps(self) -> bool:
@@ -267,17 +267,17 @@ def to_measure_again(trials: Sequence[Trial], limited_by: str) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Advice:
-    """All trials, the changes ``taken`` as advice, and the loop's speed without and with them, in turns.
+    """All trials, the changes ``taken`` as advice, and the loop's speed without and with them, interleaved.
 
     Without advice ``gain`` is None.
     """
 
     trials: list[Trial]
     taken: list[Change] = field(default_factory=list)
-    gain: Turns | None = None
+    gain: Interleaved | None = None
 
 
-def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Turns | None = None) -> Advice:
+def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Interleaved | None = None) -> Advice:
     """The advice after those that ``helped``, in the order in which they came on top of each other.
 
     ``together``: the loop's speed without and with all of them. If that is no certain gain, only the first is advised,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.common.command_line import table
-from scripts.common.figures import Spread
+from scripts.common.timing import Spread
 from scripts.tuning.advice import BUSY, GAIN, LIMITS, Advice, Largest, PartSpeeds, Trial, final_limit, part_of
 
 PART_NAMES = {
@@ -23,9 +23,9 @@ LEAST_BYTES = 10**6
 LESS = "less than 1 MB"
 BUSY_MACHINE = 1.3  # windows of the loop that differ by this factor cast doubt on all figures
 LEGEND = (
-    "'to now': the part alone, in turns with that part now. What gives more than 5 % is measured again in the real\n"
-    "loop, in turns with the settings before it and those changes that helped already ('to before'); twice where the\n"
-    "other part is the limit. Advised is what gives more than 5 % and more than the loop's speed varied by."
+    "'to now': the part alone, interleaved with that part now. What gives more than 5 % is measured again in the\n"
+    "real loop, interleaved with the settings before it and those changes that helped already ('to before'); twice\n"
+    "where the other part is the limit. Advised is what gives more than 5 % and more than the loop's speed varied by."
 )
 
 

@@ -11,12 +11,12 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from scripts.common.figures import Spread, ratios
-from scripts.common.step_timing import synchronise
+from scripts.common.timing import Spread, interleaved, ratios, synchronise, timed
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader
 from utils.data.sources import StreamSource
@@ -101,16 +101,13 @@ class TrainingSetup:
         """Training steps on one batch that is on the device already."""
         torch.set_num_threads(self.threads)
         passes = self.passes
-        found = []
-        for _ in range(windows):
-            synchronise(self.device)
-            began = time.perf_counter()
+
+        def work() -> None:
             for _ in range(steps):
                 self.repeat_step(passes)
             self.traval.collect()
-            synchronise(self.device)
-            found.append(Window(steps * self.step_images, time.perf_counter() - began))
-        return found
+
+        return [Window(steps * self.step_images, timed(work, self.device)[0]) for _ in range(windows)]
 
     def repeat_step(self, passes: list[Batch]) -> None:
         self._stand_at(0, 0)
@@ -199,16 +196,17 @@ def spread(windows: Iterable[Window]) -> Spread:
     return Spread.of([window.speed for window in windows])
 
 
-def in_turns(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
+def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
     """Both speeds over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' own ratios.
 
     In the order before after, after before ...: changes on the machine meanwhile affect both sides alike.
     """
-    speeds: tuple[list[float], list[float]] = ([], [])
-    steps = [steps_for(measure, seconds / (2 * pairs))[0] for measure in (before, after)]
-    for number in range(pairs):
-        for side in (0, 1) if number % 2 == 0 else (1, 0):
-            speeds[side].append((before, after)[side](steps[side], 1)[0].speed)
+
+    def speed(measure: Measure, steps: int) -> float:
+        return measure(steps, 1)[0].speed
+
+    sides = [partial(speed, measure, steps_for(measure, seconds / (2 * pairs))[0]) for measure in (before, after)]
+    speeds, _ = interleaved(dict(enumerate(sides)), pairs)
     return Spread.of(speeds[0]), Spread.of(speeds[1]), ratios(speeds[1], speeds[0]).median
 
 
@@ -226,7 +224,7 @@ def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
     while time.perf_counter() < ends or len(read) < 3:
         micro_batch = subject.loader.plan.micro_batches(next(subject.epochs), 0)[0]
         few = micro_batch.indices[:READ_AT_ONCE]
-        took, (_, pixels, labels) = _clocked(
+        took, (_, pixels, labels) = timed(
             lambda micro_batch=micro_batch, few=few: source.read(
                 dataclasses.replace(micro_batch, indices=few, count=len(few))
             ),
@@ -235,25 +233,17 @@ def loader_split(subject: TrainingSetup, seconds: float) -> dict[str, float]:
         read.append(took / len(few))
         rows = torch.arange(len(micro_batch.indices), device=pixels.device) % len(few)  # the same few fill the batch
         whole = pixels[rows], labels[rows]
-        took, _ = _clocked(
+        took, _ = timed(
             lambda micro_batch=micro_batch, whole=whole: list(subject.loader.prepare([micro_batch], *whole)), device
         )
         augmented.append(took / len(rows))
         if device.type == "cuda" and subject.workers is not None:
             pinned = torch.empty(whole[0].shape, dtype=whole[0].dtype, pin_memory=True)
-            took, _ = _clocked(lambda pinned=pinned: pinned.to(device, non_blocking=True), device)
+            took, _ = timed(lambda pinned=pinned: pinned.to(device, non_blocking=True), device)
             copied.append(took / len(rows))
     name = "read" if subject.workers is None else "decode"
     parts = {name: read, "augmentation": augmented, **({"copy": copied} if copied else {})}
     return {part: statistics.median(values[1:]) for part, values in parts.items()}  # the first warms up
-
-
-def _clocked(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    synchronise(device)
-    began = time.perf_counter()
-    result = work()
-    synchronise(device)
-    return time.perf_counter() - began, result
 
 
 def step_shares(subject: TrainingSetup, steps: int) -> dict[str, float]:

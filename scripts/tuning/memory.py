@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from scripts.common.step_timing import (
+from scripts.common.timing import (
     OUT_OF_MEMORY,
-    StepVariant,
     failure_of,
-    mlp,
+    load_libraries,
     peak_resident_bytes,
     settled_bytes,
-    synchronise,
+    timed,
 )
 from scripts.tuning.advice import Largest, StopSearch, largest_batch
 from utils.data.loaders import Batch
@@ -44,12 +42,8 @@ def train_on_random(traval: TraVal, size: int, classes: int, channels_last: bool
     targets = torch.randint(classes, (size,), device=traval.device)
     batch = Batch(images, targets, np.arange(size), 0)
     traval.train_loader.replay_step = lambda *_: [batch]  # for a step that the scaler skips
-    for _ in range(STEPS):
-        synchronise(traval.device)
-        began = time.perf_counter()
-        traval.training_step([batch])
-        synchronise(traval.device)
-    return time.perf_counter() - began
+    *_, seconds = [timed(lambda: traval.training_step([batch]), traval.device)[0] for _ in range(STEPS)]
+    return seconds
 
 
 def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
@@ -73,7 +67,7 @@ class GpuRoom:
         try:
             self.last = size, self.train(size)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
-            if failure_of(error, StepVariant("fp32")) != OUT_OF_MEMORY:
+            if failure_of(error, compiled=False) != OUT_OF_MEMORY:
                 raise
             return False
         return True
@@ -91,8 +85,7 @@ class CpuRoom:
         self.longest = longest_step_seconds
         self.last = (0, 0.0)
         self.grown: dict[int, int] = {}  # bytes by batch size
-        loading = mlp(width=8, layers=1, batch_size=8, steps=1)  # of libraries
-        loading.start(StepVariant("fp32"), torch.device("cpu")).run(1)
+        load_libraries()
         self.before = settled_bytes()
 
     def __call__(self, size: int) -> bool:

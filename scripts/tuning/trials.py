@@ -11,21 +11,29 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from scripts.common.step_timing import StepVariant, failure_of, unsupported
+from scripts.common.timing import failure_of, unsupported
 from scripts.tuning.advice import (
     Advice,
     Change,
     Hardware,
+    Interleaved,
     PartSpeeds,
     Trial,
-    Turns,
     advice_of,
     changes,
     limit,
     part_of,
     to_measure_again,
 )
-from scripts.tuning.measure import TrainingSetup, busy_share, in_turns, loader_split, spread, step_shares, windows_of
+from scripts.tuning.measure import (
+    TrainingSetup,
+    busy_share,
+    interleaved_speeds,
+    loader_split,
+    spread,
+    step_shares,
+    windows_of,
+)
 from utils.config.settings import UserError
 from utils.data.datasets import Data
 from utils.data.formats.readers import MemoryImages
@@ -126,19 +134,19 @@ class Trials:
         best = self.now
         helped = []
         for trial in to_measure_again(trials, limit(self.measured)):
-            self.begin(f"in turns with the settings before: {trial.change.label}")
+            self.begin(f"interleaved with the settings before: {trial.change.label}")
             after = self._again(trial, best, tuple(other.change for other in helped))
             if trial.helps:
                 best = after
                 helped = [*helped, trial]
         together = None
         if len(helped) > 1:
-            self.begin("all that help together, in turns with the present settings")
+            self.begin("all that help together, interleaved with the present settings")
             together = self._in_the_loop(self.now, best)
         return advice_of(trials, helped, together)
 
     def _first(self, change: Change) -> Trial:
-        """The speed of the change's part alone, in turns with that part now."""
+        """The speed of the change's part alone, interleaved with that part now."""
         trial = Trial(change, failure=change.not_tried and f"not tried: {change.not_tried}")
         if trial.failure:
             return trial
@@ -147,7 +155,7 @@ class Trials:
         try:
             subject = self.variant(self.now, (change,))
             parts = [getattr(one, f"measure_{change.part}") for one in (self.now, subject)]
-            trial.alone = Turns(*in_turns(*parts, self.seconds / 2, FIRST_PAIRS))
+            trial.alone = Interleaved(*interleaved_speeds(*parts, self.seconds / 2, FIRST_PAIRS))
         except (UserError, RuntimeError) as error:
             trial.failure = reason_of(error)
         return trial
@@ -171,19 +179,15 @@ class Trials:
             trial.failure = reason_of(error)
         return after
 
-    def _in_the_loop(self, before: TrainingSetup, after: TrainingSetup) -> Turns:
-        return Turns(*in_turns(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS))
+    def _in_the_loop(self, before: TrainingSetup, after: TrainingSetup) -> Interleaved:
+        return Interleaved(*interleaved_speeds(before.measure_loop, after.measure_loop, 2 * self.seconds, PAIRS))
 
 
 def reason_of(error: Exception) -> str:
     """Why a change is impossible, in a few words; raises ``error`` if the change is not the cause."""
     if isinstance(error, UserError):
         return f"impossible: {error.mistakes[0]}"
-    reason = (
-        "the gradient is not finite"
-        if isinstance(error, TrainingFailure)
-        else failure_of(error, StepVariant("fp32", compiled=True))
-    )
+    reason = "the gradient is not finite" if isinstance(error, TrainingFailure) else failure_of(error, compiled=True)
     if not reason:
         raise error
     return reason

@@ -20,17 +20,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.layers import weight_gradients
-from scripts.common.figures import Spread
-from scripts.common.step_timing import PEAK_RESET
+from scripts.common.timing import PEAK_RESET, Spread
 from scripts.tuning.advice import (
     Advice,
     Change,
     Hardware,
+    Interleaved,
     Largest,
     PartSpeeds,
     StopSearch,
     Trial,
-    Turns,
     advice_of,
     changes,
     final_limit,
@@ -40,7 +39,7 @@ from scripts.tuning.advice import (
     to_measure_again,
 )
 from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
-from scripts.tuning.measure import TrainingSetup, Window, covered, in_turns, step_shares
+from scripts.tuning.measure import TrainingSetup, Window, covered, interleaved_speeds, step_shares
 from scripts.tuning.memory import CpuRoom, GpuRoom, search
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from utils.config.settings import UserError
@@ -106,7 +105,7 @@ def test_a_gpu_that_idles_in_its_steps_is_launch_bound_and_only_where_compute_is
 
 def turns(ratio, varied=1.0):
     """100 images/s and ``ratio`` times as many, the first between itself and ``varied`` times as many."""
-    return Turns(Spread(100.0, 100.0, 100.0 * varied), exactly(100.0 * ratio), ratio)
+    return Interleaved(Spread(100.0, 100.0, 100.0 * varied), exactly(100.0 * ratio), ratio)
 
 
 def trial(label, ratio, *loop_ratios, group=None, part="compute", varied=1.0, **more):
@@ -375,7 +374,7 @@ def test_smaller_batches_are_tried_however_long_the_step_was_that_did_not_fit(qu
     assert search(room, 64, 1437).size == 16
 
 
-def test_in_turns_is_the_median_of_the_pairs_own_ratios():
+def test_interleaved_speeds_give_the_median_of_the_pairs_own_ratios():
     order = []
 
     def side(name, speed):
@@ -385,7 +384,7 @@ def test_in_turns_is_the_median_of_the_pairs_own_ratios():
 
         return measure
 
-    assert in_turns(side("a", 100), side("b", 150), 1e-9, 4) == Turns(exactly(100), exactly(150), 1.5)
+    assert interleaved_speeds(side("a", 100), side("b", 150), 1e-9, 4) == Interleaved(exactly(100), exactly(150), 1.5)
     assert "".join(order[-8:]) == "abbaabba"
 
 
@@ -661,7 +660,7 @@ def test_changes_that_help_come_on_top_of_each_other_and_are_measured_together(q
 
     advice = Trials(Pretended(100), variant, measured(1000, 100), 0.02, silent).advise(place())
     assert [change.label for change in advice.taken] == asked[-1] == ["--amp bf16", "--batch-size 128"]
-    assert advice.gain == Turns(exactly(100), exactly(300), 3)
+    assert advice.gain == Interleaved(exactly(100), exactly(300), 3)
 
 
 def test_what_seemed_faster_once_is_not_advised(quick):
@@ -696,7 +695,7 @@ def test_a_loader_change_is_measured_twice_where_compute_is_the_limit(quick, mon
 
     now = Pretended(100)
     resident = Pretended(100)
-    monkeypatch.setattr("scripts.tuning.trials.in_turns", measure)
+    monkeypatch.setattr("scripts.tuning.trials.interleaved_speeds", measure)
     trials = Trials(
         now, lambda _, chosen: resident if "resident" in chosen[-1].flags else now, measured(*speeds), 0.02, silent
     )

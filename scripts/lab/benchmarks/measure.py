@@ -21,8 +21,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from scripts.common.figures import Spread, ratios
-from scripts.common.step_timing import synchronise
+from scripts.common.timing import Spread, interleaved, ratios, synchronise
 from utils.runtime.cpu import SPINS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,17 +127,14 @@ def play(part: str, match: Match, rounds: int, measured: Callable[[], None] = la
     """
     sides: dict[tuple[int, str], Measure] = {OURS: match.ours}  # by the rival's number and way
     sides |= {(number, way): m for number, rival in enumerate(match.rivals) for way, m in rival.ways.items()}
-    figures: dict[tuple[int, str], list[float]] = {key: [] for key in sides}
-    failures: dict[tuple[int, str], str] = {}
-    for number in range(rounds * match.times):
-        order = list(sides)[:: -1 if number % 2 else 1]  # so that no side always runs on what the other leaves behind
-        for key in order:
-            if key not in failures and OURS not in failures:
-                try:
-                    figures[key].append(sides[key]())
-                except CommandFailure as error:
-                    failures[key] = str(error)
-            measured()
+
+    def failure_of(side: tuple[int, str], error: Exception) -> str:
+        return str(error) if isinstance(error, CommandFailure) and side != OURS else ""
+
+    try:
+        figures, failures = interleaved(sides, rounds * match.times, lambda *_: measured(), failure_of)
+    except CommandFailure as error:
+        figures, failures = {}, {OURS: str(error)}
     return [_row(part, match, number, figures, failures) for number in range(len(match.rivals))]
 
 
@@ -152,8 +148,9 @@ def _row(
     """The row of the match's rival ``number``."""
     rival = match.rivals[number]
     about = (part, match.what, match.unit)
-    ways = {way: figures[number, way] for way in rival.ways if (number, way) not in failures}
-    failed = failures.get(OURS) or next((failures[number, way] for way in rival.ways if not ways), "")
+    failed = failures.get(OURS, "")
+    ways = {way: figures[number, way] for way in rival.ways if not failed and (number, way) not in failures}
+    failed = failed or next((failures[number, way] for way in rival.ways if not ways), "")
     if failed:
         return Row(*about, rival.name, rival.target, failure=failed)
     ours = figures[OURS]

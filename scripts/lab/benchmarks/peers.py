@@ -25,7 +25,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.common.step_timing import synchronise
+from scripts.common.timing import synchronise
 from scripts.lab.benchmarks.measure import throughput
 from utils.config.groups.model import ModelSettings
 

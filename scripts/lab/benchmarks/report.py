@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from scripts.common.figures import GREY, Spread, device_name
+from scripts.common.timing import Spread, device_name
 from scripts.lab.benchmarks.measure import SECONDS, Row
+from scripts.lab.benchmarks.step_table import GREY
 
 WIDTHS = {"what": 49, "against": 44, "ours": 9, "the other": 9, "ratio": 9, "min - max": 16, "target": 13}
 MET = "#3b78c3"

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import main
-from scripts.common.figures import Spread
+from scripts.common.timing import Spread
 from scripts.lab.benchmarks.catalogue import STEP, VALIDATION, Technique
 from scripts.lab.benchmarks.loading import PREFETCHED
 from utils.checkpoint.checkpoint import Checkpointer

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts.common.figures import Spread
+from scripts.common.timing import Spread
 from scripts.lab.benchmarks import data, gpu, loading, measure, peers, records, report, start_up
 from scripts.lab.benchmarks.measure import (
     PERCENT,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.common.figures import Spread
+from scripts.common.timing import Spread
 from scripts.lab import benchmark_techniques
 from scripts.lab.benchmarks import techniques
 from scripts.lab.benchmarks.catalogue import LOADING, STEP, TECHNIQUES, VALIDATION, Technique

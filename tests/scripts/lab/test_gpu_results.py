@@ -19,9 +19,8 @@ import torch
 
 import main
 from scripts import sweep
-from scripts.common import figures
 from scripts.lab import benchmark, benchmark_amp, collect_results, gpu_results
-from scripts.lab.benchmarks import measure, peers
+from scripts.lab.benchmarks import measure, peers, step_table
 from scripts.lab.benchmarks import report as benchmark_report
 from scripts.lab.gpu_table import job as jobs
 from scripts.lab.gpu_table import pieces, report, tiny, trainings
@@ -127,7 +126,7 @@ def in_this_process(patch):
     patch.setattr(peers, "subprocess", SimpleNamespace(run=run_timm))
     patch.setattr(sweep, "run_all", train_all)
     patch.setattr(torch.nn.Module, "compile", lambda module: None)  # as TORCHDYNAMO_DISABLE would
-    for drawing in (figures, benchmark_report):
+    for drawing in (step_table, benchmark_report):
         patch.setattr(drawing, "draw", lambda *_: None)
     patch.setattr(sys, "argv", sys.argv)  # and these two: what a timm script changes is put back
     patch.setattr(timm.data, "create_dataset", timm.data.create_dataset)

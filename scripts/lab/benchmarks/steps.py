@@ -2,34 +2,35 @@
 
 The default workload is that of PyTorch's recipe "Automatic Mixed Precision": an MLP of linear layers with
 ReLU between, mean squared error, plain SGD. The rows' rounds are interleaved, so that a busy machine affects
-all rows alike; ``figures.py`` draws the conclusions.
+all rows alike; ``step_table.py`` draws the conclusions.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import platform
-import resource
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import nn
 
+from scripts.common.timing import (
+    WARM_UP_STEPS,
+    failure_of,
+    interleaved,
+    peak_resident_bytes,
+    settled_bytes,
+    timed,
+    warm_up,
+)
 from utils.config.groups.precision import PrecisionSettings
 from utils.precision.amp import autocast, build_scaler
 
 AMP = {"fp32": "off", "tf32": "off", "fp16": "fp16", "bf16": "bf16"}
 LR = 0.001
-WARM_UP_STEPS = 3  # of each round: they compile, choose convolution algorithms and fill the allocator's cache
-GPU_WARM_UP_SECONDS = 0.5  # then, on a GPU: one that was idle takes a while to raise its clock
 CPU_MEMORY_STEPS = 2  # after the warm-up, where memory is measured apart from time
-OUT_OF_MEMORY = "out of memory"
-PEAK_RESET = Path("/proc/self/clear_refs")  # to write: the peak of this process's size starts anew
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -53,18 +54,6 @@ def make_rows(formats: Sequence[str], *, channels_last: bool, compiled: bool) ->
     """All formats as they are, then again in each wanted variant: channels-last, compiled, both."""
     variants = [(a, b) for b in (False, True) for a in (False, True) if a <= channels_last and b <= compiled]
     return [StepVariant(name, *variant) for variant in variants for name in formats]
-
-
-def unsupported(format: str, device: torch.device) -> str | None:
-    """Why ``device`` cannot compute in ``format``; None if it can. A CPU emulates the half-precision formats."""
-    if format == "tf32":
-        if device.type != "cuda":
-            return "needs a GPU"
-        if torch.cuda.get_device_capability(device) < (8, 0):
-            return f"{torch.cuda.get_device_name(device)} has no TF32 arithmetic (compute capability 8.0 and higher)"
-    if format == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic"
-    return None
 
 
 # ------------------------------------------------------------------------------------------ the step
@@ -198,22 +187,6 @@ class Result:
     failure: str = ""
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait for what the GPU still has to do; a CPU is never behind."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def warm_up(run: Callable[[int], None], device: torch.device) -> None:
-    """Let ``run``, a function of the number of steps, do what is not to be timed, and wait for the device."""
-    run(WARM_UP_STEPS)
-    synchronise(device)
-    began = time.perf_counter()
-    while device.type == "cuda" and time.perf_counter() - began < GPU_WARM_UP_SECONDS:
-        run(WARM_UP_STEPS)
-        synchronise(device)
-
-
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     """In this context, float32 multiplications may (or may not) be rounded to TF32; then as before."""
@@ -239,10 +212,7 @@ def time_round(workload: Workload, row: StepVariant, device: torch.device) -> tu
         warm_up(training.run, device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        began = time.perf_counter()
-        training.run(workload.steps)
-        synchronise(device)
-        seconds = time.perf_counter() - began
+        seconds, _ = timed(lambda: training.run(workload.steps), device)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return seconds / workload.steps, peak
 
@@ -254,32 +224,24 @@ def run_rounds(
     rounds: int,
     measured: Callable[[int, Result], None],
 ) -> None:
-    """Fill ``results``: the first round of every row, then the second ... A row that fails is left out from there.
+    """Fill ``results``, whose rounds are interleaved. A row that fails is left out from there.
 
     ``measured`` is called after each measurement with the round's number, from 1.
     """
-    for number in range(1, rounds + 1):
-        for result in results:
-            if not result.failure:
-                try:
-                    seconds, peak = time_round(workload, result.row, device)
-                    result.seconds.append(seconds)
-                    result.peak_bytes = max(peak, result.peak_bytes or 0) if peak is not None else result.peak_bytes
-                except RuntimeError as error:
-                    result.failure = failure_of(error, result.row)
-                    if not result.failure:
-                        raise
-            measured(number, result)
 
+    def measure(result: Result) -> None:
+        if result.failure:
+            return
+        seconds, peak = time_round(workload, result.row, device)
+        result.seconds.append(seconds)
+        result.peak_bytes = max(peak, result.peak_bytes or 0) if peak is not None else result.peak_bytes
 
-def failure_of(error: RuntimeError, row: StepVariant) -> str:
-    """Why a row failed with ``error``, in words; '' if the row is not the cause."""
-    text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
-        return OUT_OF_MEMORY
-    if row.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return "does not compile"
-    return ""
+    def fail(place: int, error: Exception) -> str:
+        results[place].failure = failure_of(error, results[place].row.compiled)
+        return results[place].failure
+
+    sides = {place: partial(measure, result) for place, result in enumerate(results)}
+    interleaved(sides, rounds, lambda number, place: measured(number, results[place]), fail)
 
 
 def cpu_memory(workload: Workload, row: StepVariant, device: torch.device) -> int:
@@ -290,46 +252,3 @@ def cpu_memory(workload: Workload, row: StepVariant, device: torch.device) -> in
     training = workload.start(row, device)
     training.run(WARM_UP_STEPS + CPU_MEMORY_STEPS)
     return peak_resident_bytes() - before
-
-
-def settled_bytes() -> int:
-    """Physical memory in use, without what is free in this process; on Linux, ``peak_resident_bytes`` starts from it.
-
-    The C library keeps memory that was freed. A step that is given it does not make the process grow.
-    """
-    gc.collect()
-    with suppress(AttributeError):  # glibc alone has it
-        ctypes.CDLL(None).malloc_trim(0)
-    with suppress(OSError):
-        PEAK_RESET.write_text("5", encoding="ascii")
-    return peak_resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """The most physical memory that this process has had: on Linux since ``settled_bytes``, else since its start."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size if platform.system() == "Darwin" else size * 1024  # macOS counts bytes, Linux kibibytes
-
-
-def interleaved_rounds(
-    sides: Sequence[Callable[[], None]], rounds: int, device: torch.device, measured: Callable[[int], None]
-) -> list[list[float]]:
-    """Seconds of each side in each round, in the order a b c, c b a, a b c ...
-
-    Alternating keeps what one leaves behind for the next (caches, clock rates) from favouring a side.
-    ``measured`` is called after each round with its number, from 1.
-    """
-    seconds: list[list[float]] = [[] for _ in sides]
-    for number in range(1, rounds + 1):
-        for side in range(len(sides)) if number % 2 else reversed(range(len(sides))):
-            synchronise(device)
-            began = time.perf_counter()
-            sides[side]()
-            synchronise(device)
-            seconds[side].append(time.perf_counter() - began)
-        measured(number)
-    return seconds

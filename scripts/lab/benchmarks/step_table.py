@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from scripts.common.output import whole_file
-from scripts.common.step_timing import CPU_MEMORY_STEPS, WARM_UP_STEPS, Result, Workload
-from utils.record.provenance import processor
+from scripts.common.timing import WARM_UP_STEPS, Spread, ratios
+from scripts.lab.benchmarks.steps import CPU_MEMORY_STEPS, Result, Workload
 
 # The default workload (3 epochs of 50 batches) on an RTX 2060, as published: seconds and peak bytes, in default
 # precision and with autocast and GradScaler.
@@ -23,18 +22,6 @@ COLOURS = {"fp32": "#7f8c9a", "tf32": "#4aa3a2", "fp16": "#3b78c3", "bf16": "#e0
 GREY = "#555555"
 
 
-class Spread(NamedTuple):
-    """Median, smallest and largest of the rounds."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-
 class Figures(NamedTuple):
     """A row's figures: milliseconds a step, images a second, bytes, and ratios against the first row; None: unknown."""
 
@@ -43,11 +30,6 @@ class Figures(NamedTuple):
     speed_up: float | None = None
     peak_bytes: int | None = None
     memory_ratio: float | None = None
-
-
-def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """The rounds' own ratios: what slows a whole round down cancels out."""
-    return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 def figures(result: Result, first: Result, batch_size: int) -> Figures:
@@ -112,13 +94,6 @@ def published(results: Sequence[Result], shown: Sequence[Figures]) -> str:
 
 
 # ---------------------------------------------------------------------------------- table and files
-
-
-def device_name(device: torch.device) -> str:
-    """The device's product name; a CPU with the number of threads in use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{processor()} CPU, {torch.get_num_threads()} thread(s)"
 
 
 def cells(results: Sequence[Result], shown: Sequence[Figures], memory: bool) -> tuple[list[str], list[list[str]]]:

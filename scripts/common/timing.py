@@ -1,0 +1,160 @@
+"""The one way to time here: wait for the device, take turns a round at a time, and judge by medians; and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from utils.record.provenance import processor
+
+K = TypeVar("K")
+T = TypeVar("T")
+WARM_UP_STEPS = 3  # they compile, choose convolution algorithms and fill the allocator's cache
+GPU_WARM_UP_SECONDS = 0.5  # then, on a GPU: one that was idle takes a while to raise its clock
+OUT_OF_MEMORY = "out of memory"
+PEAK_RESET = Path("/proc/self/clear_refs")  # to write: the peak of this process's size starts anew
+
+
+class Spread(NamedTuple):
+    """Median, smallest and largest of the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """The rounds' own ratios: what slows a whole round down cancels out."""
+    return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+# ------------------------------------------------------------------------------------------------ time
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for what the GPU still has to do; a CPU is never behind."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(work: Callable[[], T], device: torch.device) -> tuple[float, T]:
+    """The seconds that ``work`` takes until the device has done it all, and what it gives."""
+    synchronise(device)
+    began = time.perf_counter()
+    result = work()
+    synchronise(device)
+    return time.perf_counter() - began, result
+
+
+def warm_up(run: Callable[[int], None], device: torch.device) -> None:
+    """Let ``run``, a function of the number of steps, do what is not to be timed."""
+    timed(lambda: run(WARM_UP_STEPS), device)
+    began = time.perf_counter()
+    while device.type == "cuda" and time.perf_counter() - began < GPU_WARM_UP_SECONDS:
+        timed(lambda: run(WARM_UP_STEPS), device)
+
+
+def interleaved(
+    sides: Mapping[K, Callable[[], T]],
+    rounds: int,
+    measured: Callable[[int, K], object] = lambda number, side: None,
+    failure_of: Callable[[K, Exception], str] = lambda side, error: "",
+) -> tuple[dict[K, list[T]], dict[K, str]]:
+    """What each side gives in each round, in the order a b c, c b a, a b c ...; and why some sides failed.
+
+    Alternating keeps what one leaves behind for the next (caches, clock rates) from favouring a side, and a busy
+    machine affects all alike. ``measured`` is called after each measurement with the round's number, from 1. A side
+    whose error ``failure_of`` puts into words is left out from there; any other error is raised.
+    """
+    values: dict[K, list[T]] = {side: [] for side in sides}
+    failures: dict[K, str] = {}
+    for number in range(1, rounds + 1):
+        for side in list(sides)[:: 1 if number % 2 else -1]:
+            if side not in failures:
+                try:
+                    values[side].append(sides[side]())
+                except Exception as error:
+                    if not (words := failure_of(side, error)):
+                        raise
+                    failures[side] = words
+            measured(number, side)
+    return values, failures
+
+
+def failure_of(error: Exception, compiled: bool) -> str:
+    """Why a step failed with ``error``, in words; '' if neither memory nor torch.compile is the cause."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "ALLOC_FAILED" in text:
+        return OUT_OF_MEMORY
+    if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return "does not compile"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------- device
+
+
+def device_name(device: torch.device) -> str:
+    """The device's product name; a CPU with the number of threads in use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{processor()} CPU, {torch.get_num_threads()} thread(s)"
+
+
+def unsupported(dtype: str, device: torch.device) -> str | None:
+    """Why ``device`` cannot compute in 'tf32' or 'bf16', say; None if it can. A CPU emulates half precision."""
+    if dtype == "tf32":
+        if device.type != "cuda":
+            return "needs a GPU"
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return f"{torch.cuda.get_device_name(device)} has no TF32 arithmetic (compute capability 8.0 and higher)"
+    if dtype == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+
+def load_libraries() -> None:
+    """Take a step of a tiny network: the first of all loads over 100 MB of libraries, which are no part of others."""
+    layer = torch.nn.Linear(8, 8)
+    torch.nn.functional.mse_loss(layer(torch.ones(8, 8)), torch.ones(8, 8)).backward()
+    torch.optim.SGD(layer.parameters()).step()
+
+
+def settled_bytes() -> int:
+    """Physical memory in use, without what is free in this process; on Linux, ``peak_resident_bytes`` starts from it.
+
+    The C library keeps memory that was freed. A step that is given it does not make the process grow.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        PEAK_RESET.write_text("5", encoding="ascii")
+    return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most physical memory that this process has had: on Linux since ``settled_bytes``, else since its start."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if platform.system() == "Darwin" else size * 1024  # macOS counts bytes, Linux kibibytes
