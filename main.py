@@ -280,7 +280,7 @@ def refuse_unknown_names(args: Settings) -> None:
 def read_data(run: Run, trained: ResumePoint | None = None) -> Data:
     """The images to train on and to validate on; with ``--evaluate`` only these, in the classes of ``trained``."""
     from utils.data.datasets import get_data, get_test_data
-    from utils.data.formats.kept_listing import Lister
+    from utils.data.formats.listing import Lister
     from utils.data.progress_log import ProgressLog
 
     args = run.args

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     from scripts.data_check.survey import inspect, take_survey
     from scripts.data_check.tables import write_files
     from utils.data.datasets import prepare
-    from utils.data.formats.kept_listing import Lister
+    from utils.data.formats.listing import Lister
     from utils.data.progress_log import ProgressLog
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers

@@ -166,21 +166,18 @@ def refuse_to_keep(encodings: dict[str, Encoding], data: Data) -> None:
 def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
     """The index of the shards, made by this process or by another one that packs them now. Raises ``UserError``."""
     from utils.data.formats.shards.index import read_contents
-    from utils.data.kept import claim
+    from utils.data.kept import claimed
 
     folder = plan.folder
-    while (contents := read_contents(folder)) is None:
-        try:
-            file = claim(folder / "packing", f"Waiting for another process that packs into {folder}", log, False)
-            if file is None:
-                continue
-            with file:
-                if read_contents(folder) is None:
-                    pack(plan, workers, progress)
-                Path(file.name).unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
-    return contents
+    if (contents := read_contents(folder)) is not None:
+        return contents
+    try:
+        with claimed(folder / "packing", f"Waiting for another process that packs into {folder}", log):
+            if read_contents(folder) is None:
+                pack(plan, workers, progress)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
+    return read_contents(folder)
 
 
 def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:

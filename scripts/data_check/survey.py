@@ -31,7 +31,7 @@ from utils.data.datasets import get_data
 from utils.data.first_look import Seen
 from utils.data.formats import class_folders
 from utils.data.formats.class_folders import LISTER, find_splits, printable, training_folder
-from utils.data.formats.kept_listing import Lister
+from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import open_image
 from utils.data.images.levels import Colour

@@ -18,10 +18,11 @@ from utils.checkpoint.fingerprint import listing_of
 from utils.config.settings import UserError
 from utils.data.datasets import Data
 from utils.data.formats.readers import ImageFiles, Images
-from utils.data.formats.shards.index import BLOCK, PARTS, Shard, record_type, write_whole
+from utils.data.formats.shards.index import BLOCK, PARTS, Shard, record_type
 from utils.data.images.decoding import UnreadableImage
 from utils.data.images.levels import range_of
 from utils.data.images.stored import version_of
+from utils.data.kept import write_whole
 from utils.data.sample_plan import permutation
 
 LONGEST_NAME = 16  # of a member: nine digits, a point and an ending

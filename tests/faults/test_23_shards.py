@@ -21,7 +21,7 @@ from utils.data.datasets import get_data
 from utils.data.formats.shards import members, read_ahead
 from utils.data.images import unreadable
 from utils.data.images.decoding import UnreadableImage, open_image
-from utils.data.kept import try_lock
+from utils.data.kept import claimed
 from utils.data.loaders import loaders
 from utils.data.progress_log import ProgressLog
 from utils.runtime.distributed import Distributed, RankInfo
@@ -296,21 +296,23 @@ def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in
         read_ahead.ReadAhead(images.paths, cache, 10**9, is_first=True, log=lines.append) for _ in range(2)
     )
     path = Path(members.copy_of(images.paths.files[0], str(cache)))
-    monkeypatch.setattr(read_ahead, "PIECE_BYTES", 512)
-    waiting = [lambda: second._make(0, path)]
+    monkeypatch.setattr(read_ahead, "PART_BYTES", 512)
+    other = threading.Thread(target=second._make, args=(0, path))
+    opened = []
 
     class Source(io.FileIO):
+        def __init__(self, *arguments, **_):
+            opened.append(super().__init__(*arguments))
+
         def read(self, count):
-            if self.tell() == 1024 and waiting:
-                waiting.pop()()
+            if self.tell() == 1024:
+                other.start()
             return super().read(count)
 
-    def opened(name, mode, **more):
-        return Source(name, mode) if mode == "rb" else open(name, mode, **more)
-
-    monkeypatch.setattr(read_ahead, "open", opened, raising=False)
+    monkeypatch.setattr(read_ahead, "open", Source, raising=False)
     first._make(0, path)
-    assert lines == [] and not waiting
+    other.join()
+    assert lines == [] and len(opened) == 1
     assert path.read_bytes() == Path(images.paths.files[0]).read_bytes() and len(list(cache.iterdir())) == 1
 
 
@@ -322,8 +324,8 @@ def test_what_another_run_is_copying_stays_and_what_a_killed_one_left_goes(shard
     locked, told = os.pipe()
     child = os.fork()
     if child == 0:
-        with open(cache / "other.partial", "wb") as file:
-            try_lock(file)
+        with claimed(cache / "other.shard"):
+            (cache / "other.partial").write_bytes(b"half")
             os.write(told, b"!")
             time.sleep(60)
         os._exit(0)

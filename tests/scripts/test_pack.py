@@ -373,7 +373,7 @@ def test_an_image_without_an_ending_of_its_own_gets_that_of_its_format(tree, nam
         encoding.encode(ImageFiles([row], torch.zeros(1), "RGB"), 0)
 
 
-@pytest.mark.parametrize("place", ["utils.data.kept.claim", "scripts.packing.plan.write_whole"])
+@pytest.mark.parametrize("place", ["utils.data.kept.claimed", "scripts.packing.plan.write_whole"])
 def test_an_output_that_cannot_be_written_is_one_clear_line(tree, tmp_path, monkeypatch, place):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

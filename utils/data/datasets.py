@@ -27,7 +27,7 @@ from utils.data.formats.hints import hint
 from utils.data.formats.hugging_face.files import SAVED
 from utils.data.formats.hugging_face.reading import read_tables
 from utils.data.formats.hugging_face.rows import Rows
-from utils.data.formats.kept_listing import Lister
+from utils.data.formats.listing import Lister
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
 from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.members import Members

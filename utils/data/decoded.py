@@ -2,21 +2,17 @@
 
 A cache file is a plain .npy array, uint8 (n, c, size, size), named after a fingerprint of its sources. With
 ``--skip-bad-images`` the numbers of unreadable images follow as JSON; a process that reads the file tries those again.
-The file is written under a temporary name, flushed and renamed, so it is always complete. The temporary file is locked
-meanwhile: the first of several processes writes and the others wait, without a collective. On a file system without
-locks each process writes its own. The cache may be deleted at any time.
+The first of several processes writes it and the others wait, without a collective; on a file system without locks each
+process writes its own. The cache may be deleted at any time.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import struct
 import time
 from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +26,14 @@ from utils.data.images.levels import range_of
 from utils.data.images.stored import version_of
 from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
-from utils.data.kept import claim, held, remove_abandoned
-from utils.data.progress_log import Log, ProgressLog
+from utils.data.kept import claimed, remove_abandoned, whole_file
+from utils.data.progress_log import Log, ProgressLog, silent
 from utils.data.worker_pool.pool import WorkerPool
 
 DECODING_VERSION = 2  # raise it whenever decode_whole or decode_crop give other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
 CHUNK_BYTES = 3 << 19  # that a worker hands over at a time; larger chunks are no faster for 32x32 images
-HEADER_BYTES = 128
+HEADER_BYTES = 128  # of a .npy file of these shapes
 
 Shape = tuple[int, ...]
 Decoded = tuple[torch.Tensor, list[int]]  # pixels, and the numbers of unreadable images, in order
@@ -77,7 +73,7 @@ def decoded(
         pixels, bad = make()
     else:
         path = folder / f"{fingerprint(images, view, folder)}.npy"
-        pixels, bad = _kept(path, shape, make, progress.log, is_main, raise_mistakes=not skip_bad)
+        pixels, bad = _kept(path, shape, make, progress.log, is_main)
     unreadable = _try_again(_ChunkDecoder(images, view, skip_bad), pixels, bad)
     return MemoryImages(pixels, images.labels, unreadable)
 
@@ -93,7 +89,7 @@ def shared(
         return images
     pixels = images.pixels.contiguous()
     path = folder / f"{hashlib.sha256(pixels.numpy()).hexdigest()[:32]}.npy"
-    pixels, _ = _kept(path, tuple(pixels.shape), lambda: (pixels, []), log, is_main, raise_mistakes=True)
+    pixels, _ = _kept(path, tuple(pixels.shape), lambda: (pixels, []), log, is_main)
     return MemoryImages(pixels, images.labels)
 
 
@@ -189,54 +185,34 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
 # ------------------------------------------------------------------------------------------ the file
 
 
-def _kept(
-    path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, is_main: bool, raise_mistakes: bool
-) -> Decoded:
+def _kept(path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, is_main: bool) -> Decoded:
     """The pixels mapped from ``path``, made and written there if missing; from memory if that fails."""
-    log_once: Log = log if is_main else lambda line: None
-    while (mapped := _mapped(path, shape)) is None:
+    log_once: Log = log if is_main else silent
+    if (mapped := _mapped(path, shape)) is None:
+        made = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            waiting = f"Waiting until these images are decoded into {path}"  # by another run, or a rank of this one
-            file = claim(path, waiting, log_once, raise_mistakes)
+            remove_abandoned(path.parent)
+            with claimed(path, f"Waiting until these images are decoded into {path}", log_once):
+                if (mapped := _mapped(path, shape)) is None:
+                    if path.exists():
+                        log(f"{path}: is not a complete file of decoded images; making it again")
+                    began = time.monotonic()
+                    with whole_file(path, reserved=HEADER_BYTES + int(np.prod(shape))) as file:
+                        made = make()
+                        seconds = time.monotonic() - began
+                        np.save(file, made[0].numpy())
+                        file.write(json.dumps(made[1]).encode() if made[1] else b"")
+                    log(f"Decoded images: {path} (made in {seconds:.1f} s; {_contents(path.parent)})")
+                    return _mapped(path, shape) or made
         except OSError as error:
-            log_once(_cannot_keep(path, error))
-            return make()
-        if file is not None:
-            return _build(file, path, shape, make, log, log_once)
+            log_once(
+                f"warning: decoded images cannot be kept in {path.parent} ({error.strerror or error}), so each process "
+                "makes and holds its own at every start; --cache-dir names another folder"
+            )
+            return make() if made is None else made
     log_once(f"Decoded images: {path} ({path.stat().st_size / 1e6:,.0f} MB)")
     return mapped
-
-
-def _build(file: FileIO, path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, log_once: Log) -> Decoded:
-    """Make the pixels and write them. ``file`` is the claimed temporary file; ``log_once`` logs on one rank only."""
-    made = None
-    try:
-        with held(file):
-            if (mapped := _mapped(path, shape)) is not None:  # another process has finished it since the last look
-                os.unlink(file.name)
-                return mapped
-            if path.exists():
-                log(f"{path}: is not a complete file of decoded images; making it again")
-            remove_abandoned(path.parent, Path(file.name))
-            _reserve(file, HEADER_BYTES + int(np.prod(shape)))
-            began = time.monotonic()
-            made = make()
-            seconds = time.monotonic() - began
-            _save(file, path, *made)
-            log(f"Decoded images: {path} (made in {seconds:.1f} s; {_contents(path.parent)})")
-            mapped = _mapped(path, shape)
-            return made if mapped is None else mapped
-    except OSError as error:
-        log_once(_cannot_keep(path, error))
-    return make() if made is None else made
-
-
-def _cannot_keep(path: Path, error: OSError) -> str:
-    return (
-        f"warning: decoded images cannot be kept in {path.parent} ({error.strerror or error}), so each process makes "
-        "and holds its own at every start; --cache-dir names another folder"
-    )
 
 
 def _contents(folder: Path) -> str:
@@ -245,46 +221,18 @@ def _contents(folder: Path) -> str:
     return f"{len(sizes)} file(s) of {sum(sizes) / 1e6:,.0f} MB there, which may be deleted at any time"
 
 
-def _header(shape: Shape) -> bytes:
-    """The header of a .npy file (version 1.0, see numpy.lib.format) of uint8 in C order, always of one length."""
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
-    length = HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", length) + text.ljust(length - 1).encode() + b"\n"
-
-
 def _mapped(path: Path, shape: Shape) -> Decoded | None:
     """The file's content; None if it is missing, unreadable or not of this ``shape``."""
-    end = HEADER_BYTES + int(np.prod(shape))
     try:
+        # Mode c is a private map: processes share a page until one of them writes to it and gets a copy.
+        pixels = np.lib.format.open_memmap(path, mode="c")
+        if (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) != (np.uint8, shape, True):
+            return None
         with open(path, "rb") as file:
-            if file.read(HEADER_BYTES) != _header(shape) or os.fstat(file.fileno()).st_size < end:
-                return None
-            file.seek(end)
+            file.seek(pixels.offset + pixels.nbytes)
             bad = json.loads(file.read() or b"[]")
-            if not isinstance(bad, list) or not all(type(index) is int and 0 <= index < shape[0] for index in bad):
-                return None
-            # Mode c is a private map: processes share a page until one of them writes to it and gets a copy.
-            return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c", offset=HEADER_BYTES, shape=shape)), bad
     except (OSError, ValueError):
         return None
-
-
-def _reserve(file: FileIO, size: int) -> None:
-    """Reserve ``size`` bytes now, so that a full disk fails before minutes of decoding, not after."""
-    file.truncate(0)
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # otherwise a file system that cannot reserve
-            raise
-
-
-def _save(file: FileIO, path: Path, pixels: torch.Tensor, bad: list[int]) -> None:
-    for content in (_header(tuple(pixels.shape)), pixels.numpy(), json.dumps(bad).encode() if bad else b""):
-        rest = memoryview(content).cast("B")
-        while rest:  # a single write takes at most 2 GB
-            rest = rest[file.write(rest) :]
-    os.fsync(file.fileno())
-    os.replace(file.name, path)
+    if not isinstance(bad, list) or not all(type(index) is int and 0 <= index < shape[0] for index in bad):
+        return None
+    return torch.from_numpy(pixels), bad

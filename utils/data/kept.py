@@ -1,106 +1,120 @@
-"""One process makes a file that several want: the first one works on a locked temporary file, the others wait.
+"""Files that are made once and kept: the first of the processes that want one makes it, the others wait for it.
 
-filelock cannot replace this: its flock is inherited by forked workers, which would keep a killed process's claim.
+A file gets its name when it is whole. A process that is killed while it writes leaves no more than a ``.partial`` file,
+and its claim ends with it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING, BinaryIO
 
-from utils.config.settings import UserError
-from utils.data.progress_log import Log
+from utils.data.progress_log import Log, silent
 
-ABANDONED_SECONDS = 24 * 3600  # without locks: age from which a temporary file counts as a dead process's
-MISTAKE = b"UserError: "  # prefix of the message that a process leaves for those waiting, for example on a bad image
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
-
-def claim(path: Path, waiting: str, log: Log, raise_mistakes: bool) -> FileIO | None:
-    """The temporary file of ``path``, open and locked. None if another process had claimed it and is done now.
-
-    Logs ``waiting`` before it waits for another process. Raises ``UserError`` if that process failed with one and
-    ``raise_mistakes`` is set, ``OSError`` if nothing can be written here.
-    """
-    import fcntl
-
-    name = path.with_suffix(".partial")
-    with ExitStack() as closed_on_return:
-        file = closed_on_return.enter_context(open(name, "r+b", buffering=0, opener=_open_or_create))
-        locked = try_lock(file)
-        if locked is None:
-            return open(path.with_suffix(f".{uuid.uuid4().hex}.partial"), "x+b", buffering=0)
-        if not locked:
-            log(waiting)
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        if _is_at(file, name):
-            closed_on_return.pop_all()
-            return file
-        left = b""
-        with suppress(OSError):  # a network file system may have dropped it
-            left = file.read(1 << 16)
-        if raise_mistakes and not locked and left.startswith(MISTAKE):
-            raise UserError(left[len(MISTAKE) :].decode("utf-8", "surrogateescape"))
-    return None
+PARTIAL = ".partial"
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def held(file: FileIO) -> Iterator[None]:
-    """The claim on ``file``, which ends with the block. If the block fails the file is removed.
+def claimed(path: Path, waiting: str = "", log: Log = silent) -> Iterator[None]:
+    """Within it, this process alone makes ``path``, of all on all hosts that claim it.
 
-    A ``UserError`` is left in it, to spare each waiting process the same failure in turn.
+    Logs ``waiting`` before it waits for another one: look again whether there is still something to make. Raises
+    ``OSError`` if nothing can be written beside ``path``. On a file system without locks nobody waits.
     """
-    with file:
-        try:
-            yield
-        except BaseException as error:
-            with suppress(OSError):
-                if isinstance(error, UserError):
-                    file.truncate(0)
-                    file.seek(0)
-                    file.write(MISTAKE + str(error).encode("utf-8", "surrogateescape"))
-            with suppress(OSError):
-                os.unlink(file.name)
-            raise
-
-
-def _open_or_create(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_CREAT, 0o666)
-
-
-def try_lock(file: IO[bytes]) -> bool | None:
-    """Lock ``file`` until it is closed or the process ends, even by kill -9. False: another process has the lock.
-
-    None on a file system without locks. Worker processes do not inherit a record lock.
-    """
-    import fcntl
-
+    lock = _lock_of(path)
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
+        held = _acquired(lock, timeout=0)
+    except TimeoutError:
+        log(waiting)
+        held = _acquired(lock, timeout=-1)
+    try:
+        yield
+    finally:
+        if held:
+            _release(lock)
+
+
+def _lock_of(path: Path) -> BaseFileLock:
+    """The claim on ``path``, or on what a partial file is written for."""
+    from filelock import FileLock  # here, since most starts find all made
+
+    stem = path.stem
+    if path.suffix == PARTIAL:
+        stem = stem.rsplit(".", 1)[0]
+    return FileLock(path.with_name(f"{stem}.lock"))
+
+
+def _acquired(lock: BaseFileLock, timeout: float) -> bool:
+    """Whether this process has the ``lock`` now; False on a file system without locks. Raises ``OSError``."""
+    try:
+        lock.acquire(timeout=timeout)
+    except OSError as error:  # filelock's Timeout is one, too
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        Path(lock.lock_file).unlink(missing_ok=True)
+        return False
     return True
 
 
-def _is_at(file: FileIO, name: Path) -> bool:
-    """Whether ``name`` is still this file: the process that had the lock has neither renamed nor removed it."""
+def _release(lock: BaseFileLock) -> None:
+    from filelock import SoftFileLock
+
+    if not isinstance(lock, SoftFileLock):  # which filelock takes where the file system has no other, and removes
+        with suppress(OSError):  # before the release: who has it open already looks again whether it is still there
+            os.unlink(lock.lock_file)
+    lock.release()
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left in a ``folder`` of kept files: partial ones on which there is no claim."""
+    for path in folder.glob(f"[!.]*{PARTIAL}"):
+        lock = _lock_of(path)
+        with suppress(OSError):
+            if _acquired(lock, timeout=0):
+                path.unlink(missing_ok=True)
+                _release(lock)
+
+
+@contextmanager
+def whole_file(path: Path, reserved: int = 0) -> Iterator[BinaryIO]:
+    """A file to write, which bears the name ``path`` once the block has ended well, also after a power cut.
+
+    ``reserved``: bytes for which there must be room now, so that a full disk fails before long work and not after it.
+    Raises ``OSError``.
+    """
+    partial = path.with_name(f"{path.stem}.{uuid.uuid4().hex}{PARTIAL}")
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
-    except FileNotFoundError:
-        return False
+        with open(partial, "xb") as file:
+            if reserved and hasattr(os, "posix_fallocate"):
+                _reserve(file, reserved)
+            yield file
+            file.flush()
+            file.truncate()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def remove_abandoned(folder: Path, own: Path | None = None) -> None:
-    """Remove the temporary files of killed processes: those whose lock is free. ``own``: that of this process."""
-    for path in folder.glob("*.partial"):
-        if path != own:  # closing a second handle would release the lock
-            with suppress(OSError), open(path, "r+b") as file:
-                locked = try_lock(file)
-                if locked or (locked is None and time.time() - path.stat().st_mtime > ABANDONED_SECONDS):
-                    os.unlink(path)
+def _reserve(file: BinaryIO, size: int) -> None:
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno in WITHOUT_ROOM:  # otherwise a file system that cannot reserve
+            raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there completely or not at all. Raises ``OSError``."""
+    with whole_file(path) as file:
+        file.write(content)

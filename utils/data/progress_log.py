@@ -15,6 +15,10 @@ Log = Callable[[str], None]
 LOG_SECONDS = 10  # between two lines
 
 
+def silent(line: str) -> None:
+    """A log that nobody reads."""
+
+
 @dataclass(frozen=True)
 class ProgressLog:
     """Where progress goes: lines to ``log``, or with ``bar`` to a bar if stderr is a terminal."""

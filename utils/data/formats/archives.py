@@ -11,31 +11,14 @@ import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from utils.config.settings import UserError
 from utils.data.formats import readers
-from utils.data.kept import claim, held
+from utils.data.kept import claimed
 from utils.data.progress_log import Log, ProgressLog
 
 UNPACKING = ".unpacking"  # in --datapath; readers pass over hidden folders
-
-
-@contextmanager
-def _alone(root: Path, doing: str, needed: Callable[[], bool], log: Log) -> Iterator[bool]:
-    """True if this process alone is to do the work; False if it is not, or no longer, ``needed``."""
-    while needed():
-        file = claim(root / UNPACKING, doing, log, raise_mistakes=True)
-        if file is None:
-            continue
-        with held(file):
-            yield needed()
-            with suppress(OSError):
-                os.unlink(file.name)
-        return
-    yield False
 
 
 # ------------------------------------------------------------------------------------------ ImageNet
@@ -56,9 +39,7 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
         return
     doing = f"Waiting for another process that unpacks ImageNet in {root}"
     try:
-        with _alone(root, doing, lambda: bool(missing()), log) as mine:
-            if not mine:
-                return
+        with claimed(root / UNPACKING, doing, log):
             archives = [*missing(), *(["devkit"] if "val" in missing() else [])]
             _refuse_missing(root, [ARCHIVE_META[archive][0] for archive in archives])
             for left in [*(root / UNPACKING).glob("class.*"), *(root / UNPACKING).glob("val.*")]:
@@ -174,8 +155,10 @@ def fetch(name: str, root: Path, log: Log) -> None:
     doing = f"Waiting for another process that fetches {name} into {root}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _alone(root, doing, lambda: not _is_whole(own, root), log) as mine:
-            if mine:
+        if _is_whole(own, root):
+            return
+        with claimed(root / UNPACKING, doing, log):
+            if not _is_whole(own, root):
                 own.download(root)
     except (RuntimeError, OSError, EOFError) as error:
         reason = " ".join(str(error).split())[:200]

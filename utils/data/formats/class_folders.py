@@ -17,8 +17,7 @@ import torch
 
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
-from utils.data.formats.kept_listing import Lister
-from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, is_image
+from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
 from utils.data.formats.readers import ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")

@@ -1,19 +1,32 @@
-"""Lists the image files of class folders with threads: on a network file system a folder is mostly a wait."""
+"""The image files of class folders: listed by threads, and the list kept, as millions of files take minutes.
+
+On a network file system a folder is mostly a wait. The file of a list names each folder with its time of modification
+and of change. Adding, removing or renaming a file changes both, so at a start it is enough to look at the folders. The
+time of change cannot be set back, as unpacking and copying do with the time of modification. What is kept is not
+trusted if any folder differs, nor is it kept if a folder was changed so shortly before it was listed that a later
+change might leave the times as they are. A SHA-256 shows damage. The file may be deleted at any time.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 
 from utils.config.settings import UserError
 from utils.data.formats.file_paths import NUL, FilePaths
+from utils.data.kept import claimed, remove_abandoned, write_whole
+from utils.data.progress_log import ProgressLog, silent
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 UNREAD_ENDINGS = (
@@ -24,6 +37,12 @@ LINKED = "links to folders"  # counted beside these endings
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
 TELL = 1000  # files, after which a thread says how far it is
+VERSION = 3  # raise it whenever the same folders give another list than before
+MAGIC = b"LIST OF IMAGE FILES\n"
+DIGEST_BYTES = 32
+WORTH_KEEPING_SECONDS = 1.0  # of listing; a quicker one is simply done again, and leaves nothing behind
+SETTLED_NS = 2 * 10**9  # since a folder's last change: the coarsest clock of a common file system (FAT)
+STATS_TOGETHER = 64  # folders that a thread looks at
 
 FolderTimes = tuple[str, int, int]  # path below the tree, st_mtime_ns, st_ctime_ns
 
@@ -44,8 +63,7 @@ class Listing:
 
     ``classes``: the folders, in order; ``counts``: int64 (classes,), the files of each; ``paths``: those of the first
     class, sorted, then of the second and so on. ``unread``: for each class how many images of each ending are not read,
-    and how many ``LINKED``.
-    ``folders``: all folders that were listed, with their times just before.
+    and how many ``LINKED``. ``folders``: all folders that were listed, with their times just before.
     """
 
     classes: tuple[str, ...]
@@ -168,3 +186,154 @@ def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _Cl
             raise UserError(f"--datapath: {path} cannot be read ({error.strerror or error})") from error
     tell(untold)
     return _ClassFolder(os.fsencode("\0".join(sorted(images))), len(images), dict(unread), folders)
+
+
+# ------------------------------------------------------------------------------------------ kept
+
+
+@dataclass(frozen=True)
+class Lister:
+    """Lists class folders, from what is kept in ``folder`` if it still holds. None: nothing is kept.
+
+    Without ``keeps`` it writes nothing. All processes of a host that want a list call it: the first one lists and logs
+    to ``progress``, the others wait; lines that would be the same from all are logged by ``is_main`` alone.
+    """
+
+    folder: Path | None = None
+    keeps: bool = False
+    progress: ProgressLog = field(default_factory=lambda: ProgressLog(silent))
+    is_main: bool = True
+
+    def list(self, tree: Path, classes: Sequence[str]) -> Listing:
+        """The image files below the class folders ``classes``, all that ``tree`` has. Raises ``UserError``."""
+        scan = Scan(os.fspath(tree), classes)
+        if self.folder is None:
+            return self._whole(scan, tree)
+        began = time.monotonic()
+        path = self.folder / _file_of(tree, self.folder)
+        log_once = self.progress.log if self.is_main else silent
+        kept, why_not = _kept(path, tree, classes)
+        if kept is not None:
+            log_once(f"List of files: {path} ({len(kept.paths):,} files, read in {time.monotonic() - began:.1f} s)")
+            return kept
+        if why_not:
+            log_once(f"{path}: {why_not}; listing {tree} again")
+        if WORTH_KEEPING_SECONDS and scan.run(seconds=WORTH_KEEPING_SECONDS):
+            return scan.listing()
+        if self.keeps:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                remove_abandoned(self.folder)
+                with claimed(path, f"Waiting until the files below {tree} are listed", log_once):
+                    return _kept(path, tree, classes)[0] or self._make(path, tree, scan)
+            except OSError as error:
+                log_once(
+                    f"warning: the list of files cannot be kept in {self.folder} ({error.strerror or error}), so each "
+                    "start lists them anew; --cache-dir names another folder"
+                )
+        return self._whole(scan, tree)
+
+    def _make(self, path: Path, tree: Path, scan: Scan) -> Listing:
+        """List, and write the list if it can be relied on. Raises ``OSError``."""
+        began = time.monotonic()
+        listing = self._whole(scan, tree)
+        seconds = time.monotonic() - began
+        if unsettled := _unsettled(listing.folders, scan.began_ns):
+            self.progress.log(f"The list of files below {tree} is not kept: {unsettled}")
+        else:
+            content = _packed(listing)
+            write_whole(path, content)
+            self.progress.log(
+                f"List of files: {path} ({len(listing.paths):,} files in {seconds:.1f} s, {len(content) / 1e6:,.0f} MB)"
+            )
+        return listing
+
+    def _whole(self, scan: Scan, tree: Path) -> Listing:
+        with self.progress.counting(f"Listing {tree}", None, "files") as advance:
+            scan.run(advance)
+        return scan.listing()
+
+
+def _file_of(tree: Path, folder: Path) -> str:
+    """A name that stays when ``tree`` is moved together with ``folder``."""
+    place = os.path.relpath(tree, folder)
+    return f"files.{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.list"
+
+
+def _kept(path: Path, tree: Path, classes: Sequence[str]) -> tuple[Listing | None, str]:
+    """What ``path`` holds; or None and why: it is damaged or no longer true, or '' if there is nothing."""
+    try:
+        listing = _unpacked(path.read_bytes(), tree)
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except Exception as error:  # numpy's and zipfile's readers fail in many ways on a damaged file
+        return None, f"is no whole list of files ({' '.join(str(error).split())[:100]})"
+    change = _change(listing, tree, classes)
+    return (None, f"{change} since the files were listed") if change else (listing, "")
+
+
+def _change(listing: Listing, tree: Path, classes: Sequence[str]) -> str:
+    """What has changed since ``listing`` was made; empty if nothing has."""
+    if listing.classes != tuple(classes):
+        return "class folders have come or gone"
+    parts = [
+        listing.folders[first : first + STATS_TOGETHER] for first in range(0, len(listing.folders), STATS_TOGETHER)
+    ]
+    with ThreadPoolExecutor(THREADS) as pool:
+        changed = next(filter(None, pool.map(lambda part: _first_changed(tree, part), parts)), None)
+    return "" if changed is None else f"{tree / changed} has changed"
+
+
+def _first_changed(tree: Path, folders: Sequence[FolderTimes]) -> str | None:
+    for folder, modified, changed in folders:
+        try:
+            status = os.stat(os.path.join(tree, folder))
+        except OSError:
+            return folder
+        if (status.st_mtime_ns, status.st_ctime_ns) != (modified, changed):
+            return folder
+    return None
+
+
+def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
+    """Why the times of a folder cannot be relied on, None if all can."""
+    for folder, modified, changed in folders:
+        if modified <= 0:  # as on a mounted object store
+            return f"{folder} has no time of modification"
+        if max(modified, changed) > began_ns - SETTLED_NS:
+            return f"{folder} was changed just before"
+    return None
+
+
+def _packed(listing: Listing) -> bytes:
+    about = {
+        "version": VERSION,
+        "endings": [IMAGE_ENDINGS, UNREAD_ENDINGS],
+        "classes": listing.classes,
+        "unread": listing.unread,
+        "folders": listing.folders,
+    }
+    file = io.BytesIO()
+    paths = listing.paths
+    np.savez(file, about=json.dumps(about), counts=listing.counts, ends=paths.ends, names=paths.names)
+    content = file.getvalue()
+    return MAGIC + hashlib.sha256(content).digest() + content
+
+
+def _unpacked(content: bytes, tree: Path) -> Listing:
+    """The inverse of ``_packed``. Raises ``ValueError`` or another error if ``content`` is damaged.
+
+    It lies in memory: of a mapped file on a network drive that is deleted, a page could be missing later.
+    """
+    start = len(MAGIC) + DIGEST_BYTES
+    if not content.startswith(MAGIC):
+        raise ValueError("another kind of file")
+    if hashlib.sha256(content[start:]).digest() != content[len(MAGIC) : start]:
+        raise ValueError("not its SHA-256")
+    arrays = np.load(io.BytesIO(content[start:]), allow_pickle=False)
+    about = json.loads(str(arrays["about"]))
+    if about["version"] != VERSION or about["endings"] != [[*IMAGE_ENDINGS], [*UNREAD_ENDINGS]]:
+        raise ValueError("of another version")
+    paths = FilePaths(tree, arrays["names"], arrays["ends"])
+    folders = tuple((name, modified, changed) for name, modified, changed in about["folders"])
+    return Listing(tuple(about["classes"]), arrays["counts"], paths, tuple(about["unread"]), folders)

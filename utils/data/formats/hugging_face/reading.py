@@ -15,7 +15,7 @@ from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDER
 from utils.data.formats.hugging_face.columns import chosen_column, classes_of, labels_of, numbered
 from utils.data.formats.hugging_face.files import Found, find, library, read_features, read_split
 from utils.data.formats.hugging_face.rows import Rows
-from utils.data.formats.kept_listing import Lister
+from utils.data.formats.listing import Lister
 from utils.data.formats.readers import ImageFiles, Splits
 
 

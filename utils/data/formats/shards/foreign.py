@@ -23,7 +23,7 @@ import numpy as np
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
 from utils.data.formats.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, record_type, write_contents
-from utils.data.kept import claim
+from utils.data.kept import claimed
 from utils.data.progress_log import Log, ProgressLog
 
 FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that others made
@@ -77,25 +77,19 @@ def ensure_index(root: Path, log: Log) -> None:
     shards = foreign_shards(root)
     if not any(shards.values()) or not _is_ours_to_make(root / CONTENTS):
         return
-    while not _fits(root, shards):
-        stale = (root / CONTENTS).exists()
-        try:
-            file = claim(root / ".shards", f"Waiting for another process that indexes {root}", log, raise_mistakes=True)
-        except OSError as error:
-            raise UserError(
-                f"--datapath {root}: the index of its tar files cannot be written there ({error.strerror}); make a "
-                "folder with links to them (ln -s) and give that"
-            ) from error
-        if file is None:
-            continue
-        with file:
-            try:
-                if not _fits(root, shards):
-                    why = " again: they or their classes have changed" if stale else ""
-                    log(f"Indexing the tar files in {root}{why}")
-                    _index(root, shards, ProgressLog(log))
-            finally:
-                Path(file.name).unlink(missing_ok=True)
+    if _fits(root, shards):
+        return
+    try:
+        with claimed(root / ".shards", f"Waiting for another process that indexes {root}", log):
+            if not _fits(root, shards):
+                why = " again: they or their classes have changed" if (root / CONTENTS).exists() else ""
+                log(f"Indexing the tar files in {root}{why}")
+                _index(root, shards, ProgressLog(log))
+    except OSError as error:
+        raise UserError(
+            f"--datapath {root}: the index of its tar files cannot be written there ({error.strerror}); make a folder "
+            "with links to them (ln -s) and give that"
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -192,10 +186,7 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
         splits[name] = (split.shards, np.array(rows, dtype=record_type(longest)), False)
     problems = [line for split in found.values() for line in split.problems]
     made = {FOREIGN: True, "listed": listed, "problems": problems[:MOST_PROBLEMS], "left_out": len(problems)}
-    try:
-        write_contents(root, classes, splits, made)
-    except OSError as error:
-        raise UserError(f"--datapath {root}: the index cannot be written there ({error.strerror})") from error
+    write_contents(root, classes, splits, made)
 
 
 def _add(root: Path, path: Path, found: _Found) -> None:

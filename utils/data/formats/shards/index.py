@@ -8,9 +8,9 @@ that workers share it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from utils.config.settings import UserError
+from utils.data.kept import write_whole
 
 CONTENTS = "shards.json"
 PARTS = ".packing"  # in a folder whose packing is not finished
@@ -105,24 +106,9 @@ def write_contents(
 
 
 def _npy(records: np.ndarray) -> bytes:
-    import io
-
     file = io.BytesIO()
     np.save(file, records, allow_pickle=False)
     return file.getvalue()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there completely or not at all, also after a power cut."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(part, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------- reading

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ import numpy as np
 from utils.config.settings import UserError
 from utils.data.formats.shards.index import Shard
 from utils.data.formats.shards.members import COPY, Members, copy_of, look_for_copies_in
-from utils.data.kept import remove_abandoned, try_lock
+from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log
 
-PIECE_BYTES = 4 << 20
-PARTIAL = ".partial"
+PART_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -143,33 +141,27 @@ class ReadAhead:
 
     def _make(self, number: int, path: Path) -> None:
         """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
-        partial = path.with_suffix(f".{uuid.uuid4().hex}{PARTIAL}")  # other runs may make the same copy
         shard = self._shard(number)
         digest = hashlib.sha256()
         count = 0
         try:
-            with open(self.members.files[number], "rb", buffering=0) as source, open(partial, "xb") as target:
-                try_lock(target)  # by which others see that it is being written
-                while not self._stop and (piece := source.read(PIECE_BYTES)):
-                    digest.update(piece)
-                    count += len(piece)
-                    target.write(piece)
-                if self._stop:
+            with claimed(path):  # another run may make the same copy
+                if _bytes_of(path) == shard.bytes:
                     return
-                target.flush()
-                os.fsync(target.fileno())  # otherwise a power cut could leave a copy with holes
-            if count != shard.bytes or (shard.sha256 and digest.hexdigest() != shard.sha256):
-                raise OSError("its bytes are not those that the index was written for")
-            os.replace(partial, path)
+                with open(self.members.files[number], "rb", buffering=0) as source, whole_file(path) as target:
+                    while not self._stop and (part := source.read(PART_BYTES)):
+                        digest.update(part)
+                        count += len(part)
+                        target.write(part)
+                    if count != shard.bytes or (shard.sha256 and digest.hexdigest() != shard.sha256):
+                        raise OSError("its bytes are not those that the index was written for")
         except OSError as error:
-            if not self._told:  # once: a full disk would fill the log
+            if not (self._told or self._stop):  # once: a full disk would fill the log
                 self._told = True
                 self.log(
                     f"warning: --shard-cache: {self.members.files[number]} is not read ahead "
                     f"({error.strerror or error}), but image by image"
                 )
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _remove_others(self, own: set[Path]) -> None:
         """Remove what a killed run or another data set left, so that the folder stays within its bound."""

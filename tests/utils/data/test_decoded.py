@@ -1,13 +1,12 @@
 """Decoded images come from one whole file that one process wrote, or are decoded; never from anything else."""
 
 import errno
+import multiprocessing
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
-from hashlib import sha256
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from PIL import Image
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data import decoded as cache
-from utils.data import kept as claims
 from utils.data import progress_log
 from utils.data.formats import class_folders
 from utils.data.formats.readers import ImageFiles, MemoryImages
@@ -26,10 +24,9 @@ from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
 
-ROOT = Path(__file__).resolve().parents[3]
 SIZE = 8
 COUNT = 12
-PATIENCE = 60  # seconds, for processes that import torch on busy cores
+PATIENCE = 60  # seconds, on busy cores
 
 
 def write_tree(root, count=COUNT, seed=0):
@@ -114,17 +111,6 @@ def test_the_file_is_a_npy_array_that_numpy_reads(tree, folder):
     assert path.suffix == ".npy"
     read = np.load(path)
     assert read.dtype == np.uint8 and np.array_equal(read, pixels.numpy())
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (10, 3, 32, 32), (1_281_167, 3, 224, 224), (10**12, 3, 8192, 8192)])
-def test_the_header_is_what_numpy_reads_of_any_shape(shape):
-    import io
-
-    header = cache._header(shape)
-    stream = io.BytesIO(header)
-    assert np.lib.format.read_magic(stream) == (1, 0)
-    assert np.lib.format.read_array_header_1_0(stream) == (shape, False, np.dtype("uint8"))
-    assert stream.tell() == len(header) == cache.HEADER_BYTES and cache.HEADER_BYTES % 64 == 0
 
 
 def test_what_is_written_to_the_pixels_reaches_neither_the_file_nor_other_maps(tree, folder):
@@ -342,27 +328,17 @@ def test_the_first_damaged_image_is_named_and_nothing_is_left(tree, folder, work
     assert names(folder) == []
 
 
-def test_a_leftover_of_the_same_name_is_written_over_whatever_it_holds(tree, folder):
-    leftover = folder / f"{cache.fingerprint(files_of(tree), View(SIZE, whole=True), folder)}.partial"
-    folder.mkdir()
-    leftover.write_bytes(claims.MISTAKE + bytes(10 * COUNT * 3 * SIZE * SIZE))
-    assert torch.equal(decoded(files_of(tree), folder), decoded(files_of(tree), None))
-    assert names(folder) == [leftover.with_suffix(".npy").name]
-    assert (folder / names(folder)[0]).stat().st_size == cache.HEADER_BYTES + COUNT * 3 * SIZE * SIZE
-
-
 def test_a_file_that_appears_between_the_look_and_the_lock_is_used(tree, folder, monkeypatch, no_decoding):
     expected = decoded(files_of(tree), folder).clone()
     (path,) = folder.iterdir()
     path.rename(folder / "aside")
-    claim = cache.claim
 
-    def claim_late(*args):
-        file = claim(*args)
+    @contextmanager
+    def claim_late(*_):
         (folder / "aside").rename(path)
-        return file
+        yield
 
-    monkeypatch.setattr(cache, "claim", claim_late)
+    monkeypatch.setattr(cache, "claimed", claim_late)
     no_decoding()
     assert torch.equal(decoded(files_of(tree), folder), expected)
     assert names(folder) == [path.name]
@@ -390,7 +366,7 @@ def test_a_folder_that_cannot_be_made_is_one_warning_and_the_images_stay_in_memo
     assert folder.read_text() == "a file in its place"
 
 
-@pytest.mark.parametrize("place", ["posix_fallocate", "fsync", "replace"])
+@pytest.mark.parametrize("place", ["posix_fallocate", "fsync"])  # before and after decoding
 def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder, monkeypatch, place):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -400,81 +376,35 @@ def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder,
     assert names(folder) == []
 
 
-def test_a_file_system_that_cannot_reserve_space_still_keeps_the_images(tree, folder, monkeypatch):
-    def cannot(*_):
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    monkeypatch.setattr(os, "posix_fallocate", cannot, raising=False)
-    expected = decoded(files_of(tree), None)
-    assert torch.equal(decoded(files_of(tree), folder), expected) and len(names(folder)) == 1
-
-
-def test_a_file_system_without_locks_keeps_the_images_and_removes_only_old_leftovers(tree, folder, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.lockf", no_locks)
-    folder.mkdir()
-    (folder / "old.partial").write_bytes(b"x")
-    os.utime(folder / "old.partial", (0, 0))
-    (folder / "fresh.partial").write_bytes(b"x")
-    expected = decoded(files_of(tree), None)
-    assert torch.equal(decoded(files_of(tree), folder), expected)
-    kept = names(folder)
-    assert "fresh.partial" in kept and "old.partial" not in kept
-    assert len([name for name in kept if name.endswith(".npy")]) == 1
-
-
 # ------------------------------------------------------------------------------------------ processes
 
-CHILD = """
-import hashlib, sys, time
-from pathlib import Path
-sys.path.insert(0, {root!r})
-import torch
-from utils.data import decoded as cache
-from utils.data.formats.readers import ImageFiles
-from utils.data.images.view import View
-from utils.data.progress_log import ProgressLog
-from utils.config.settings import UserError
-tree, folder, gate = Path({tree!r}), Path({folder!r}), Path({gate!r})
-paths = sorted(map(str, tree.rglob("*.png")))
-real = cache.decode_whole
-def wait_and_decode(path, size, colour):
-    print("DECODING", path, flush=True)
-    while not gate.exists():
-        time.sleep(0.02)
-    return real(path, size, colour)
-cache.decode_whole = wait_and_decode
-try:
-    pixels = cache.decoded(
-        ImageFiles(paths, torch.zeros(len(paths)), "RGB"), View(8, whole=True), folder, workers={workers},
-        skip_bad={skip_bad}, progress=ProgressLog(lambda line: print("LOG", line, flush=True)),
-    ).pixels
-    print("PIXELS", hashlib.sha256(pixels.numpy()).hexdigest())
-except UserError as error:
-    print("MISTAKE", error)
-"""
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_killed_process_leaves_no_valid_file_no_process_and_no_trouble(tree, folder, tmp_path, monkeypatch):
+    real = cache.decode_whole
 
-class Child:
-    """A process that decodes ``tree`` as soon as ``gate`` exists."""
+    def decode_and_stay(*arguments):
+        (tmp_path / "at work").touch()
+        time.sleep(PATIENCE)
+        return real(*arguments)
 
-    def __init__(self, tree, folder, gate, **options):
-        code = CHILD.format(root=str(ROOT), tree=str(tree), folder=str(folder), gate=str(gate), **options)
-        self.output = gate.with_name(f"output{len(list(gate.parent.glob('output*')))}")
-        with open(self.output, "w") as file:
-            self.process = subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=subprocess.STDOUT)
-
-    def lines(self, begin):
-        return [line for line in self.output.read_text().splitlines() if line.startswith(begin)]
-
-    def wait_for(self, begin):
-        wait_until(lambda: self.lines(begin) or self.process.poll() is not None)
-        assert self.lines(begin), self.output.read_text()
-
-    def end(self):
-        self.process.wait(timeout=PATIENCE)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "decode_whole", decode_and_stay)
+        process = multiprocessing.get_context("fork").Process(
+            target=decoded, args=(files_of(tree), folder, SIZE, True, 2)
+        )
+        process.start()
+        wait_until((tmp_path / "at work").exists)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert workers
+    process.kill()
+    process.join()
+    assert not any(name.endswith(".npy") for name in names(folder))
+    wait_until(lambda: not any(Path(f"/proc/{worker}/cwd").exists() for worker in workers))
+    lines = []
+    assert torch.equal(decoded(files_of(tree), folder, lines=lines), decoded(files_of(tree), None))
+    assert len(names(folder)) == 1 and names(folder)[0].endswith(".npy")
+    assert len(lines) == 1 and "made in" in lines[0]
 
 
 def wait_until(condition):
@@ -482,92 +412,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
-
-
-@pytest.fixture
-def start(folder, tmp_path):
-    children = []
-
-    def start_one(tree, workers=0, skip_bad=False):
-        children.append(Child(tree, folder, tmp_path / "gate", workers=workers, skip_bad=skip_bad))
-        return children[-1]
-
-    yield start_one
-    (tmp_path / "gate").touch()
-    for child in children:
-        child.process.kill()
-        child.process.wait()
-
-
-def test_of_two_processes_one_decodes_and_the_other_waits_for_its_file(tree, folder, tmp_path, start):
-    first = start(tree)
-    first.wait_for("DECODING")
-    second = start(tree)
-    second.wait_for("LOG Waiting until these images are decoded into")
-    (tmp_path / "gate").touch()
-    for child in (first, second):
-        child.end()
-    assert first.lines("PIXELS") == second.lines("PIXELS") != []
-    assert len(names(folder)) == 1 and names(folder)[0].endswith(".npy")
-    assert len(first.lines("DECODING")) == COUNT and second.lines("DECODING") == []
-    assert len(second.lines("LOG")) == 2  # that it waits, and where the file is
-
-
-def test_who_waits_for_a_process_that_meets_a_damaged_image_need_not_find_it_again(tree, folder, tmp_path, start):
-    Path(files_of(tree).paths[-1]).write_bytes(b"no image")
-    first = start(tree)
-    first.wait_for("DECODING")
-    second = start(tree)
-    second.wait_for("LOG Waiting until these images are decoded into")
-    (tmp_path / "gate").touch()
-    for child in (first, second):
-        child.end()
-    assert first.lines("MISTAKE") == second.lines("MISTAKE")
-    assert "00011.png: cannot be read" in first.lines("MISTAKE")[0] and second.lines("DECODING") == []
-    assert names(folder) == []
-
-
-def test_who_skips_damaged_images_need_not_heed_a_process_that_does_not(tree, folder, tmp_path, start):
-    expected = decoded(files_of(tree), None).clone()
-    Path(files_of(tree).paths[-1]).write_bytes(b"no image")
-    expected[-1] = 0
-    first = start(tree)
-    first.wait_for("DECODING")
-    second = start(tree, skip_bad=True)
-    second.wait_for("LOG Waiting until these images are decoded into")
-    (tmp_path / "gate").touch()
-    for child in (first, second):
-        child.end()
-    assert first.lines("MISTAKE") and second.lines("PIXELS") == [f"PIXELS {sha256(expected.numpy()).hexdigest()}"]
-
-
-def children_of(pid):
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_killed_process_leaves_no_valid_file_no_process_and_no_trouble(tree, folder, tmp_path, start):
-    child = start(tree, workers=2)
-    child.wait_for("DECODING")
-    workers = children_of(child.process.pid)
-    assert workers
-    child.process.send_signal(signal.SIGKILL)
-    child.end()
-    assert len(names(folder)) == 1 and names(folder)[0].endswith(".partial")
-    (folder / "another_set.partial").write_bytes(b"left by another one")
-    lines = []
-    assert torch.equal(decoded(files_of(tree), folder, lines=lines), decoded(files_of(tree), None))
-    assert len(names(folder)) == 1 and names(folder)[0].endswith(".npy")
-    assert len(lines) == 1 and "made in" in lines[0]
-    (tmp_path / "gate").touch()
-    wait_until(lambda: not any(Path(f"/proc/{worker}/cwd").exists() for worker in workers))
-
-
-def test_a_temporary_file_that_a_living_process_writes_is_left_alone(tree, folder, tmp_path, start):
-    write_tree(tmp_path / "data" / "val")
-    start(tmp_path / "data" / "val").wait_for("DECODING")
-    decoded(files_of(tree), folder)
-    assert len([name for name in names(folder) if name.endswith(".partial")]) == 1
 
 
 # ------------------------------------------------------------------------------------------ sharing

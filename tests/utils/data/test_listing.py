@@ -1,8 +1,8 @@
 """Lists of class folders: found by threads what one walk finds, kept, and never believed when they no longer hold."""
 
 import os
-import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,9 @@ from torchvision.datasets import ImageFolder
 from utils.checkpoint.fingerprint import listing_of
 from utils.config.arguments import parse
 from utils.config.settings import UserError
-from utils.data.formats import class_folders, kept_listing, listing
+from utils.data.formats import class_folders, listing
 from utils.data.formats.file_paths import FilePaths
-from utils.data.formats.kept_listing import Lister
+from utils.data.formats.listing import Lister
 from utils.data.progress_log import ProgressLog
 
 NAMES = ("ants", "bees", "a wasp", "überall")
@@ -47,8 +47,8 @@ def tree(tmp_path):
 @pytest.fixture
 def slow(monkeypatch):
     """Listing always takes long enough to be worth keeping, and folders have not been changed just now."""
-    monkeypatch.setattr(kept_listing, "WORTH_KEEPING_SECONDS", 0)
-    monkeypatch.setattr(kept_listing, "SETTLED_NS", -LONG_AGO_NS)
+    monkeypatch.setattr(listing, "WORTH_KEEPING_SECONDS", 0)
+    monkeypatch.setattr(listing, "SETTLED_NS", -LONG_AGO_NS)
 
 
 def lister(tree, said=None, **options):
@@ -168,28 +168,16 @@ def test_any_damage_to_the_file_is_noticed_and_repaired(tree, slow):
         assert said[0].startswith(f"{path}: is no whole list of files") and path.read_bytes() == content
 
 
-def test_what_a_killed_process_left_behind_is_no_list(tree, slow):
-    whole = files_of(tree, lister(tree))
-    path = kept_file(tree)
-    content = path.read_bytes()
-    for left in (content, content[:99]):
-        path.rename(path.with_suffix(".partial")).write_bytes(left)
-        said = []
-        assert same(files_of(tree, lister(tree, said)), whole) and "51 files in" in said[0]
-        assert kept_file(tree).read_bytes() == content
-
-
 def test_a_list_of_other_rules_is_made_again(tree, slow, monkeypatch):
     files_of(tree, lister(tree))
     endings = (*listing.IMAGE_ENDINGS, ".txt")
-    for module in (listing, kept_listing):
-        monkeypatch.setattr(module, "IMAGE_ENDINGS", endings)
+    monkeypatch.setattr(listing, "IMAGE_ENDINGS", endings)
     said = []
     assert len(files_of(tree, lister(tree, said))[0]) == 52 and "another version" in said[0]
 
 
 def test_a_folder_that_was_changed_just_now_is_listed_but_not_kept(tree, slow, monkeypatch):
-    monkeypatch.setattr(kept_listing, "SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(listing, "SETTLED_NS", 3600 * 10**9)
     said = []
     assert len(files_of(tree, lister(tree, said))[0]) == 51
     assert (
@@ -203,24 +191,24 @@ def test_a_folder_that_was_changed_just_before_an_early_look_at_it_is_not_kept_a
     tree, slow, monkeypatch
 ):
     """A second change in the same tick of the file system's clock would leave the folder's times as they were."""
-    monkeypatch.setattr(kept_listing, "SETTLED_NS", 10**9)
+    monkeypatch.setattr(listing, "SETTLED_NS", 10**9)
     now = time.time_ns()
     said = []
     monkeypatch.setattr(listing.time, "time_ns", lambda: now)  # when the folders are looked at
 
-    def claim(*arguments, **options):
+    def claim(*arguments):
         monkeypatch.setattr(listing.time, "time_ns", lambda: now + 60 * 10**9)  # waited for another process
-        return real(*arguments, **options)
+        return real(*arguments)
 
-    real = kept_listing.claim
-    monkeypatch.setattr(kept_listing, "claim", claim)
+    real = listing.claimed
+    monkeypatch.setattr(listing, "claimed", claim)
     files_of(tree, lister(tree, said))
     assert "was changed just before" in said[0] and [*(tree.parent / ".decoded").iterdir()] == []
 
 
 def test_a_quick_listing_and_a_dry_run_leave_nothing_behind(tree, slow, monkeypatch):
     files_of(tree, lister(tree, keeps=False))
-    monkeypatch.setattr(kept_listing, "WORTH_KEEPING_SECONDS", 60)
+    monkeypatch.setattr(listing, "WORTH_KEEPING_SECONDS", 60)
     files_of(tree, lister(tree))
     assert [path.name for path in tree.parent.iterdir()] == ["train"]
 
@@ -232,32 +220,23 @@ def test_where_nothing_can_be_kept_a_line_says_so_and_the_files_are_listed(tree,
     assert said == [line for line in said if line.startswith("warning: the list of files cannot be kept")]
 
 
-def test_of_several_processes_one_lists_and_the_others_read_what_it_kept(tree, slow, monkeypatch):
-    """Threads stand for processes: a lock of a file belongs to a process, so the others wait for one of ours here."""
-    listed = []
-    real = listing._list_class_folder
-    monkeypatch.setattr(listing, "_list_class_folder", lambda *a: (listed.append(a[1]), time.sleep(0.1), real(*a))[2])
-    waiting = threading.Event()
-    done = threading.Event()
-
-    def claim(path, words, log, raise_mistakes):
-        waiting.set()
-        assert done.wait(10)
-        return None  # another process was first
-
+def test_who_waited_for_another_process_reads_what_that_one_kept(tree, slow, monkeypatch):
     other = lister(tree)
-    found = {}
-    with monkeypatch.context() as patched:
-        patched.setattr(kept_listing, "claim", claim)
-        thread = threading.Thread(target=lambda: found.update(other=files_of(tree, other)))
-        thread.start()
-        assert waiting.wait(10)
-    before = len(listed)
-    first = files_of(tree, lister(tree))
-    assert len(listed) - before == len(NAMES)
-    done.set()
-    thread.join()
-    assert same(found["other"], first) and len(listed) - before == len(NAMES), "it lists nothing itself"
+    claimed = listing.claimed
+
+    @contextmanager
+    def wait(path, words, log):
+        log(words)
+        monkeypatch.setattr(listing, "claimed", claimed)
+        files_of(tree, other)  # in the other process
+        monkeypatch.setattr(listing, "_list_class_folder", None)  # any listing would fail
+        yield
+
+    expected = files_of(tree)
+    monkeypatch.setattr(listing, "claimed", wait)
+    said = []
+    assert same(files_of(tree, lister(tree, said)), expected)
+    assert said == [f"Waiting until the files below {tree} are listed"]
 
 
 def test_progress_is_told_while_folders_are_slow(tree, monkeypatch):
