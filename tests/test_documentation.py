@@ -10,7 +10,6 @@ import pytest
 
 from models.prepare import known_preprocessing
 from models.small import OWN
-from scripts.common.recipes import recipes
 from tests.end_to_end.processes import FINAL_LINE
 from tests.test_structure import FILES, LAYERS, ROOT
 from utils.config import arguments
@@ -220,12 +219,6 @@ def test_every_script_is_mentioned():
     scripts = {path.name for path in (*ROOT.glob("scripts/*.*"), *ROOT.glob("scripts/lab/*.*"))} - internal
     mentioned = "\n".join(PAGES.values())
     assert {name for name in scripts if name not in mentioned} == set()
-
-
-def test_the_readme_shows_no_other_figure_than_a_recipes_header():
-    rows = re.findall(r"^\| `python main.py --config (\S+) .*` \| (\S+ %) \|", PAGES["README.md"], flags=re.M)
-    measured = {recipe.name: recipe.measured_figure for recipe in recipes()}
-    assert rows and all(measured[name] == figure for name, figure in rows)
 
 
 @pytest.mark.parametrize("names", [SPECS, OWN, AUGMENTATIONS], ids=["data sets", "networks", "augmentations"])

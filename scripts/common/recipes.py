@@ -11,6 +11,8 @@ from utils.config.arguments import CONFIGS
 REFERENCE = "Literature:"
 MEASURED = "Measured:"
 NOT_MEASURED = "Not measured here"
+UNKNOWN = "none known"
+OWN_SPLIT = "a split of our own"  # whose test images are not those of the literature
 FIGURE = re.compile(r"\d[\d.]*(?: to \d[\d.]*)? %")
 
 
@@ -32,13 +34,15 @@ class Recipe:
     def reference_figure(self) -> str:
         """The expected top-1, such as '95.4 %'; 'none known' without one."""
         found = FIGURE.search(self.reference)
-        return found[0] if found else "none known"
+        return found[0] if found else UNKNOWN
 
     @property
     def measured_figure(self) -> str:
         """The top-1 measured with the command; 'not measured' without one."""
         found = FIGURE.search(self.measured)
-        return found[0] if found else "not measured"
+        if not found:
+            return "not measured"
+        return f"{found[0]} (on {OWN_SPLIT})" if OWN_SPLIT in self.measured else found[0]
 
 
 def recipes() -> list[Recipe]:

@@ -5,24 +5,29 @@
     python scripts/lab/collect_results.py sweeps --keep     # copy what the table needs of their runs to results/ first
 
 A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way,
-or whose epochs are not all in its folder, counts for none, and a line says so. Top-1 is that of the last validation,
-beside the best one; mean and standard deviation are over the seeds. A recipe without a finished run is "not measured".
+or whose epochs are not all in its folder, counts for none, and a line says so. results/machines.yaml names the machines
+and says which runs had theirs to themselves. Six rows go into README.md as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
+
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.common.command_line import ToolParser, run_tool
-from scripts.common.recipes import Recipe, recipes
+from scripts.common.recipes import UNKNOWN, Recipe, recipes
 from scripts.common.runs import STOPPED_EARLY, WHERE, RunResult, deviation, doubtful, matches, read_run, run_folders
 from utils.config import arguments
 from utils.config.datasets import SPECS
@@ -33,48 +38,95 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
 KEPT_FILES = ("config.yaml", "metrics.csv", "log.txt")
-# Flags that say nothing of the result: where a run is made and shown, and where its first command was to cut it.
-OF_THE_PLACE = {
-    "--output",
-    "--resume",
-    "--resume-override",
-    "--seed",
-    "--name",
-    "--gpu-ids",
-    "--max-steps",
-    "--progress",
-    "--no-progress",
-}
 HEAD = """# Results
 
-Made by `python scripts/lab/collect_results.py` from the runs in `results/`, never by hand. Top-1 is that of the
-validation at the end of training, as mean and standard deviation over n seeds; beside it the best validation's, which
-is chosen on the images that it is measured on. "Doubtful" counts runs whose last validation shows a network that has
-learned nothing, and of which the mean is no result. Time is that of a run's epochs with their validations, without the
-start. The literature's figures, and how they were reached, are in the headers of the recipes; so are figures of runs
-whose folders were not kept, for which the table says "not measured". Brackets after a recipe hold the runs' `--name`. A
-command is that of its commit, when the recipe may have had another name. `own-split` means FashionMNIST's images on a
-split of our own (`scripts/lab/split_fashionmnist.py`), whose test images are not the data set's own, since the place of
-its files could not be reached.
+Made by `python scripts/lab/collect_results.py` from the runs in `results/`, never by hand.
 
-| recipe | network | epochs | top-1 (n) | best | literature | time | machine | commit | command |
-|---|---|---|---|---|---|---|---|---|---|
+`python main.py --config RECIPE --datapath DATA --seed N` trains a row's recipe with the settings of its runs (`digits/`
+needs no DATA, machine D trains in fp16 by itself). Top-1 is that of the last validation, as mean ± standard deviation
+over n seeds. *Best* is the best validation's, which is chosen on the images that it is measured on. Time is that of the
+epochs with their validations, without the start. *Doubtful* runs have learned nothing, and their mean is no result.
+
+| evidence | means |
+|---|---|
+| full | three seeds or more, each alone on the machine |
+| half | one or two seeds, or a machine that did other work: the accuracy counts, the time may be too long |
+| none | no run is kept: the literature's figure alone |
+
+Each recipe's header in `configs/` says where the literature's figure comes from. The folders in `results/` hold
+settings, versions, commit, curves and last line of each run; the commits of `digits/conv4`, `conv4a` and `conv6a` are
+no longer in the history.
 """
+COLUMNS = "| recipe | epochs | top-1 (n) | best | literature | time | machine | torch | evidence |"
+RULE = "|---|---|---|---|---|---|---|---|---|"
+OWN_SPLIT = "own-split"  # the --name of runs whose test images are not the data set's own
+OWN_SPLIT_HEAD = """
+## On a split of our own
+
+FashionMNIST's images, of which `python scripts/lab/split_fashionmnist.py PACKAGE DATA` chose the test images. They are
+not the data set's, so these figures stand beside no one else's; on the data set's own test images nothing is measured.
+"""
+# The rows that README shows: recipe and machine.
+IN_README = (
+    ("digits/conv2", "B"),
+    ("mnist/fc", "A"),
+    ("cifar10/fast", "B"),
+    ("cifar10/airbench", "D"),
+    ("cifar100/fast", "A"),
+    ("imagenette/resnet10t", "A"),
+)
+README = ROOT / "README.md"
+BEGIN = "<!-- made by scripts/lab/collect_results.py -->\n"
+END = "<!-- end -->\n"
+
+
+class Row(NamedTuple):
+    """A recipe's result on one machine: runs that differ in the seed alone. ``words`` tell it from its other rows."""
+
+    recipe: Recipe
+    words: str
+    runs: list[RunResult]
+
+
+class Machines(NamedTuple):
+    """What ``results/machines.yaml`` says: the machines by letter, and the rows whose runs had one to themselves."""
+
+    known: dict[str, dict[str, str]]
+    alone: set[str]
+
+    def letter(self, run: RunResult) -> str:
+        """The machine in a word, such as 'A'; by all its words if the file does not name it."""
+        letters = [letter for letter, one in self.known.items() if one["log"] in run.machine]
+        return letters[-1] if letters and "; then " not in run.machine else run.machine
+
+    def tag(self, row: Row) -> str:
+        """The machine of a row's runs, with the threads where these were not the usual two."""
+        run = row.runs[0]
+        letter = self.letter(run)
+        one_thread = letter in self.known and "1 thread(s)" in run.machine
+        return f"{letter}, 1 thread" if one_thread else letter
+
+    def evidence(self, row: Row) -> str:
+        """How much a row's figures can be trusted: 'full' or 'half'."""
+        alone = f"{title(row)} {self.letter(row.runs[0])}" in self.alone
+        return "full" if alone and len(row.runs) >= 3 and not at_once(row.runs) else "half"
 
 
 def main(argv: list[str]) -> int:
     """Run the tool. Returns its exit code."""
     own = read_flags(argv)
     found = [run for root in own.runs for run in map(read_run, run_folders(Path(root))) if run]
-    rows, counted = page_rows(recipes(), found)
+    rows, unmeasured = result_rows(recipes(), found)
+    counted = [(row.recipe.name, run) for row in rows for run in row.runs]
     if own.keep:
         for recipe, run in counted:
             keep(recipe, run)
+    machines = read_machines()
+    write(Path(own.output), page(rows, unmeasured, machines))
     path = Path(own.output)
-    try:
-        path.write_text(HEAD + "".join(f"{row}\n" for row in rows), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
+    if path.resolve() == PAGE.resolve():
+        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        write(README, before + BEGIN + readme_rows(rows, machines) + END + rest.partition(END)[2])
     names = {recipe for recipe, _ in counted}
     plural = "" if len(names) == 1 else "s"
     print(f"{len(found)} finished runs, {len(counted)} of them of {len(names)} recipe{plural}: {path}")
@@ -98,14 +150,28 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     return own
 
 
-def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[str], list[tuple[str, RunResult]]]:
-    """The table's rows, and the runs that count, each with its recipe's name.
+def read_machines() -> Machines:
+    """What is known of the machines beside what the runs say themselves."""
+    said = yaml.safe_load((ROOT / "results" / "machines.yaml").read_text(encoding="utf-8"))
+    return Machines(said["machines"], set(said["alone"]))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page. Raises ``UserError``."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output {path}: cannot be written ({error.strerror})") from error
+
+
+def result_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list[Row], list[Recipe]]:
+    """A row for each machine on which a recipe was measured, and the recipes without one.
 
     Runs share a row if they agree in recipe, machine, --name, what they chose by measurement (``--amp auto``) and,
     where the images are the user's own, their folder.
     """
     rows = []
-    counted = []
+    unmeasured = []
     for recipe in known:
         line = ["--config", recipe.name]
         try:
@@ -121,19 +187,41 @@ def page_rows(known: Sequence[Recipe], found: Sequence[RunResult]) -> tuple[list
             telling = [value for *values, value in zip(*rivals, kind, strict=True) if {value} != set(values)]
             runs = {run.seed: run for run in kinds[kind]}
             words = " ".join(filter(None, (kind[1], *telling)))
-            rows.append(measured_row(recipe, words, [runs[seed] for seed in sorted(runs)]))
-            counted += [(recipe.name, run) for run in runs.values()]
+            rows.append(Row(recipe, words, [runs[seed] for seed in sorted(runs)]))
         if not kinds:
-            cells = [
-                recipe.name,
-                args.model.arch,
-                args.optimisation.epochs,
-                "not measured",
-                "",
-                recipe.reference_figure,
-            ]
-            rows.append(row([*cells, "", "", "", f"`{recipe.command}`"]))
-    return rows, counted
+            unmeasured.append(recipe)
+    return rows, unmeasured
+
+
+def page(rows: Sequence[Row], unmeasured: Sequence[Recipe], machines: Machines) -> str:
+    """The whole page of results."""
+    own_split = [row for row in rows if row.words == OWN_SPLIT]
+    lines = [HEAD, "## Measured", "", COLUMNS, RULE]
+    lines += [measured_row(row, machines) for row in rows if row not in own_split]
+    lines += ["", "| machine | what |", "|---|---|"]
+    lines += [f"| {letter} | {machine['what']} |" for letter, machine in machines.known.items()]
+    if own_split:
+        lines += [OWN_SPLIT_HEAD, COLUMNS, RULE, *(measured_row(row, machines) for row in own_split)]
+    lines += ["", "## Not measured here", "", "Literature's top-1 where it is known:", ""]
+    for data in dict.fromkeys(recipe.name.partition("/")[0] for recipe in unmeasured):
+        names = [
+            f"`{recipe.name.partition('/')[2]}` {'' if recipe.reference_figure == UNKNOWN else recipe.reference_figure}"
+            for recipe in unmeasured
+            if recipe.name.startswith(f"{data}/")
+        ]
+        lines.append(f"- {data}: {', '.join(map(str.strip, names))}")
+    return "\n".join(lines) + "\n"
+
+
+def readme_rows(rows: Sequence[Row], machines: Machines) -> str:
+    """The table of README: six rows, each 'top-1 ± deviation (n), time [machine]'."""
+    lines = ["| recipe | top-1 (n seeds), time | machine |", "|---|---|---|"]
+    for recipe, letter in IN_README:
+        (found,) = [row for row in rows if (title(row), machines.letter(row.runs[0])) == (recipe, letter)]
+        figure = spread([run.top1 for run in found.runs], digits=1).replace(" %", "")
+        measured = f"{figure} % (n={len(found.runs)}), {duration(found.runs)}"
+        lines.append(f"| `{recipe}` | {measured} | {machines.known[letter]['short']} |")
+    return "\n".join(lines) + "\n"
 
 
 def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
@@ -146,52 +234,58 @@ def of_its_own(run: RunResult, wanted: Settings) -> list[str]:
     ]
 
 
-def measured_row(recipe: Recipe, words: str, runs: Sequence[RunResult]) -> str:
-    """The row of a recipe from a run of each seed; ``words`` tell it from its other rows."""
-    top1, best = ([getattr(run, name) for run in runs] for name in ("top1", "best_top1"))
-    seeds = " ".join(str(run.seed) for run in runs)
-    return row(
-        [
-            f"{recipe.name} ({words})" if words else recipe.name,
-            runs[0].network,
-            "/".join(map(str, sorted({run.epochs for run in runs}))),
-            f"{spread(top1)} ({len(runs)}{doubtful(runs)})",
-            spread(best),
-            recipe.reference_figure,
-            f"{statistics.fmean(run.seconds for run in runs):.0f} s",
-            runs[0].machine,
-            ", ".join(sorted({run.commit for run in runs})),
-            f"`{command(runs[0])}`, seeds {seeds}",
-        ]
-    )
+def title(row: Row) -> str:
+    """The recipe's name, with what tells the row from its others in brackets."""
+    return f"{row.recipe.name} ({row.words})" if row.words else row.recipe.name
 
 
-def spread(values: Sequence[float]) -> str:
+def measured_row(row: Row, machines: Machines) -> str:
+    """A row of the table."""
+    runs = row.runs
+    cells = [
+        title(row),
+        "/".join(map(str, sorted({run.epochs for run in runs}))),
+        f"{spread([run.top1 for run in runs])} ({len(runs)}{doubtful(runs)})",
+        spread([run.best_top1 for run in runs]),
+        "" if row.words == OWN_SPLIT else row.recipe.reference_figure,
+        duration(runs),
+        machines.tag(row),
+        ", ".join(sorted({torch_version(run) for run in runs})),
+        machines.evidence(row),
+    ]
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean and standard deviation of a sample, in percent."""
-    mean = f"{statistics.fmean(values):.2f}"
-    return f"{mean} ± {deviation(values):.2f} %" if len(values) > 1 else f"{mean} %"
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {deviation(values):.{digits}f} %" if len(values) > 1 else f"{mean} %"
 
 
-def command(run: RunResult) -> str:
-    """The run's command without the flags of its place, and with DATA for the folder of the images."""
-    words = shlex.split(run.command)
-    kept = []
-    while words:
-        word = words.pop(0)
-        flag, equals, _ = word.partition("=")
-        if flag in OF_THE_PLACE:
-            while words and not words[0].startswith("-"):  # its values
-                words.pop(0)
-        elif flag == "--datapath":
-            kept += ["--datapath", "DATA"]
-            words = words if equals else words[1:]
-        else:
-            kept.append(word)
-    return shlex.join(["python", *kept])
+def duration(runs: Sequence[RunResult]) -> str:
+    """The mean time of some runs' epochs: seconds below three minutes, minutes above."""
+    seconds = statistics.fmean(run.seconds for run in runs)
+    time = f"{seconds:.0f} s" if seconds < 180 else f"{seconds / 60:.0f} min"
+    return f"{time}, several at once" if at_once(runs) else time
 
 
-def row(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+def at_once(runs: Sequence[RunResult]) -> bool:
+    """Whether a run began before another one of its machine had ended; the folders' names begin with the time."""
+    spans = sorted((start, run.seconds) for run in runs if (start := started(run)))
+    return any((later - first).total_seconds() < seconds for (first, seconds), (later, _) in pairwise(spans))
+
+
+def started(run: RunResult) -> datetime | None:
+    try:
+        return datetime.strptime(run.folder.name[:19], "%Y-%m-%d_%H-%M-%S")
+    except ValueError:
+        return None
+
+
+def torch_version(run: RunResult) -> str:
+    """Major and minor version of torch, such as '2.14', from the run's config.yaml."""
+    found = re.search(r"^#.*\btorch (\d+\.\d+)", (run.folder / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else "unknown"
 
 
 def keep(recipe: str, run: RunResult) -> None:

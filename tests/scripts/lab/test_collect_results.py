@@ -1,6 +1,6 @@
 """docs/results.md is what the kept runs say: each figure from metrics.csv, config.yaml and the log's last line."""
 
-import dataclasses
+import re
 import statistics
 import sys
 
@@ -8,7 +8,7 @@ import pytest
 
 from scripts.common.command_line import run_tool
 from scripts.common.recipes import recipes
-from scripts.common.runs import read_run
+from scripts.common.runs import read_run, run_folders
 from scripts.lab import collect_results
 from tests.scripts.test_sweep import DEAD, EARLY, keep_run
 
@@ -46,38 +46,39 @@ def test_a_row_is_the_mean_and_the_spread_of_the_seeds(runs, tmp_path, capsys, m
     deviation = statistics.stdev(TOP1.values())
     assert cells(page, "digits/fc") == [
         "digits/fc",
-        "fc",
         "20",
         f"{mean:.2f} ± {deviation:.2f} % (3)",
         "98.50 ± 0.00 %",
         "none known",
         "30 s",
         "a computer",
-        "0123456789",
-        "`python main.py --config digits/fc --device cpu`, seeds 0 1 2",
+        "unknown",
+        "half",
     ]
 
 
 def test_a_dead_run_is_counted_beside_the_mean(runs, tmp_path, capsys, monkeypatch):
     keep_run(runs / "dead", [*RUN, "--seed", "3"], [10.1] * 20, figures=DEAD)
     collect([runs, "--output", tmp_path / "results.md"], capsys, monkeypatch)
-    assert cells(tmp_path / "results.md", "digits/fc")[3].endswith(" % (4, 1 doubtful)")
-
-
-def test_a_command_is_without_what_places_shows_or_cuts_a_run(tmp_path):
-    run = read_run(keep_run(tmp_path / "run", RUN, [98.0] * 20))
-    more = "--max-steps 46 --gpu-ids 0 1 --progress --name=x --print-freq 5 --seed 3 --resume-override --lr 0.2"
-    run = dataclasses.replace(run, command=f"{run.command} {more}")
-    expected = "python main.py --config digits/fc --device cpu --print-freq 5 --lr 0.2"
-    assert collect_results.command(run) == expected
+    assert cells(tmp_path / "results.md", "digits/fc")[2].endswith(" % (4, 1 doubtful)")
 
 
 def test_runs_of_another_name_have_a_row_of_their_own(runs, tmp_path, capsys, monkeypatch):
     keep_run(runs / "named", [*RUN, "--name", "own-split"], [40.0] * 20)
     page = tmp_path / "results.md"
     collect([runs, "--output", page], capsys, monkeypatch)
-    assert cells(page, "digits/fc")[3].endswith("(3)")
-    assert cells(page, "digits/fc (own-split)")[3] == "40.00 % (1)"
+    assert cells(page, "digits/fc")[2].endswith("(3)")
+    assert cells(page, "digits/fc (own-split)")[2] == "40.00 % (1)"
+
+
+def test_a_figure_on_a_split_of_our_own_stands_beside_no_literature(tmp_path, capsys, monkeypatch):
+    flags = ["--config", "fashionmnist/fc", "--datapath", "D", "--name"]
+    for name in ("own-split", "theirs"):
+        keep_run(tmp_path / "runs" / name, [*flags, name], [90.0] * 40)
+    page = tmp_path / "results.md"
+    collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
+    assert cells(page, "fashionmnist/fc (theirs)")[4] == "90.0 %"
+    assert cells(page, "fashionmnist/fc (own-split)")[4] == ""
 
 
 def test_runs_that_measured_another_value_for_themselves_share_no_mean(tmp_path, capsys, monkeypatch):
@@ -87,7 +88,7 @@ def test_runs_that_measured_another_value_for_themselves_share_no_mean(tmp_path,
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     for amp, top1 in (("bf16", "94.00 ± 0.00 % (2)"), ("off", "90.00 % (1)")):
-        assert cells(page, f"cifar10/airbench (amp {amp})")[3] == top1
+        assert cells(page, f"cifar10/airbench (amp {amp})")[2] == top1
 
 
 def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, monkeypatch):
@@ -100,17 +101,59 @@ def test_runs_on_other_images_of_the_users_own_share_no_mean(tmp_path, capsys, m
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
     for place in ("flowers", "birds"):
-        assert cells(page, f"imagenette/resnet10t ({place})")[3] == "90.00 % (1)"
+        assert cells(page, f"imagenette/resnet10t ({place})")[2] == "90.00 % (1)"
 
 
-def test_every_recipe_of_a_data_set_has_a_row_and_one_without_a_run_says_so(runs, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("second, time", [("00-01-20", "30 s"), ("00-00-20", "30 s, several at once")])
+def test_runs_that_overlap_say_so_beside_their_time(second, time, tmp_path, capsys, monkeypatch):
+    for seed, start in enumerate(("00-00-00", second)):  # each takes 30 s
+        keep_run(tmp_path / "runs" / f"2026-01-01_{start}_a", [*RUN, "--seed", str(seed)], [98.0] * 20)
+    page = tmp_path / "results.md"
+    collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)
+    assert cells(page, "digits/fc")[5] == time
+
+
+def test_every_recipe_of_a_data_set_has_a_row_or_is_listed_as_not_measured(runs, tmp_path, capsys, monkeypatch):
     page = tmp_path / "results.md"
     collect([runs, "--output", page], capsys, monkeypatch)
+    listed = page.read_text().partition("## Not measured here")[2]
     for recipe in recipes():
-        if "/" in recipe.name and recipe.name != "digits/fc":
-            found = cells(page, recipe.name)
-            assert found[3:6] == ["not measured", "", recipe.reference_figure]
-            assert found[-1] == f"`{recipe.command}`"
+        data, _, name = recipe.name.partition("/")
+        if name and recipe.name != "digits/fc":
+            (line,) = [line for line in listed.splitlines() if line.startswith(f"- {data}: ")]
+            known = "" if recipe.reference_figure == "none known" else f" {recipe.reference_figure}"
+            assert re.search(rf"`{name}`{known}(,|$)", line)
+
+
+def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselves(runs, tmp_path, monkeypatch):
+    rows, _ = collect_results.result_rows(recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
+    machines = collect_results.Machines({"Z": {"log": "a computer"}}, {"digits/fc Z"})
+    (row,) = rows
+    assert machines.evidence(row) == "full" and machines.tag(row) == "Z"
+    assert machines.evidence(row._replace(runs=row.runs[:2])) == "half"
+    assert machines._replace(alone=set()).evidence(row) == "half"
+
+
+def test_the_readme_and_the_headers_show_the_rows_of_the_page():
+    page = collect_results.PAGE.read_text()
+    readme = collect_results.README.read_text()
+    found = [read_run(folder) for folder in run_folders(collect_results.KEPT)]
+    rows, _ = collect_results.result_rows(recipes(), found)
+    machines = collect_results.read_machines()
+    said = readme.partition(collect_results.BEGIN)[2].partition(collect_results.END)[0]
+    assert said == collect_results.readme_rows(rows, machines), "python scripts/lab/collect_results.py makes it anew"
+    for recipe in recipes():
+        told = re.findall(
+            r"(\d[\d.]* %)(?: top-1)?(?: \((mean of five|one) seeds?[^)]*\))?(?: in (\d+ (?:s|min)))?", recipe.measured
+        )
+        count = "5"
+        for figure, seeds, time in told:
+            if figure in recipe.measured.partition("best epoch ")[2]:
+                continue
+            count = {"mean of five": "5", "one": "1", "": count}[seeds]
+            assert re.search(
+                rf"^\| {recipe.name} .*\| {figure[:-2]}( ± \S+)? % \({count}\) .*{time}", page, flags=re.MULTILINE
+            ), (recipe.name, figure)
 
 
 def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys, monkeypatch):
