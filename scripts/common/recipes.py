@@ -42,7 +42,7 @@ class Recipe:
         found = FIGURE.search(self.measured)
         if not found:
             return "not measured"
-        return f"{found[0]} (on {OWN_SPLIT})" if OWN_SPLIT in self.measured else found[0]
+        return f"{found[0]} (own split)" if OWN_SPLIT in self.measured else found[0]
 
 
 def recipes() -> list[Recipe]:
