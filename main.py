@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from utils.config import arguments
-from utils.config.rules import CHECKPOINT
+from utils.config.field import CHECKPOINT
 from utils.config.settings import Settings, UserError
 from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
 from utils.runtime.console import INTERRUPTED, lacks_package, log, log_at_once

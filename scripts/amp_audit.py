@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, as_training, make_folder, run_tool, table, whole
 from utils.config import arguments
-from utils.config.rules import FLAG, RECIPE
+from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of
 from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed, RankInfo

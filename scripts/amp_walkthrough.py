@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, as_training, run_tool, table
-from utils.config.rules import FLAG, RECIPE
+from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, all_settings
 from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed, RankInfo

@@ -15,7 +15,7 @@ from typing import Any
 
 from utils.config import arguments
 from utils.config.datasets import SPECS
-from utils.config.rules import CHECKPOINT, RECIPE
+from utils.config.field import CHECKPOINT, RECIPE
 from utils.config.settings import Settings, UserError
 from utils.record.doubts import doubts
 from utils.record.provenance import COMMIT, MACHINE, UNKNOWN

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from utils.checkpoint.resume import BEGINS_ANEW
-from utils.config.settings import Settings, groups
+from utils.config.settings import GROUPS, Settings
 from utils.record import curves
 from utils.record.doubts import doubts
 from utils.record.provenance import COMMIT, MACHINE
@@ -115,7 +115,7 @@ def read(folder: Path, name: str) -> RunRecord:
 def from_settings(name: str, values: dict[str, Any]) -> RunRecord:
     """The record of a checkpoint that lies outside its run's folder: settings, no curves."""
     record = RunRecord(name, None, missing=["Curves: the checkpoint does not lie in its run's folder"])
-    of_group = {name: group for group in groups() for name in vars(getattr(Settings(), group))}
+    of_group = {name: group for group in GROUPS for name in vars(getattr(Settings(), group))}
     record.settings = {
         name.replace("_", "-"): Setting(as_text(value), OLD_SETTINGS, of_group.get(name, "other"))
         for name, value in values.items()
@@ -169,7 +169,7 @@ def parse_settings(text: str) -> dict[str, Setting]:
     """Every setting in config.yaml, including those that are comments because they follow from others."""
     settings = {}
     group = ""
-    known = set(groups())
+    known = set(GROUPS)
     for line in text.splitlines():
         found = SETTING.match(line)
         if found:

@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import DEFAULTS, SHAPES_STATE, ResumePoint
-from utils.config.groups.loss import LossSettings
+from utils.checkpoint.resume import DEFAULTS, ResumePoint
 from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.rules import OPTIONS
 from utils.config.settings import Settings, UserError, as_flag
 
-SHAPES_PLAN = (  # these and the data decide which samples a step sees
-    "seed",
-    "global_batch_size",
-    "drop_last",
-    "train_samples",
-    "balanced_sampler",
-    "repeated_augmentation",
-    "shard_window",
-)
-SHAPES_VALIDATION = ("max_val_batches", "val_batch_size")  # which images are validated
-SHOWS_VALIDATION = (  # and how the network sees them
-    "tta",
-    "image_size",
-    "val_image_size",
-    "crop_pct",
-    "crop_mode",
-    "interpolation",
-    "mean",
-    "std",
-)
-COMPUTES_VALIDATION = ("amp", "fp32_layers", "tf32", "blur_pool", "model_kwargs")  # and what it computes of them
-SHAPES_STOPPING = ("best_metric", "early_stopping_metric")  # the former where the latter is left out
-SHAPES_LOSS = (*(option.name for option in dataclasses.fields(LossSettings)), "grad_penalty")
-SHAPES_GROUPS = (
-    "weight_decay",
-    "weight_decay_except",
-    "decay_norm_bias",
-    "layer_decay",
-    "backbone_lr_scale",
-    "lr_scale",
-)
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "beta1", "weight_decay", "lr_scale", "name")
 
@@ -53,16 +22,16 @@ def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:
     """Raise ``UserError`` with a line for each difference that the state does not fit."""
     mistakes = []
     differences = resume_point.differences(args)
-    for name in SHAPES_STATE:
-        if name in differences:
-            mistakes.append(f"{differences[name]}; its state fits no other, also with --resume-override")
+    for difference in _that_shape("state", differences):
+        mistakes.append(f"{difference}; its state fits no other, also with --resume-override")
     if "ema_decay" in differences and (resume_point.state["ema"] is None) != (args.average.ema_decay is None):
         mistakes.append(f"{differences['ema_decay']}; a moving average cannot begin or end there")
     elif "swa_start_epoch" in differences and resume_point.state["ema"] is not None:
         mistakes.append(f"{differences['swa_start_epoch']}; the checkpoint holds an average that has begun")
-    for name in ("freeze_epoch", "unfreeze_epoch"):  # without both, no optimizer has what is frozen
+    values = args.values()
+    for name in differences:
         begun = resume_point.state["settings"].get(name)
-        if name in differences and (begun is None) != (getattr(args.model, name) is None):
+        if OPTIONS[name].metadata["shapes"] == "state at all" and (begun is None) != (values[name] is None):
             mistakes.append(f"{differences[name]}; only its number can change there")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
@@ -76,8 +45,7 @@ def refuse_other_groups(
     ``groups_of`` gives an optimizer's groups. Its state knows a parameter only by its place in them: in others, one
     would get another's momentum.
     """
-    differences = resume_point.differences(args)
-    changed = [differences[name] for name in SHAPES_GROUPS if name in differences]
+    changed = _that_shape("groups", resume_point.differences(args))
     if not changed:
         return
     stored = DEFAULTS | resume_point.state["settings"]
@@ -101,6 +69,11 @@ def refuse_other_head(resume_point: ResumePoint, classes: tuple[str, ...]) -> No
         )
 
 
+def _that_shape(what: str, differences: dict[str, str]) -> list[str]:
+    """The lines about settings that shape ``what``, as their fields say."""
+    return [line for name, line in differences.items() if OPTIONS[name].metadata["shapes"] == what]
+
+
 def carry_over(
     resume_point: ResumePoint,
     args: Settings,
@@ -116,42 +89,41 @@ def carry_over(
     """
     optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     differences = resume_point.differences(args)
+    shaped = {OPTIONS[name].metadata["shapes"] for name in differences}
     data = resume_point.data_differences(classes, fingerprint)
     values = args.result_values()
     changes = [f"{line}; going on without it" for line in resume_point.gone]
     changes += [f"{line}; going on with {as_flag(name, values[name])}" for name, line in differences.items()]
     changes += [f"{line}; going on with these" for line in data]
     progress = Progress.from_state(resume_point.state["progress"])
-    of_others = "data" if data else _other_validation(differences, args)
-    if of_others or any(name in differences for name in COMPUTES_VALIDATION):
+    if (
+        args.data.max_val_batches is not None
+        and args.data.val_batch_size is None
+        and "global_batch_size" in differences
+    ):
+        shaped.add("validation images")  # a cut validation then counts these batches
+    others = ("validation images", "views of the validation images")
+    of_others = "data" if data else next((what for what in others if what in shaped), None)
+    if of_others or shaped & {"validation", "network"}:
         progress.validated_step = 0  # its figures are not of these settings, beside which a checkpoint would show them
     if of_others or "best_metric" in differences:
         progress.forget_best()
         what = f"other {of_others}" if of_others else "another metric"
         changes.append(f"the best result so far is of {what}, and is forgotten")
-    if data or any(name in differences for name in SHAPES_PLAN):
+    if data or "samples" in shaped:
         if progress.step_in_epoch:
             changes.append(_skip_rest(progress, args))
         progress.shifted_steps += progress.epoch * steps_per_epoch - progress.updates
-    if 0 < progress.step_in_epoch < steps_per_epoch and any(name in differences for name in SHAPES_LOSS):
+    if 0 < progress.step_in_epoch < steps_per_epoch and "loss" in shaped:
         progress.forget_sums()
         changes.append(f"another loss: epoch {progress.epoch + 1}'s training figures are of its remaining steps")
-    if of_others or any(name in differences for name in SHAPES_STOPPING):
+    if of_others or "stopping" in shaped:
         progress.wait_anew()
     state = resume_point.state | {
         "progress": progress.state(),
         "optimizer": _with_settings_of(optimizers, resume_point.state["optimizer"]),
     }
     return state, changes
-
-
-def _other_validation(differences: Collection[str], args: Settings) -> str | None:
-    """What a validation measures on differs where these settings do; None if that stays."""
-    images = SHAPES_VALIDATION
-    if args.data.max_val_batches is not None and args.data.val_batch_size is None:
-        images = (*images, "global_batch_size")  # whose images a cut validation then counts
-    kinds = {"validation images": images, "views of the validation images": SHOWS_VALIDATION}
-    return next((kind for kind, names in kinds.items() if any(name in differences for name in names)), None)
 
 
 def _skip_rest(progress: Progress, args: Settings) -> str:

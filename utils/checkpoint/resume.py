@@ -19,19 +19,14 @@ from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
 from utils.config.datasets import SPECS
-from utils.config.rules import DEFAULT, RECIPE, absolute_paths, derive, of_policy, unused
-from utils.config.settings import GONE, IS_GONE, Settings, UserError, all_settings, as_flag, as_text
+from utils.config.field import DEFAULT, RECIPE
+from utils.config.rules import OPTIONS, Given, absolute_paths, derive, of_policy
+from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, unused
 
-# What a continued run takes from its own command line: this belongs to the machine, not to the experiment.
-NOT_INHERITED = ("batch_size", "name", "deterministic", "device", "download", "workers", "progress", "timeout")
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
-# The state fits no other network, nor other parameters, and no other optimizer: its arguments may decide what it keeps.
-SHAPES_STATE = ("arch", "optimizer", "opt_kwargs", "freeze")
 # What a run was made with whose checkpoint or config.yaml does not say: it may be older than the setting.
-DEFAULTS = {option.name: option.metadata["earlier"] for _, option in all_settings()}
-OF_OLDER_RUNS = {
-    option.name: DEFAULTS[option.name] for _, option in all_settings() if option.default != DEFAULTS[option.name]
-}
+DEFAULTS = {name: option.metadata["earlier"] for name, option in OPTIONS.items()}
+OF_OLDER_RUNS = {name: value for name, value in DEFAULTS.items() if value != OPTIONS[name].default}
 BEGINS_ANEW = "--resume auto: begins a new run"
 Warn = Callable[[str], None]
 
@@ -77,13 +72,15 @@ class ResumePoint:
         Without what equals the choice of the run's schedule for its epochs, which a checkpoint cannot tell from one
         of the user's: with others it follows them.
         """
-        known = {option.name for _, option in all_settings() if option.metadata["in_recipe"]}
+        known = {
+            name for name, option in OPTIONS.items() if option.metadata["in_recipe"] and option.metadata["inherited"]
+        }
         stored = self.state.get("settings")
         stored = stored if isinstance(stored, dict) else {}
         left = _left_to_the_schedule(stored)
         if stored:
             stored = OF_OLDER_RUNS | stored
-        return {name: stored[name] for name in stored if name in known and name not in (*NOT_INHERITED, *left)}
+        return {name: stored[name] for name in stored if name in known and name not in left}
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -137,7 +134,7 @@ class ResumePoint:
         chosen = {name: line for name, line in differences.items() if not self._follows(name, args)}
         mistakes = [f"{line}; to go on without it, {self._override}" for line in self.gone]
         mistakes += [
-            f"{difference}; {other_state if name in SHAPES_STATE else way_out}"
+            f"{difference}; {other_state if OPTIONS[name].metadata['shapes'] == 'state' else way_out}"
             for name, difference in (chosen or differences).items()
         ]
         if mistakes:
@@ -369,7 +366,7 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
         nodes = {key.value.replace("-", "_"): node for key, node in loader.get_single_node().value}
         given = {name: _plain(loader, node) for name, node in nodes.items() if name in DEFAULTS}
         settings = DEFAULTS | given
-        derive(settings, {name: RECIPE if name in given else DEFAULT for name in DEFAULTS}, world_size=1)
+        derive(Given(settings, {name: RECIPE if name in given else DEFAULT for name in DEFAULTS}))
         settings |= unused(settings)
         return {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
     except (

@@ -17,10 +17,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.config.field import not_empty
+from utils.config.field import CHECKPOINT, DEFAULT, FLAG, RECIPE, not_empty
 from utils.config.other_programs import BARE, OTHER_MEANING
-from utils.config.rules import CHECKPOINT, DEFAULT, FLAG, RECIPE, contradictions, derive, of_policy, unused
-from utils.config.settings import GONE, IS_GONE, Settings, UserError, all_settings, as_text, flag_of, groups
+from utils.config.rules import OPTIONS, Given, contradictions, derive, of_policy
+from utils.config.settings import (
+    GONE,
+    GROUPS,
+    IS_GONE,
+    Settings,
+    UserError,
+    all_settings,
+    as_text,
+    flag_of,
+    unused,
+)
 from utils.config.spelling import meant_value
 from utils.config.synonyms import assignment, meant, silent_defaults
 
@@ -28,7 +38,6 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # bytes and values: far more than any recipe has
 LARGEST_RECIPE = 100_000
 MOST_VALUES = 1000
-OPTIONS = {option.name: option for _, option in all_settings()}
 FOR_TRYING_OUT = ("max_val_batches",)
 
 
@@ -94,20 +103,20 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
             values[name] = OPTIONS[name].default
             origins[name] = DEFAULT
     # A setting that could not be read has its line already; contradictions with it need no other.
-    broken = contradictions(values, origins, world_size, checkpoint_known=checkpoint is not None)
-    mistakes += [rule.message for rule in broken if unread.isdisjoint(rule.settings)]
+    given = Given(values, origins, world_size, checkpoint_known=checkpoint is not None)
+    mistakes += contradictions(given, unread)
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)  # all processes have the same command line
-    derive(values, origins, world_size)
+    derive(given)
     return _assemble(values, origins, frozenset(changed))
 
 
 def _assemble(values: dict[str, Any], origins: dict[str, str], changed: frozenset[str]) -> Settings:
-    parts: dict[str, dict[str, Any]] = {group: {} for group in groups()}
-    for group, option in all_settings():
-        parts[group][option.name] = values[option.name]
-    made = {field.name: field.default for field in dataclasses.fields(Settings) if field.name in parts}
-    return Settings(**{group: type(made[group])(**parts[group]) for group in parts}, origins=origins, changed=changed)
+    made = {
+        name: group(**{option.name: values[option.name] for option in dataclasses.fields(group)})
+        for name, group in GROUPS.items()
+    }
+    return Settings(**made, origins=origins, changed=changed)
 
 
 # ---------------------------------------------------------------------------------------- flags
@@ -140,7 +149,7 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # before Python 3.14, argparse mistakes -1e-3 for a flag
-    sections = {name: parser.add_argument_group(name) for name in groups()}
+    sections = {name: parser.add_argument_group(name) for name in GROUPS}
     for group, option in all_settings():
         meta = option.metadata
         names = [*([meta["short"]] if meta["short"] else []), flag_of(option.name)]
@@ -404,18 +413,20 @@ def as_recipe(settings: Settings, header: str) -> str:
     values = settings.values()
     of_schedule = of_policy(values["lr_policy"], values["epochs"])
     lines = [f"# {_plain(line)}" for line in header.splitlines()]
-    for group in groups():
+    replaced = unused(values)
+    for group, fields in GROUPS.items():
         lines.append(f"\n# {group}")
-        for name in (option.name for owner, option in all_settings() if owner == group):
-            if OPTIONS[name].metadata["in_recipe"]:
-                # The global batch size says it all; both would contradict each other on other process counts.
-                text = _in_yaml(values[name])
-                # Nor does the learning rate go with --lr-base, which it follows from.
-                derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
-                # And what was left to the schedule is to follow another one, or other epochs.
-                derived = derived or (name in of_schedule and settings.origins[name] == DEFAULT)
-                # And what a flag's optimizer or schedule does not use would contradict it.
-                replaced = name in unused(values) and values[name] != OPTIONS[name].default
-                mark = "# " if derived or replaced else ""
-                lines.append(f"{mark}{name.replace('_', '-')}: {text}  # {settings.origins[name]}")
+        for option in dataclasses.fields(fields):
+            name = option.name
+            if not option.metadata["in_recipe"]:
+                continue
+            # The global batch size says it all; both would contradict each other on other process counts.
+            # Nor does the learning rate go with --lr-base, which it follows from.
+            derived = name == "batch_size" or (name == "lr" and values["lr_base"] is not None)
+            # And what was left to the schedule is to follow another one, or other epochs.
+            derived = derived or (name in of_schedule and settings.origins[name] == DEFAULT)
+            # And what a flag's optimizer or schedule does not use would contradict it.
+            derived = derived or (name in replaced and values[name] != option.default)
+            line = f"{name.replace('_', '-')}: {_in_yaml(values[name])}  # {settings.origins[name]}"
+            lines.append(f"# {line}" if derived else line)
     return "\n".join(lines) + "\n"

@@ -10,10 +10,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from utils.config.rules import FLAG, RECIPE
+from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, all_settings, as_flag, as_text
-
-TRAINING_GROUPS = {"loss", "optimisation", "average"}  # of which ``--evaluate`` uses nothing
 
 
 class Facts(NamedTuple):
@@ -23,10 +21,10 @@ class Facts(NamedTuple):
     its names, with the data set's own filled in. ``colour``: the images have colour. ``in_memory``: the data set
     comes as pixels, not as files. ``cuts_validation``: not all validation images are validated.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
-    device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``has_filters``: the
-    network has convolutions. ``blurs``: ``--blur-pool`` has changed some of them. ``has_statistics``: it has batch
-    norm with running statistics. ``gathers_statistics``: and updates some of them in training. ``freezes_more_norms``:
-    and ``--freeze-bn`` keeps some of them that ``--freeze`` does not. ``trains_backbone``: more than the layers that
+    device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``layers``: all
+    modules of the network. ``has_filters``: it has convolutions. ``gathers_statistics``: it updates running statistics
+    of batch norms in training. ``freezes_more_norms``: ``--freeze-bn`` keeps some of them that ``--freeze`` does not.
+    ``trains_backbone``: more than the layers that
     output the logits train in some epoch. ``rates_differ``: some parameters that train have a learning rate other than
     ``--lr``. ``trains_products``: some layers of ``--matmul-weight-grad`` train. ``never_called``: those of
     ``--fp32-layers`` that a forward pass leaves out.
@@ -48,9 +46,8 @@ class Facts(NamedTuple):
     has_momentum: bool
     warmup_steps: int
     remainder: int
+    layers: tuple[Any, ...]
     has_filters: bool
-    blurs: bool
-    has_statistics: bool
     gathers_statistics: bool
     freezes_more_norms: bool
     trains_backbone: bool
@@ -69,17 +66,16 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
     lines = []
     for group, option in all_settings():
         name = option.name
-        meta = option.metadata
+        declared = option.metadata
         origin = args.origins[name]
         value = getattr(getattr(args, group), name)
         asked = origin == FLAG or (origin == RECIPE and value != option.default)
         if not asked or (value == option.default and not value):
             continue
-        in_evaluation = meta["in_evaluation"] and group not in TRAINING_GROUPS
-        if args.run.evaluate and not in_evaluation:
+        if args.run.evaluate and not declared["in_evaluation"]:
             end = "does nothing with --evaluate" if origin == FLAG else None
         else:
-            end = meta["effect"] and meta["effect"](v)
+            end = next(filter(None, (effect(v) for effect in declared["effect"])), None)
         if end:
             lines.append(f"{_as_given(name, value, args.run.config if origin == RECIPE else None)} {end}")
     return lines

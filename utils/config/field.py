@@ -1,21 +1,32 @@
-"""How a setting is declared: its default, kind, help and check."""
+"""How a setting is declared: everything that is true of it alone."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 LARGEST_INT = 2**31 - 1
 MEASURED = "auto"  # a value to be found by measurement when a run begins
+# where a value came from, lowest first
+DEFAULT = "default"
+CHECKPOINT = "checkpoint"
+RECIPE = "recipe"
+FLAG = "flag"
 
 # Takes a converted value and returns what it must be, or None if it is fine.
 Check = Callable[[Any], str | None]
 # Takes all settings and the run's facts by name (utils/config/effects.py); returns the end of a line that says why the
 # setting has no effect, or None if it has one.
 Effect = Callable[[Any], str | None]
+
+
+def outranks(origin: str, other: str) -> bool:
+    """Whether a value from ``origin`` takes the place of one from ``other``."""
+    rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
+    return rank(origin) > rank(other)
 
 
 def between(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
@@ -49,9 +60,54 @@ def not_empty(value: str) -> str | None:
     return "must be text in UTF-8" if re.search("[\ud800-\udfff]", value) else None
 
 
-def needs(words: str, holds: Callable[[Any], bool]) -> Effect:
-    """The setting has an effect only if ``holds``; ``words`` describe that condition."""
-    return lambda v: None if holds(v) else f"does nothing: it needs {words}"
+class Needs:
+    """An effect that a setting has only where ``holds``; ``words`` describe that condition.
+
+    Without ``holds``, the words are flags, given or with that value: '--mixup or --cutmix', '--teacher and
+    --distillation soft'. ``instead`` names a setting whose value is told too.
+    """
+
+    def __init__(self, words: str, holds: Callable[[Any], object] | None = None, instead: str = "") -> None:
+        self.words = words
+        self.is_of_flags = holds is None
+        self.holds = holds or self.flags_hold
+        self.instead = instead
+
+    def __call__(self, v: Any) -> str | None:
+        if self.holds(v):
+            return None
+        return f"does nothing: it needs {self.words}" + (f", not {getattr(v, self.instead)}" if self.instead else "")
+
+    def flags(self) -> list[list[tuple[str, str]]]:
+        """What is needed, each as its alternatives: (setting, value, or '' for any)."""
+        needed = []
+        for part in self.words.removeprefix("both ").split(" and "):
+            alternatives: list[tuple[str, str]] = []
+            for text in part.split(" or "):
+                flag, _, value = text.partition(" ") if text.startswith("--") else (alternatives[0][0], "", text)
+                alternatives.append((flag.lstrip("-").replace("-", "_"), value))
+            needed.append(alternatives)
+        return needed
+
+    def flags_hold(self, v: Any) -> bool:
+        """Whether the flags that the words name are given."""
+        return all(
+            any(getattr(v, name) == value if value else getattr(v, name) for name, value in alternatives)
+            for alternatives in self.flags()
+        )
+
+
+def ends_before(name: str, words: str = "does nothing", begins: bool = False) -> Effect:
+    """``words`` are said of the setting ``name`` if the run ends before it acts.
+
+    It acts after that many epochs, or with ``begins`` in that epoch, from 1.
+    """
+    return lambda v: f"{words}: --epochs {v.epochs} end before" if getattr(v, name) >= v.epochs + begins else None
+
+
+def all_not_empty(items: tuple[str, ...]) -> str | None:
+    """A check for names of which none must be blank."""
+    return next(filter(None, map(not_empty, items)), None)
 
 
 positive_int = between(1, LARGEST_INT)
@@ -59,53 +115,67 @@ positive = between(0, 1e30, open_low=True)
 not_negative = between(0, 1e30)
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    type: type | None = None,
-    check: Check | None = None,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-    short: str | None = None,
-    synonyms: str = "",
-    many: bool = False,
-    words: tuple[str, ...] = (),
-    bare: str | None = None,
-    affects_result: bool = True,
-    in_recipe: bool = True,
-    in_evaluation: bool = True,
-    effect: Effect | None = None,
-    earlier: Any = None,
-) -> Any:
-    """One setting.
+@dataclass(kw_only=True)
+class Declaration:
+    """What a setting declares beside its default; its annotation says what kind of values it takes."""
 
-    ``type``: that of the default unless given. ``synonyms``: what other programs call it (``other_programs.py`` holds
-    the rest). ``many``: a tuple of values. ``words`` are allowed instead of a number. ``bare``: the value if the
-    flag is given without one; ``--no-FLAG`` is then 'off'. ``affects_result``: runs that differ here are different
-    experiments, so a resume must agree. ``in_recipe`` False keeps a flag that says what to
-    do now (rather than how) out of recipes and the saved configuration. ``in_evaluation`` False: ``--evaluate`` does
-    not use it. ``effect``: what else may leave it without an effect. Users are warned of settings without one.
-    ``earlier``: the value of runs that were begun before there was this setting; a resume goes on with it.
-    """
-    kind = type or default.__class__
-    return field(
-        default=default,
-        metadata={
-            "help": help,
-            "type": kind,
-            "check": check,
-            "choices": choices,
-            "metavar": metavar,
-            "short": short,
-            "synonyms": tuple(synonyms.split()),
-            "many": many,
-            "words": words,
-            "bare": bare,
-            "affects_result": affects_result,
-            "in_recipe": in_recipe,
-            "in_evaluation": in_evaluation,
-            "effect": effect,
-            "earlier": default if earlier is None else earlier,
-        },
-    )
+    help: str
+    short: str = ""
+    metavar: str = ""
+    synonyms: str = ""  # what other programs call it (other_programs.yaml holds the rest)
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # allowed instead of a number
+    bare: str = ""  # the value if the flag is given without one; --no-FLAG is then 'off'
+    check: Check | None = None
+    effect: Effect | tuple[Effect, ...] = ()  # what else may leave it without an effect, which users are warned of
+    unsharded: str = ""  # why it contradicts --shard-model
+    plan: str = ""  # how the plan of a run names it, with {} for its value, where no part describes it
+    affects_result: bool = True  # runs that differ here are different experiments, so a resume must agree
+    in_recipe: bool = True  # False: a flag that says what to do now (rather than how)
+    in_evaluation: bool = True  # False: --evaluate does not use it
+    inherited: bool = True  # False: a continued run takes it from its own command line
+    drops_out: bool = False  # without what it needs it has its default, whatever a lower layer says
+    shapes: str = ""  # what --resume-override has to look after if it changes: see SHAPED
+    earlier: Any = None  # the value of runs from before there was this setting, if that is not the default
+    example: str = ""  # values for tests, where it is neither on or off nor a choice
+    within: str = ""  # flags under which the example shapes a run, beside those that it needs
+
+
+# What a setting may shape, by what a run goes on with if it changes.
+SHAPED = {
+    "state": "the optimizer's state fits no other value",
+    "state at all": "nor does it fit with the setting instead of without",
+    "groups": "the parameters of an optimizer's groups",
+    "network": "what the network computes with the same weights",
+    "samples": "which samples a step sees",
+    "loss": "what training minimises",
+    "validation images": "which images are validated",
+    "views of the validation images": "how the network sees them",
+    "validation": "what it computes of them",
+    "stopping": "when the run ends early",
+}
+
+
+def setting(default: Any, help: str, **declared: Any) -> Any:
+    """One setting, with what ``Declaration`` holds."""
+    return field(default=default, metadata={"help": help, **declared})
+
+
+def group(**common: Any) -> Callable[[type], type]:
+    """A frozen dataclass of settings, which declare ``common`` unless they say otherwise."""
+
+    def decorate(cls: type) -> type:
+        made = dataclass(frozen=True)(cls)
+        for option in fields(made):
+            declared = vars(Declaration(**{"earlier": option.default, **common, **option.metadata}))
+            many, kind = re.match(r"(tuple\[)?(\w+)", option.type).groups()
+            effect = declared["effect"]
+            option.metadata = declared | {
+                "effect": effect if isinstance(effect, tuple) else (effect,),
+                "synonyms": tuple(declared["synonyms"].split()),
+                "many": bool(many),
+                "type": {"int": int, "float": float, "str": str, "bool": bool}[kind],
+            }
+        return made
+
+    return decorate

@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import os
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from utils.config.field import MEASURED
+from utils.config.field import DEFAULT, MEASURED
 from utils.config.groups.augmentation import AugmentationSettings
 from utils.config.groups.average import AverageSettings
 from utils.config.groups.data import DataSettings
@@ -24,7 +25,6 @@ from utils.config.groups.model import ModelSettings
 from utils.config.groups.optimisation import OptimisationSettings
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
-from utils.config.rules import DEFAULT, unused
 
 
 class UserError(ValueError):
@@ -107,20 +107,28 @@ class Settings:
         return {name: values[name] for name in names} | unused(values)
 
 
-def groups() -> list[str]:
-    """The names of the groups, in order."""
-    return [option.name for option in dataclasses.fields(Settings) if dataclasses.is_dataclass(option.default)]
+# The groups by their names, in order.
+GROUPS = {
+    option.name: type(option.default)
+    for option in dataclasses.fields(Settings)
+    if dataclasses.is_dataclass(option.default)
+}
 
 
 @functools.cache
 def all_settings() -> tuple[tuple[str, dataclasses.Field], ...]:
     """Every setting as (group, field), in order. No two settings share a name."""
-    return tuple(
-        (group.name, option)
-        for group in dataclasses.fields(Settings)
-        if dataclasses.is_dataclass(group.default)
-        for option in dataclasses.fields(group.default)
-    )
+    return tuple((name, option) for name, group in GROUPS.items() for option in dataclasses.fields(group))
+
+
+def unused(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an algorithm that a higher layer has replaced, each with its default.
+
+    In one layer they would contradict it, so a run's ``config.yaml`` leaves them out.
+    """
+    v = SimpleNamespace(**values)
+    algorithms = [option for _, option in all_settings() if option.metadata["drops_out"]]
+    return {option.name: option.default for option in algorithms if not option.metadata["effect"][0].holds(v)}
 
 
 IS_GONE = "is gone; CHANGELOG.md says what to use instead"

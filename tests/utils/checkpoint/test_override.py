@@ -53,7 +53,10 @@ def test_training_figures_of_an_epoch_do_not_mix_two_losses(flags, done, kept):
     [
         ("--lr 0.2 --weight-decay 0.1 --loss focal --augment none --best-metric loss", "f", True),
         *((flags, "f", False) for flags in ("--tta flip", "--mean 0.5", "--crop-pct 0.5", "--max-val-batches 1")),
-        *((flags, "f", False) for flags in ("--amp bf16", "--val-image-size 16", "--blur-pool", "--fp32-layers fc")),
+        *(
+            (flags, "f", False)
+            for flags in ("--amp bf16", "--val-image-size 16", "--blur-pool", "--fp32-layers fc", "--tf32")
+        ),
         ("", "other", False),
     ],
 )

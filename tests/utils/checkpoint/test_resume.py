@@ -13,11 +13,12 @@ import torch
 
 import main
 from tests.faults.small_run import FLAGS
+from tests.utils.config.examples import SHAPES_RESULT, context, example
 from utils.checkpoint import checkpoint, resume
 from utils.checkpoint.inventory import parts
 from utils.checkpoint.resume import ResumePoint, find, from_path, newest_run
 from utils.config.arguments import parse
-from utils.config.settings import UserError
+from utils.config.settings import UserError, as_flag
 from utils.train_validation import TraVal
 
 CPU = ("--device", "cpu", "--no-progress")
@@ -369,6 +370,20 @@ def test_each_other_setting_is_a_line_with_both_values_and_what_to_do():
         f"--lr 0.5: run/checkpoints/last.pt was made with --lr 0.3; {advice}",
     ]
     assert caught.value.on_all_ranks
+
+
+STATE_FITS_NO_OTHER = {"arch", "optimizer", "opt_kwargs", "freeze"}
+
+
+@pytest.mark.parametrize("name", SHAPES_RESULT)
+def test_each_setting_that_shapes_the_result_is_refused_with_both_values(name):
+    begun = parse(context(name).split()).values()
+    now = parse(f"{context(name)} {example(name)}".split())
+    with pytest.raises(UserError) as caught:
+        found_with(settings=begun).refuse_differences(now)
+    start = f"{as_flag(name, now.values()[name])}: run/checkpoints/last.pt was made with {as_flag(name, begun[name])}; "
+    (line,) = (line for line in caught.value.mistakes if line.startswith(start))
+    assert ("--resume-override" in line) == (name not in STATE_FITS_NO_OTHER), "which it would refuse, too"
 
 
 @pytest.mark.parametrize(

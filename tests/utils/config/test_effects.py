@@ -1,13 +1,16 @@
 """A setting that was given and has no effect is said so, in a line: what each needs, and who is told."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from tests.faults.small_run import told
+from tests.utils.config.examples import OPTIONS, context, example
 from utils.config import arguments
 from utils.config.effects import Facts, without_effect
-from utils.config.settings import Settings, UserError, all_settings
+from utils.config.settings import Settings, UserError, flag_of
 from utils.precision.amp import keep_in_fp32, never_called
 
 SMALL = ("--device", "cpu", "--arch", "fc", "--no-progress")
@@ -18,7 +21,7 @@ RICH = Facts(
     precision="fp16",
     processes=2,
     local_processes=2,
-    augmentation=("shift",),
+    augmentation=("shift", "resized-crop"),
     classes=10,
     colour=True,
     in_memory=False,
@@ -29,9 +32,8 @@ RICH = Facts(
     has_momentum=True,
     warmup_steps=5,
     remainder=1,
+    layers=(SimpleNamespace(blur=1), SimpleNamespace(running_mean=1)),
     has_filters=True,
-    blurs=True,
-    has_statistics=True,
     gathers_statistics=True,
     freezes_more_norms=True,
     trains_backbone=True,
@@ -39,432 +41,135 @@ RICH = Facts(
     trains_products=True,
     never_called=(),
 )
-FILES = "--dataname folder --datapath D"
-
-# For each setting that needs something: flags, what is different from the facts above, and the end of the line.
-NEEDS = [
-    ("output", "--output D --resume R", {"continues": True}, "--output D does nothing: it needs a new run"),
-    ("name", "--name a --resume R", {"continues": True}, "--name a does nothing: it needs a new run"),
+# For each fact, another value, and all settings whose examples have no effect then.
+POORER = [
+    ("continues", True, "output name"),
+    ("on_gpu", False, "tf32"),
+    ("precision", "bf16", "init_scale max_skipped_steps"),
+    ("precision", "off", "init_scale max_skipped_steps fp32_layers"),
+    ("processes", 1, "timeout sync_bn shard_model grad_compression bucket_mb"),
+    ("augmentation", ("flip",), "max_shift shift_padding crop_min_area"),
+    ("colour", False, "grayscale_prob"),
+    ("in_memory", True, "pixel_range decode cache_dir skip_bad_images"),
+    ("cuts_validation", False, "max_val_batches"),
+    ("any_size", False, "crop_mode decode"),
+    ("resizes", False, "interpolation"),
+    ("resident", True, "decode shard_cache"),
+    ("has_momentum", False, "momentum"),
+    ("warmup_steps", 0, "warmup_epochs warmup_lr warmup_prefix"),
+    ("remainder", 0, "drop_last"),
+    ("layers", (), "blur_pool sync_bn"),
+    ("has_filters", False, "channels_last"),
+    ("gathers_statistics", False, "ema_bn_batches"),
+    ("freezes_more_norms", False, "freeze_bn"),
+    ("trains_backbone", False, "clip_grad_agc"),
+    ("rates_differ", False, "layer_decay backbone_lr_scale lr_scale"),
+    ("trains_products", False, "matmul_weight_grad"),
+    ("never_called", ("b",), "fp32_layers"),
+]
+# What depends on several facts, or on the value: flags, what differs from the facts above, and a part of the line.
+NEEDS_NOT = "does nothing: it needs "
+LABELS = f"{NEEDS_NOT}a --distillation-alpha below 1"
+SPECIAL = [
+    ("--output D --name a --resume R", {"continues": True}, f"--name a {NEEDS_NOT}a new run: a continued one stays in"),
+    ("--color-jitter 0 0 0.4", {"colour": False}, "--color-jitter 0 0 0.4 does nothing: grey images have no satur"),
+    ("--datapath D --dataname digits", {"local_processes": 1}, f"--datapath D {NEEDS_NOT}a --dataname with files"),
+    ("--workers 0", {"in_memory": True, "resident": True}, f"--workers 0 {NEEDS_NOT}images in files, or --loader s"),
     (
-        "color_jitter",
-        "--color-jitter 0 0 0.4",
-        {"colour": False},
-        "--color-jitter 0 0 0.4 does nothing: grey images have no",
-    ),
-    (
-        "color_jitter_prob",
-        "--color-jitter-prob 0.4",
-        {},
-        "--color-jitter-prob 0.4 does nothing: it needs --color-jitter",
-    ),
-    ("grayscale_prob", "--grayscale-prob 0.4", {"colour": False}, "--grayscale-prob 0.4 does nothing: it needs colour"),
-    (
-        "random_erase_mode",
-        "--random-erase-mode rand",
-        {},
-        "--random-erase-mode rand does nothing: it needs --random-erase",
-    ),
-    (
-        "random_erase_count",
-        "--random-erase-count 2",
-        {},
-        "--random-erase-count 2 does nothing: it needs --random-erase",
-    ),
-    ("timeout", "--timeout 5", {"processes": 1}, "--timeout 5 does nothing: it needs several processes"),
-    ("val_split_by", "--val-split-by draw", {}, "--val-split-by draw does nothing: it needs --val-split"),
-    ("datapath", "--dataname digits --datapath D", {"local_processes": 1}, "--datapath D does nothing: it needs"),
-    (
-        "workers",
-        "--workers 0",
-        {"in_memory": True, "resident": True},
-        "--workers 0 does nothing: it needs images in files",
-    ),
-    ("decode", "--decode gpu", {"any_size": False}, "--decode gpu does nothing: it needs image files of any size that"),
-    ("decode", "--decode gpu --loader resident", {"resident": True}, "--decode gpu does nothing: it needs"),
-    ("decode", "--decode gpu", {"in_memory": True}, "--decode gpu does nothing: it needs image files"),
-    ("cache_dir", "--cache-dir D", {"in_memory": True}, "--cache-dir D does nothing: it needs images in files"),
-    (
-        "cache_dir",
         "--cache-dir D",
         {"resident": True, "in_memory": True, "local_processes": 1},
-        "--cache-dir D does nothing: it needs images in files, or several processes that share them",
+        f"{NEEDS_NOT}images in files, or several processes that share them",
     ),
+    ("-b 8 --evaluate --pretrained --val-batch-size 9", {}, f"--batch-size 8 {NEEDS_NOT}training, or --val-batch-size"),
+    ("--global-batch-size 8 --evaluate --pretrained --val-batch-size 9", {}, f"--global-batch-size 8 {NEEDS_NOT}train"),
+    ("--pretrained --evaluate --resume R", {}, f"--pretrained {NEEDS_NOT}no other weights to evaluate"),
+    ("--mixup-off-epoch 20 --mixup 1", {}, "--mixup-off-epoch 20 does nothing: --epochs 20 end before"),
+    ("--freeze a --freeze-epoch 20", {}, "--freeze-epoch 20 never freezes: --epochs 20 end before"),
+    ("--freeze a --unfreeze-epoch 20", {}, "--unfreeze-epoch 20 does nothing: --epochs 20 end before"),
+    ("--ema-decay 0.9 --ema-start-epoch 21", {}, "--ema-start-epoch 21 does nothing: --epochs 20 end before"),
+    ("--lr-cycle-epochs 20", {}, "--lr-cycle-epochs 20 never restarts: --epochs 20 end before"),
+    ("--lr-cycle-epochs 3 --lr-policy step", {}, "linear or poly, not step"),
     (
-        "max_val_batches",
-        "--max-val-batches 9",
-        {"cuts_validation": False},
-        "--max-val-batches 9 does nothing: it needs more validation images",
-    ),
-    ("skip_bad_images", "--skip-bad-images", {"in_memory": True}, "--skip-bad-images does nothing: it needs images in"),
-    (
-        "batch_size",
-        "-b 8 --evaluate --pretrained --val-batch-size 9",
-        {},
-        "--batch-size 8 does nothing: it needs training",
-    ),
-    (
-        "global_batch_size",
-        "--global-batch-size 8 --evaluate --pretrained --val-batch-size 9",
-        {},
-        "--global-batch-size 8 does nothing: it needs training",
-    ),
-    ("image_column", "--image-column a", {}, "--image-column a does nothing: it needs --dataname hf"),
-    (
-        "pixel_range",
-        "--pixel-range 0 9",
-        {"in_memory": True},
-        "--pixel-range 0 9 does nothing: it needs images in files",
-    ),
-    ("label_column", "--label-column a", {}, "--label-column a does nothing: it needs --dataname hf"),
-    (
-        "shard_cache",
-        "--shard-cache D",
-        {"resident": True},
-        "--shard-cache D does nothing: it needs images in shards that",
-    ),
-    ("shard_cache_gb", "--shard-cache-gb 9", {}, "--shard-cache-gb 9 does nothing: it needs --shard-cache"),
-    ("crop_mode", "--crop-mode squash", {"any_size": False}, "--crop-mode squash does nothing: it needs images of any"),
-    (
-        "interpolation",
-        "--interpolation bicubic",
-        {"resizes": False},
-        "--interpolation bicubic does nothing: it needs images",
-    ),
-    (
-        "max_shift",
-        "--max-shift 2",
-        {"augmentation": ("flip",)},
-        "--max-shift 2 does nothing: it needs shift in --augment",
-    ),
-    (
-        "crop_min_area",
-        "--crop-min-area 0.35",
-        {"augmentation": ("flip",)},
-        "does nothing: it needs resized-crop in --augm",
-    ),
-    (
-        "shift_padding",
-        "--shift-padding reflect",
-        {"augmentation": ()},
-        "--shift-padding reflect does nothing: it needs shift",
-    ),
-    ("mixup_mode", "--mixup-mode batch", {}, "--mixup-mode batch does nothing: it needs --mixup or --cutmix"),
-    ("mixup_prob", "--mixup-prob 0.5", {}, "--mixup-prob 0.5 does nothing: it needs --mixup or --cutmix"),
-    ("mixup_switch_prob", "--mixup-switch-prob 0 --mixup 1", {}, "does nothing: it needs both --mixup and --cutmix"),
-    ("mixup_off_epoch", "--mixup-off-epoch 3", {}, "--mixup-off-epoch 3 does nothing: it needs --mixup or --cutmix"),
-    (
-        "mixup_off_epoch",
-        "--mixup-off-epoch 20 --mixup 1",
-        {},
-        "--mixup-off-epoch 20 does nothing: --epochs 20 end before",
-    ),
-    ("progressive_step", "--progressive-step 4", {}, "--progressive-step 4 does nothing: it needs --progressive-size"),
-    (
-        "progressive_epochs",
-        "--progressive-epochs 1 2",
-        {},
-        "--progressive-epochs 1 2 does nothing: it needs --progressive-size",
-    ),
-    ("pretrained", "--pretrained --evaluate --resume R", {}, "--pretrained does nothing: it needs no other weights"),
-    ("new_head", "--new-head", {}, "--new-head does nothing: it needs --weights or --pretrained"),
-    ("freeze_epoch", "--freeze-epoch 2", {}, "--freeze-epoch 2 does nothing: it needs --freeze"),
-    ("freeze_epoch", "--freeze a --freeze-epoch 20", {}, "--freeze-epoch 20 never freezes: --epochs 20 end before"),
-    ("unfreeze_epoch", "--unfreeze-epoch 2", {}, "--unfreeze-epoch 2 does nothing: it needs --freeze"),
-    (
-        "unfreeze_epoch",
-        "--freeze a --unfreeze-epoch 20",
-        {},
-        "--unfreeze-epoch 20 does nothing: --epochs 20 end before",
-    ),
-    ("shard_model", "--shard-model", {"processes": 1}, "--shard-model does nothing: it needs several processes"),
-    ("sync_bn", "--sync-bn", {"processes": 1}, "--sync-bn does nothing: it needs several processes, and batch norm"),
-    (
-        "layer_decay",
-        "--layer-decay 0.5",
-        {"rates_differ": False},
-        "--layer-decay 0.5 does nothing: it needs to change the",
-    ),
-    (
-        "backbone_lr_scale",
-        "--backbone-lr-scale 0.5",
-        {"rates_differ": False},
-        "--backbone-lr-scale 0.5 does nothing: it",
-    ),
-    (
-        "lr_scale",
-        "--lr-scale a=2",
-        {"rates_differ": False},
-        "--lr-scale a=2 does nothing: it needs to change the rate of",
-    ),
-    (
-        "clip_grad_agc",
-        "--clip-grad-agc 0.1",
-        {"trains_backbone": False},
-        "--clip-grad-agc 0.1 does nothing: it needs more",
-    ),
-    (
-        "matmul_weight_grad",
-        "--matmul-weight-grad a",
-        {"trains_products": False},
-        "--matmul-weight-grad a does nothing: it",
-    ),
-    ("freeze_bn", "--freeze-bn", {"freezes_more_norms": False}, "--freeze-bn does nothing: it needs batch norm with"),
-    (
-        "channels_last",
-        "--channels-last",
-        {"has_filters": False},
-        "--channels-last on does nothing: it needs a network with",
-    ),
-    (
-        "momentum",
-        "--momentum 0.9 --optimizer lion",
-        {"has_momentum": False},
-        "--momentum 0.9 does nothing: --optimizer lion",
-    ),
-    (
-        "decay_norm_bias",
-        "--no-decay-norm-bias --weight-decay 0",
-        {},
-        "--no-decay-norm-bias does nothing: it needs a --weight",
-    ),
-    (
-        "lr_milestones",
-        "--lr-policy multistep --lr-milestones 5 20 30",
-        {},
-        "does nothing at 20 and 30: --epochs 20 end before",
-    ),
-    ("lr_gamma", "--lr-gamma 0.5", {}, "--lr-gamma 0.5 does nothing: it needs --lr-policy multistep or step"),
-    ("lr_base_size", "--lr-base-size 64", {}, "--lr-base-size 64 does nothing: it needs --lr-base"),
-    ("lr_base_scale", "--lr-base-scale sqrt", {}, "--lr-base-scale sqrt does nothing: it needs --lr-base"),
-    (
-        "lr_min",
-        "--lr-min 0.01 --lr-policy constant",
-        {},
-        "--lr-min 0.01 does nothing: --lr-policy constant never falls",
-    ),
-    ("lr_step_epochs", "--lr-step-epochs 3", {}, "--lr-step-epochs 3 does nothing: it needs --lr-policy step"),
-    ("lr_power", "--lr-power 3", {}, "--lr-power 3 does nothing: it needs --lr-policy poly"),
-    (
-        "lr_cycle_epochs",
-        "--lr-cycle-epochs 3 --lr-policy step",
-        {},
-        "--lr-cycle-epochs 3 does nothing: it needs --lr-policy",
-    ),
-    ("lr_cycle_epochs", "--lr-cycle-epochs 20", {}, "--lr-cycle-epochs 20 never restarts: --epochs 20 end before"),
-    ("lr_cycle_mul", "--lr-cycle-mul 2", {}, "--lr-cycle-mul 2 does nothing: it needs --lr-cycle-epochs"),
-    (
-        "lr_cycle_mul",
         "--lr-cycle-mul 2 --lr-cycle-epochs 5 --optimizer schedulefree-sgd",
         {},
-        "--lr-cycle-mul 2 does nothing: it needs --lr-cycle-epochs and --lr-policy cosine or",
+        f"--lr-cycle-mul 2 {NEEDS_NOT}--lr-cycle",
     ),
-    ("lr_cycle_decay", "--lr-cycle-decay 0.5", {}, "--lr-cycle-decay 0.5 does nothing: it needs --lr-cycle-epochs"),
-    ("lr_pct_start", "--lr-pct-start 0.2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
-    ("lr_div_factor", "--lr-div-factor 2", {}, "does nothing: it needs --lr-policy one-cycle or triangular"),
+    ("--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
+    ("--no-decay-norm-bias --weight-decay 0", {}, f"--no-decay-norm-bias {NEEDS_NOT}a --weight-decay above 0"),
+    ("--weight-decay-except a --weight-decay 0", {}, f"--weight-decay-except a {NEEDS_NOT}a --weight-decay above 0"),
     (
-        "warmup_epochs",
-        "--warmup-epochs 0.01",
-        {"warmup_steps": 0},
-        "--warmup-epochs 0.01 does nothing: it needs to be at least half a step",
+        "--momentum 0.9 --optimizer lion",
+        {"has_momentum": False},
+        "--momentum 0.9 does nothing: --optimizer lion has no",
     ),
+    ("--lr-min 0.01 --lr-policy constant", {}, "--lr-min 0.01 does nothing: --lr-policy constant never falls"),
+    ("--warmup-epochs 0.01", {"warmup_steps": 0}, f"--warmup-epochs 0.01 {NEEDS_NOT}to be at least half a step"),
+    ("--warmup-epochs 1 --lr-per-epoch", {}, "does nothing: with --lr-per-epoch, a warm-up of one epoch begins at"),
+    ("--no-warmup-prefix --lr-policy step", {}, f"{NEEDS_NOT}--warmup-epochs and --lr-policy cosine or gaussian"),
+    ("--lr-per-epoch --lr-policy constant", {"warmup_steps": 0}, f"--lr-per-epoch {NEEDS_NOT}a rate that changes"),
+    ("--bce-target-thresh 0.2 --loss bce", {}, f"{NEEDS_NOT}--mixup, --cutmix or --label-smoothing; all other"),
+    ("--bce-target-thresh 0 --label-smoothing 0.1 --loss bce", {}, "makes every target 1: with --label-smoothing"),
+    ("--bce-target-thresh 0.95 --label-smoothing 0.1 --loss bce", {}, "makes every target 0: with --label-smoothing"),
+    ("--label-smoothing 0.1 --loss bce --bce-target-thresh 0.2", {}, "0.1 does nothing: --bce-target-thresh makes"),
+    ("--label-smoothing 0.1 --loss bce --bce-target-thresh 0.2 --mixup 0.2", {}, "0.1 only moves the threshold: --bce"),
+    ("--loss bce --teacher T --distillation-alpha 1", {}, f"--loss bce {LABELS}"),
+    ("--label-smoothing 0.1 --teacher T --distillation-alpha 1", {}, f"--label-smoothing 0.1 {LABELS}"),
+    ("--class-weights balanced --teacher T --distillation-alpha 1", {}, f"--class-weights balanced {LABELS}"),
+    ("--bce-sum --loss bce --teacher T --distillation-alpha 1", {}, f"--bce-sum {LABELS}"),
+    ("--teacher T --distillation-alpha 0", {}, f"--teacher T {NEEDS_NOT}a --distillation-alpha above 0"),
     (
-        "warmup_epochs",
-        "--warmup-epochs 1 --lr-per-epoch",
-        {},
-        "does nothing: with --lr-per-epoch, a warm-up of one epoch",
-    ),
-    ("warmup_lr", "--warmup-lr 0.01", {"warmup_steps": 0}, "--warmup-lr 0.01 does nothing: it needs --warmup-epochs"),
-    (
-        "warmup_prefix",
-        "--no-warmup-prefix",
-        {"warmup_steps": 0},
-        "--no-warmup-prefix does nothing: it needs --warmup-epochs",
-    ),
-    (
-        "warmup_prefix",
-        "--no-warmup-prefix --lr-policy step",
-        {},
-        "does nothing: it needs --warmup-epochs and --lr-policy cosine",
-    ),
-    (
-        "lr_per_epoch",
-        "--lr-per-epoch --lr-policy constant",
-        {"warmup_steps": 0},
-        "does nothing: it needs a rate that changes",
-    ),
-    ("ema_warmup", "--no-ema-warmup", {}, "--no-ema-warmup does nothing: it needs --ema-decay"),
-    ("ema_start_epoch", "--ema-start-epoch 3", {}, "--ema-start-epoch 3 does nothing: it needs --ema-decay"),
-    ("ema_start_epoch", "--ema-decay 0.9 --ema-start-epoch 21", {}, "does nothing: --epochs 20 end before"),
-    ("bce_target_thresh", "--bce-target-thresh 0.2", {}, "--bce-target-thresh 0.2 does nothing: it needs --loss bce"),
-    (
-        "bce_target_thresh",
-        "--bce-target-thresh 0.2 --loss bce",
-        {},
-        "does nothing: it needs --mixup, --cutmix or --label",
-    ),
-    (
-        "bce_target_thresh",
-        "--bce-target-thresh 0 --label-smoothing 0.1 --loss bce",
-        {},
-        "makes every target 1: with --label",
-    ),
-    (
-        "bce_target_thresh",
-        "--bce-target-thresh 0.95 --label-smoothing 0.1 --loss bce",
-        {},
-        "every target 0: with --label-",
-    ),
-    (
-        "label_smoothing",
-        "--label-smoothing 0.1 --loss bce --bce-target-thresh 0.2",
-        {},
-        "--label-smoothing 0.1 does nothing: --bce-target-thresh makes every target 0 or 1 again",
-    ),
-    (
-        "label_smoothing",
-        "--label-smoothing 0.1 --loss bce --bce-target-thresh 0.2 --mixup 0.2",
-        {},
-        "--label-smoothing 0.1 only moves the threshold: --bce-target-thresh makes every target 0 or 1 again",
-    ),
-    *(
-        (
-            name,
-            f"{flag} --teacher T --distillation-alpha 1",
-            {},
-            f"{flag} does nothing: it needs a --distillation-alpha below 1",
-        )
-        for name, flag in (
-            ("loss", "--loss bce"),
-            ("label_smoothing", "--label-smoothing 0.1"),
-            ("class_weights", "--class-weights balanced"),
-        )
-    ),
-    ("bce_sum", "--bce-sum --loss focal", {}, "--bce-sum does nothing: it needs --loss bce"),
-    ("bce_pos_weight", "--bce-pos-weight 2", {}, "--bce-pos-weight 2 does nothing: it needs --loss bce"),
-    ("focal_gamma", "--focal-gamma 3 --loss bce", {}, "--focal-gamma 3 does nothing: it needs --loss focal"),
-    (
-        "teacher",
-        "--teacher T --distillation-alpha 0",
-        {},
-        "--teacher T does nothing: it needs a --distillation-alpha above",
-    ),
-    ("distillation", "--distillation hard", {}, "--distillation hard does nothing: it needs --teacher"),
-    ("distillation_alpha", "--distillation-alpha 0.1", {}, "--distillation-alpha 0.1 does nothing: it needs --teacher"),
-    (
-        "distillation_temperature",
         "--teacher T --distillation hard --distillation-temperature 3",
         {},
-        "--distillation-temperature 3 does nothing: it needs --teacher and --distillation soft",
+        f"{NEEDS_NOT}--teacher and --distillation soft",
     ),
+    ("--ema-bn-batches 4", {}, f"{NEEDS_NOT}--ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch"),
     (
-        "ema_bn_batches",
-        "--ema-bn-batches 4",
-        {},
-        "--ema-bn-batches 4 does nothing: it needs --ema-decay or --swa-start-",
-    ),
-    ("sam_adaptive", "--sam-adaptive", {}, "--sam-adaptive does nothing: it needs --sam-rho"),
-    (
-        "ema_bn_batches",
-        "--ema-bn-batches 0 --ema-decay 0.9",
-        {"gathers_statistics": False},
-        "--ema-bn-batches 0 does nothing: it needs --ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch "
-        "norm in the network",
-    ),
-    ("swa_lr", "--swa-lr 0.05", {}, "--swa-lr 0.05 does nothing: it needs --swa-start-epoch"),
-    (
-        "early_stopping_metric",
-        "--early-stopping-metric loss",
-        {},
-        "--early-stopping-metric loss does nothing: it needs --early",
-    ),
-    (
-        "early_stopping_delta",
-        "--early-stopping-delta 1",
-        {},
-        "--early-stopping-delta 1 does nothing: it needs --early-stop",
-    ),
-    ("blur_pool", "--blur-pool", {"blurs": False}, "--blur-pool does nothing: it needs a strided convolution of 16"),
-    (
-        "weight_decay_except",
-        "--weight-decay-except a --weight-decay 0",
-        {},
-        "--weight-decay-except a does nothing: it needs a --weight",
-    ),
-    ("drop_last", "--drop-last", {"remainder": 0}, "--drop-last does nothing: it needs a last step that is smaller"),
-    ("tf32", "--tf32", {"on_gpu": False}, "--tf32 does nothing: it needs a GPU"),
-    (
-        "init_scale",
-        "--init-scale 4 --amp bf16",
-        {"precision": "bf16"},
-        "--init-scale 4 does nothing: it needs --amp fp16",
-    ),
-    ("init_scale", "--init-scale 65536", {"precision": "off"}, "--init-scale 65536 does nothing: it needs --amp fp16"),
-    (
-        "max_skipped_steps",
-        "--max-skipped-steps 4",
-        {"precision": "bf16"},
-        "--max-skipped-steps 4 does nothing: it needs",
-    ),
-    (
-        "fp32_layers",
-        "--fp32-layers a",
-        {"precision": "off"},
-        "--fp32-layers a does nothing: it needs --amp fp16 or bf16",
-    ),
-    (
-        "grad_compression",
-        "--grad-compression bf16",
-        {"processes": 1},
-        "--grad-compression bf16 does nothing: it needs sever",
-    ),
-    ("bucket_mb", "--bucket-mb 5", {"processes": 1}, "--bucket-mb 5 does nothing: it needs several processes"),
-    (
-        "fp32_layers",
         "--fp32-layers a b",
         {"never_called": ("b",)},
-        "--fp32-layers a b does nothing for b, which the network never calls; name the layers within",
+        "does nothing for b, which the network never calls; name the layers",
     ),
+    ("--init-scale 65536", {"precision": "off"}, f"--init-scale 65536 {NEEDS_NOT}--amp fp16"),
 ]
-BY_RECIPE_ALONE = {"nesterov"}  # given with another optimizer by the same hand, it is a mistake
 
 
 def lines_of(line, **changes):
     return without_effect(arguments.parse(line.split()), RICH._replace(**changes))
 
 
-def test_every_setting_that_needs_something_is_in_the_table():
-    needing = {option.name for _, option in all_settings() if option.metadata["effect"]}
-    assert {name for name, *_ in NEEDS} == needing - BY_RECIPE_ALONE
+def lines_about(name, line, **changes):
+    return [found for found in lines_of(line, **changes) if found.startswith(f"{example(name)} ")]
 
 
-@pytest.mark.parametrize(("name", "line", "changes", "words"), NEEDS)
-def test_a_setting_without_what_it_needs_is_told_in_one_line(name, line, changes, words):
+@pytest.mark.parametrize(("fact", "value", "names"), POORER)
+def test_each_fact_is_needed_by_these_settings_and_by_no_other(fact, value, names):
+    told_of = {name for name in OPTIONS if lines_about(name, f"{context(name)} {example(name)}", **{fact: value})}
+    assert told_of == set(names.split())
+
+
+def test_the_table_above_holds_every_fact_that_a_setting_alone_can_need():
+    assert {fact for fact, *_ in POORER} == set(Facts._fields) - {"classes", "local_processes"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_setting_with_what_it_needs_is_not_told_and_without_a_flag_that_it_needs_it_is(name):
+    assert lines_about(name, f"{context(name)} {example(name)}") == []
+    for effect in OPTIONS[name].metadata["effect"]:
+        if getattr(effect, "is_of_flags", False) and not effect.holds(SimpleNamespace(**Settings().values())):
+            try:
+                assert lines_about(name, example(name))[0].startswith(f"{example(name)} {NEEDS_NOT}{effect.words}")
+            except UserError as error:  # it contradicts what stands there without that flag
+                assert flag_of(name) in str(error)
+
+
+@pytest.mark.parametrize(("line", "changes", "words"), SPECIAL)
+def test_a_setting_without_what_it_needs_is_told_in_one_line(line, changes, words):
     told_of = [found for found in lines_of(line, **changes) if words in found]
     assert len(told_of) == 1 and "\n" not in told_of[0]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--output D --name a --timeout 5 --workers 0 --skip-bad-images --max-shift 2 --shift-padding reflect "
-        f"--channels-last --momentum 0.8 --no-decay-norm-bias --warmup-epochs 1 --tf32 --init-scale 4 {FILES} "
-        "--max-skipped-steps 4 --drop-last --fp32-layers a --nesterov --lr-policy multistep --lr-milestones 5 --lr-gamma 0.5",
-        f"--decode gpu {FILES}",
-        "--lr-base 0.1 --lr-base-size 64 --lr-base-scale sqrt --lr-min 0.01 --lr-cycle-epochs 5 --lr-cycle-mul 2 "
-        "--lr-cycle-decay 0.5",
-        "--lr-policy step --lr-step-epochs 3 --lr-gamma 0.5 --sam-rho 0.05 --sam-adaptive",
-        "--lr-policy poly --lr-power 3",
-        "--lr-policy triangular --lr-pct-start 0.2 --lr-div-factor 2",
-        "--ema-decay 0.9 --ema-bn-batches 0",
-        "--grad-compression bf16 --bucket-mb 5",
-        "--swa-start-epoch 0.75 --swa-lr 0.05 --ema-bn-batches 4 --early-stopping 5 --early-stopping-metric loss "
-        "--early-stopping-delta 0.1",
-        "-b 8 --evaluate --pretrained",
-        "--output D --name a --resume auto",
-    ],
-)
-def test_a_setting_with_what_it_needs_is_not_told(line):
-    assert lines_of(line, continues="--resume" in line) == []
+def test_a_new_folder_is_made_by_a_run_that_auto_begins_and_a_batch_without_one_for_validation_is_used():
+    assert lines_of("--output D --name a --resume auto", continues=True) == []
+    assert lines_of("-b 8 --evaluate --pretrained") == []
 
 
 def test_settings_and_facts_do_not_share_a_name():

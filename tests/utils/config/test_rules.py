@@ -1,12 +1,14 @@
 """Rules between settings: which settings a rule concerns."""
 
+import inspect
 import re
 
 import pytest
 
-from utils.config import arguments
-from utils.config.rules import DEFAULT, FLAG, rules
-from utils.config.settings import UserError, all_settings, flag_of
+from utils.config import arguments, rules
+from utils.config.field import DEFAULT, FLAG
+from utils.config.rules import Given, contradictions
+from utils.config.settings import GROUPS, UserError, all_settings, flag_of
 
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
 
@@ -17,11 +19,18 @@ def mistakes_of(*argv):
     return error.value.mistakes
 
 
-def test_a_rule_carries_the_name_of_every_setting_that_its_message_names():
-    given = DEFAULTS | {"clip_grad_norm": 1.0, "clip_grad_agc": 0.1, "global_batch_size": 64}
-    for rule in rules(given, dict.fromkeys(given, FLAG), world_size=1):
-        named = {name for name in DEFAULTS if re.search(rf"{flag_of(name)}(?![\w-])", rule.message)}
-        assert named <= set(rule.settings) <= set(DEFAULTS), rule.message
+def test_a_contradiction_depends_on_what_it_looks_at_and_on_every_setting_that_its_line_names():
+    given = Given(DEFAULTS | {"lr": 0.1, "lr_min": 0.2}, dict.fromkeys(DEFAULTS, FLAG))
+    (line,) = contradictions(given)
+    assert line.startswith("--lr-min 0.2 is not below the peak") and contradictions(given, {"lr"}) == []
+    given = Given(DEFAULTS | {"resume_override": True}, dict.fromkeys(DEFAULTS, FLAG))
+    assert contradictions(given, {"epochs"}) != [] == contradictions(given, {"resume"})
+
+
+def test_a_line_names_settings_that_exist():
+    text = "".join(inspect.getsource(module) for module in (rules, *map(inspect.getmodule, GROUPS.values())))
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*[a-z0-9]", text))
+    assert flags - {flag_of(name) for name in DEFAULTS} == {"--batch"}, "which is scripts/amp_audit.py's"
 
 
 def test_what_would_be_released_before_it_is_frozen_is_refused():
@@ -39,8 +48,8 @@ def test_rare_classes_are_made_up_for_once():
     assert arguments.parse(["--resume", "R"], 1, older).data.balanced_sampler, "a run of a version without the rule"
 
 
-def test_defaults_break_no_rule():
-    assert [rule.message for rule in rules(DEFAULTS, dict.fromkeys(DEFAULTS, DEFAULT), 1) if rule.broken] == []
+def test_defaults_contradict_nothing():
+    assert contradictions(Given(DEFAULTS, dict.fromkeys(DEFAULTS, DEFAULT))) == []
 
 
 def test_a_setting_that_cannot_be_read_contradicts_nothing():

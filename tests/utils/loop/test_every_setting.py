@@ -8,7 +8,8 @@ from torch import nn
 
 import main
 from models.small import OWN
-from tests.utils.record.test_dry_run import CHANGES
+from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, example
+from tests.utils.config.examples import context as context_of
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.record.summary import describe
@@ -18,25 +19,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 # 20 epochs, which the changes are made for, of one step.
 BASE = "--device cpu --arch tiny --train-samples 31 --batch-size 32 --max-val-batches 2"
 TEACHER = "--teacher teacher.pt"
-OF_A_TEACHER = {
-    "teacher": ("", TEACHER),
-    "distillation": (TEACHER, "--distillation hard"),
-    "distillation_alpha": (TEACHER, "--distillation-alpha 0.3"),
-    "distillation_temperature": (TEACHER, "--distillation-temperature 4"),
-}
-# Where what the table changes would make no difference to so small a run.
-OTHERWISE = {
-    "max_val_batches": ("", "--max-val-batches 1"),
-    "accumulate": ("--batch-size 16", "--accumulate 2"),
-    "clip_grad_norm": ("", "--clip-grad-norm 0.01"),
-    "clip_grad_value": ("", "--clip-grad-value 0.001"),
-    "drop_last": ("--batch-size 16", "--drop-last"),
-    "lr_per_epoch": ("--batch-size 16", "--lr-per-epoch"),
-    "ema_bn_batches": ("--ema-decay 0.9 --batch-size 16", "--ema-bn-batches 1"),
-    "early_stopping_metric": ("--early-stopping 1", "--early-stopping-metric loss"),
-    "early_stopping_delta": ("--early-stopping 3", "--early-stopping-delta 50"),
-}
-ELSEWHERE = {"compile", "compile_augment"}  # slow, and tested to give other bits or the same where they are
+SLOW = {"compile", "compile_augment"}  # and tested to give other bits or the same where they are
 CONTEXTS = {
     "plain": "",
     "bce": "--loss bce",
@@ -138,10 +121,10 @@ def outcome(line):
 
 def judged(context, name, kept):
     """What is wrong with a setting in a context, or None."""
-    without, added = OTHERWISE.get(name) or OF_A_TEACHER.get(name) or CHANGES[name]
+    added = example(name)
     if added.split()[0] in CONTEXTS[context].split():
         return None
-    base = f"{BASE} {re.sub('--arch (?!timm/test_vit)[^ ]+', '', without)} {CONTEXTS[context]}"
+    base = f"{BASE} {re.sub('--arch (?!timm/test_vit)[^ ]+', '', context_of(name))} {CONTEXTS[context]}"
     for line in (base, f"{base} {added}"):
         if line not in kept:
             kept[line] = outcome(line)
@@ -160,8 +143,8 @@ def judged(context, name, kept):
     "context", [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.thorough) for name in CONTEXTS]
 )
 def test_every_setting_changes_the_bits_of_a_run_or_is_said_to_do_nothing(context, workplace, capsys):
-    left_out = ELSEWHERE | (AS_THE_FIGURES_GO if context != "plain" else set())
-    settings = [name for name, change in {**CHANGES, **OF_A_TEACHER}.items() if change and name not in left_out]
+    left_out = ELSEWHERE | SLOW | (AS_THE_FIGURES_GO if context != "plain" else set())
+    settings = [name for name in SHAPES_RESULT if name not in left_out]
     kept = {}
     assert outcome(f"{BASE} {CONTEXTS[context]}"), "which nothing refuses"
     assert [wrong for name in settings if (wrong := judged(context, name, kept))] == []

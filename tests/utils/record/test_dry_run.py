@@ -9,9 +9,9 @@ from PIL import Image
 
 import main
 from models import build_model
+from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, context, example
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
-from utils.config.settings import all_settings
 from utils.record import dry_run
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
@@ -19,138 +19,7 @@ from utils.runtime.exchange import exchange_words
 
 BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
 
-# For each setting that shapes the result: a command line without it, and what is added. None: see the last tests.
-CHANGES = {
-    "seed": ("", "--seed 7"),
-    "val_every_epochs": ("", "--val-every-epochs 2"),
-    "best_metric": ("", "--best-metric loss"),
-    "early_stopping": ("", "--early-stopping 3"),
-    "early_stopping_metric": ("--early-stopping 3", "--early-stopping-metric loss"),
-    "early_stopping_delta": ("--early-stopping 3", "--early-stopping-delta 0.1"),
-    "dataname": ("--image-size 8", "--dataname synthetic"),
-    "val_split": None,
-    "val_split_by": None,
-    "image_column": None,
-    "label_column": None,
-    "image_size": ("", "--image-size 16"),
-    "val_image_size": ("--arch timm/test_resnet", "--val-image-size 16"),
-    "progressive_size": ("--arch conv2a", "--progressive-size 4"),
-    "progressive_step": ("--arch conv2a --progressive-size 4 --progressive-epochs 2 9", "--progressive-step 2"),
-    "progressive_epochs": ("--arch conv2a --progressive-size 4", "--progressive-epochs 2 9"),
-    "crop_pct": ("", "--crop-pct 0.5"),
-    "crop_mode": None,
-    "interpolation": ("--image-size 16", "--interpolation bicubic"),
-    "mean": ("", "--mean 0.4"),
-    "std": ("", "--std 0.4"),
-    "pixel_range": None,
-    "global_batch_size": ("", "--global-batch-size 128"),
-    "drop_last": ("", "--drop-last"),
-    "balanced_sampler": ("", "--balanced-sampler"),
-    "shard_window": None,
-    "train_samples": ("", "--train-samples 100"),
-    "max_val_batches": ("", "--max-val-batches 2"),
-    "tta": ("", "--tta flip"),
-    "augment": ("", "--augment none"),
-    "max_shift": ("", "--max-shift 2"),
-    "crop_min_area": ("--augment resized-crop", "--crop-min-area 0.35"),
-    "shift_padding": ("", "--shift-padding reflect"),
-    "auto_augment": ("", "--auto-augment ra"),
-    "rotation": ("", "--rotation 15"),
-    "color_jitter": ("", "--color-jitter 0.4"),
-    "color_jitter_prob": ("--color-jitter 0.4", "--color-jitter-prob 0.5"),
-    "grayscale_prob": ("--dataname synthetic --image-size 8", "--grayscale-prob 0.5"),
-    "gaussian_blur_prob": ("", "--gaussian-blur-prob 0.5"),
-    "random_erase": ("", "--random-erase 0.5"),
-    "random_erase_mode": ("--random-erase 0.5", "--random-erase-mode pixel"),
-    "random_erase_count": ("--random-erase 0.5", "--random-erase-count 2"),
-    "cutout": ("", "--cutout 2"),
-    "mixup": ("", "--mixup 0.2"),
-    "cutmix": ("--mixup 0.2", "--cutmix 1"),
-    "mixup_mode": ("--mixup 0.2", "--mixup-mode batch"),
-    "mixup_prob": ("--mixup 0.2", "--mixup-prob 0.5"),
-    "mixup_switch_prob": ("--mixup 0.2 --cutmix 1", "--mixup-switch-prob 0.8"),
-    "mixup_off_epoch": ("--cutmix 1", "--mixup-off-epoch 15"),
-    "repeated_augmentation": ("", "--repeated-augmentation 3"),
-    "arch": ("", "--arch conv4"),
-    "pretrained": None,
-    "weights": ("", "--weights weights.pt"),
-    "new_head": ("--weights weights.pt", "--new-head"),
-    "drop": ("--arch timm/test_vit --image-size 32", "--drop 0.1"),
-    "drop_path": ("--arch timm/test_vit --image-size 32", "--drop-path 0.1"),
-    "model_kwargs": ("--arch timm/test_vit --image-size 32", "--model-kwargs qk_norm=true"),
-    "blur_pool": ("--arch timm/resnet18", "--blur-pool"),
-    "sync_bn": None,
-    "freeze": ("--arch vgg11", "--freeze features.0"),
-    "freeze_epoch": ("--arch vgg11 --freeze features", "--freeze-epoch 5"),
-    "unfreeze_epoch": ("--arch vgg11 --freeze features", "--unfreeze-epoch 5"),
-    "freeze_bn": ("--arch vgg11", "--freeze-bn"),
-    "compile": ("", "--compile"),
-    "compile_augment": ("", "--compile-augment"),
-    "matmul_weight_grad": ("", "--matmul-weight-grad features.0"),
-    "init": ("", "--init xavier_normal"),
-    "epochs": ("", "--epochs 5"),
-    "optimizer": ("--lr 0.1", "--optimizer lamb"),
-    "lr": ("", "--lr 0.2"),
-    "lr_base": ("", "--lr-base 0.2"),
-    "lr_base_size": ("--lr-base 0.2", "--lr-base-size 128"),
-    "lr_base_scale": ("--lr-base 0.2", "--lr-base-scale sqrt"),
-    "lr_min": ("", "--lr-min 0.01"),
-    "momentum": ("", "--momentum 0.5"),
-    "opt_eps": ("--optimizer adamw", "--opt-eps 0.001"),
-    "opt_betas": ("--optimizer adamw", "--opt-betas 0.8 0.9"),
-    "opt_kwargs": ("--optimizer adamw", "--opt-kwargs amsgrad=true"),
-    "nesterov": ("", "--nesterov"),
-    "weight_decay": ("", "--weight-decay 0.25"),
-    "decay_norm_bias": ("", "--no-decay-norm-bias"),
-    "weight_decay_except": ("", "--weight-decay-except *.bias"),
-    "loss": ("", "--loss bce"),
-    "label_smoothing": ("", "--label-smoothing 0.1"),
-    "bce_target_thresh": ("--loss bce --mixup 0.2", "--bce-target-thresh 0.2"),
-    "bce_sum": ("--loss bce", "--bce-sum"),
-    "bce_pos_weight": ("--loss bce", "--bce-pos-weight 2"),
-    "focal_gamma": ("--loss focal", "--focal-gamma 3"),
-    "class_weights": ("", "--class-weights balanced"),
-    "layer_decay": ("", "--layer-decay 0.75"),
-    "lr_scale": ("", "--lr-scale features.*=0.5"),
-    "backbone_lr_scale": ("", "--backbone-lr-scale 0.1"),
-    "teacher": None,
-    "distillation": None,
-    "distillation_alpha": None,
-    "distillation_temperature": None,
-    "lr_policy": ("", "--lr-policy gaussian"),
-    "lr_milestones": ("--lr-policy multistep", "--lr-milestones 11 15"),
-    "lr_gamma": ("--lr-policy multistep", "--lr-gamma 0.5"),
-    "lr_step_epochs": ("--lr-policy step", "--lr-step-epochs 5"),
-    "lr_power": ("--lr-policy poly", "--lr-power 3"),
-    "lr_cycle_epochs": ("", "--lr-cycle-epochs 5"),
-    "lr_cycle_mul": ("--lr-cycle-epochs 5", "--lr-cycle-mul 2"),
-    "lr_cycle_decay": ("--lr-cycle-epochs 5", "--lr-cycle-decay 0.5"),
-    "lr_pct_start": ("--lr-policy one-cycle", "--lr-pct-start 0.5"),
-    "lr_div_factor": ("--lr-policy triangular", "--lr-div-factor 2"),
-    "warmup_epochs": ("", "--warmup-epochs 0.1"),
-    "warmup_lr": ("--warmup-epochs 2", "--warmup-lr 0.02"),
-    "warmup_prefix": ("--warmup-epochs 2", "--no-warmup-prefix"),
-    "lr_per_epoch": ("", "--lr-per-epoch"),
-    "accumulate": ("--global-batch-size 128", "--accumulate 2"),
-    "clip_grad_norm": ("", "--clip-grad-norm 1"),
-    "clip_grad_value": ("", "--clip-grad-value 1"),
-    "clip_grad_agc": ("", "--clip-grad-agc 0.01"),
-    "grad_penalty": ("", "--grad-penalty 0.1"),
-    "sam_rho": ("", "--sam-rho 0.05"),
-    "sam_adaptive": ("--sam-rho 0.05", "--sam-adaptive"),
-    "lookahead": ("", "--lookahead 6 0.5"),
-    "ema_decay": ("", "--ema-decay 0.9"),
-    "ema_warmup": ("--ema-decay 0.9", "--no-ema-warmup"),
-    "ema_start_epoch": ("--ema-decay 0.9", "--ema-start-epoch 6"),
-    "ema_bn_batches": ("--arch vgg11 --ema-decay 0.9", "--ema-bn-batches 5"),
-    "swa_start_epoch": ("", "--swa-start-epoch 0.75"),
-    "swa_lr": ("--swa-start-epoch 0.75", "--swa-lr 0.05"),
-    "amp": ("", "--amp bf16"),
-    "tf32": None,
-    "init_scale": ("--amp fp16", "--init-scale 2"),
-    "fp32_layers": ("--amp bf16", "--fp32-layers features"),
-    "grad_compression": None,
-}
+OF_A_TEACHER = {"teacher", "distillation", "distillation_alpha", "distillation_temperature"}  # see its own tests
 
 
 def shown(capsys, *flags):
@@ -169,17 +38,13 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_table_above_holds_every_setting_that_shapes_the_result():
-    assert set(CHANGES) == {option.name for _, option in all_settings() if option.metadata["affects_result"]}
-
-
-@pytest.mark.parametrize("name", [name for name, change in CHANGES.items() if change])
+@pytest.mark.parametrize("name", [name for name in SHAPES_RESULT if name not in ELSEWHERE | OF_A_TEACHER])
 def test_each_setting_that_shapes_the_result_changes_the_plan(name, workplace, capsys):
     if name in ("weights", "new_head"):
         model = build_model(ModelSettings(arch="conv2"), classes=10, channels=1, image_size=8)
         torch.save(model.state_dict(), "weights.pt")
-    without, added = CHANGES[name]
-    assert shown(capsys, *without.split()) != shown(capsys, *without.split(), *added.split())
+    without = context(name).split()
+    assert shown(capsys, *without) != shown(capsys, *without, *example(name).split())
 
 
 def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_the_plan(workplace, capsys):

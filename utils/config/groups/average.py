@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from utils.config.field import between, needs, positive, setting
+from utils.config.field import Needs, between, ends_before, group, positive, setting
 from utils.config.groups.optimisation import SCHEDULE_FREE
 
 
@@ -14,26 +14,20 @@ def _epoch_or_fraction(value: float) -> str | None:
     return problem or (None if value < 1 or value == int(value) else "must be a whole epoch, or a fraction below 1")
 
 
-def _averages_late(v: Any) -> str | None:
-    late = f"does nothing: --epochs {v.epochs} end before" if v.ema_start_epoch > v.epochs else None
-    return needs("--ema-decay", lambda v: v.ema_decay is not None)(v) or late
-
-
-@dataclass(frozen=True)
+@group(in_evaluation=False)
 class AverageSettings:
     """Averages of the weights, whose result counts in validation."""
 
     ema_decay: float | None = setting(
         None,
         "decay of a moving average of the weights, for example 0.999; validation reports its results",
-        type=float,
         check=between(0, 1, open_low=True, open_high=True),
         synonyms="model-ema-decay ema",
     )
     ema_warmup: bool = setting(
         True,
         "let --ema-decay grow to its value: the first weights hardly count then",
-        effect=needs("--ema-decay", lambda v: v.ema_decay is not None),
+        effect=Needs("--ema-decay"),
         synonyms="model-ema-warmup",
     )
     ema_start_epoch: int = setting(
@@ -41,33 +35,35 @@ class AverageSettings:
         "begin the moving average in this epoch (from 1): until then it is the weights themselves",
         check=between(1, 10**6),
         metavar="EPOCH",
-        effect=_averages_late,
+        effect=(Needs("--ema-decay"), ends_before("ema_start_epoch", begins=True)),
     )
     ema_bn_batches: int = setting(
         16,
         "training batches to compute the average's batch-norm statistics over before each validation; 3 take about "
         "as long as a step",
         check=between(0, 10**6),
-        metavar="N",
-        effect=needs(
+        effect=Needs(
             "--ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch norm in the network",
             lambda v: (v.ema_decay or v.swa_start_epoch or v.optimizer in SCHEDULE_FREE) and v.gathers_statistics,
         ),
+        example="1",
+        within="--arch vgg11 --ema-decay 0.9 --batch-size 16",
     )
     swa_start_epoch: float | None = setting(
         None,
-        "stochastic weight averaging: mean of the weights at the ends of this epoch (from 1) and of all later "
-        "ones, or of those after this fraction of --epochs; validation reports its results",
-        type=float,
+        "stochastic weight averaging: mean of the weights at the ends of this epoch (from 1) and of all later ones, "
+        "or of those after this fraction of --epochs; validation reports its results",
         check=_epoch_or_fraction,
         metavar="EPOCH",
+        unsharded="keeps the mean of whole weights; --ema-decay works",
+        example="0.75",
     )
     swa_lr: float | None = setting(
         None,
-        "constant learning rate from the beginning of that epoch on [that of --lr-policy]",
-        type=float,
+        "constant learning rate from the beginning of --swa-start-epoch on [that of --lr-policy]",
         check=positive,
-        effect=needs("--swa-start-epoch", lambda v: v.swa_start_epoch is not None),
+        effect=Needs("--swa-start-epoch"),
+        example="0.05",
     )
 
     def first_averaged_epoch(self, epochs: int) -> int | None:
@@ -76,3 +72,15 @@ class AverageSettings:
         if start is None or start >= 1:
             return start and int(start)
         return min(epochs, round(start * epochs) + 1)
+
+    @staticmethod
+    def contradictions(v: Any) -> Iterator[object]:
+        """What no run can have together: a line for each, or nothing where it is well."""
+        yield v.only_one("are two averages of the weights", "ema_decay", "swa_start_epoch")
+        swa = v.swa_start_epoch
+        yield swa and swa > v.epochs and f"--swa-start-epoch {swa:g} is beyond --epochs {v.epochs}"
+        yield (
+            (v.swa_start_epoch and v.ema_bn_batches == 0 and v.is_explicit("ema_bn_batches"))
+            and "--ema-bn-batches 0 contradicts --swa-start-epoch, whose weights need batch-norm statistics of their "
+            "own"
+        )

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from utils.config.field import Needs, between, group, setting
 
-from utils.config.field import between, needs, setting
-
-_SEVERAL = needs("several processes", lambda v: v.processes > 1)
+_SEVERAL = Needs("several processes", lambda v: v.processes > 1)
 
 
-@dataclass(frozen=True)
+@group(in_evaluation=False)
 class ExchangeSettings:
     """How several processes exchange gradients."""
 
     grad_compression: str = setting(
         "off",
-        "number format in which gradients cross the network: bf16 halves the bytes, and rounds them and their "
-        "sums to 8 significant bits",
+        "number format in which gradients cross the network: bf16 halves the bytes, and rounds them and their sums "
+        "to 8 significant bits",
         choices=("off", "bf16"),
-        in_evaluation=False,
         effect=_SEVERAL,
         synonyms="gradient-compression comm-hook ddp-comm-hook",
+        unsharded="is for whole gradients",
     )
     bucket_mb: int | None = setting(
         None,
-        "size of the pieces, in MiB, in which gradients are exchanged during the backward pass [25, the first 1, "
-        "as torch does]",
-        type=int,
+        "size of the pieces, in MiB, in which gradients are exchanged during the backward pass [25, the first 1, as "
+        "torch does]",
         check=between(1, 2**14),
         affects_result=False,
-        in_evaluation=False,
         effect=_SEVERAL,
         synonyms="bucket-cap-mb bucket-size ddp-bucket-cap-mb",
+        unsharded="cuts whole gradients into pieces",
+        example="5",
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from utils.config.field import positive_int, setting
+from utils.config.field import group, positive_int, setting
 
 
-@dataclass(frozen=True)
+@group(affects_result=False, in_evaluation=False)
 class LoggingSettings:
     """What is logged and saved, and how often."""
 
@@ -15,37 +13,28 @@ class LoggingSettings:
         50,
         "optimizer steps between two log lines and TensorBoard points",
         check=positive_int,
-        affects_result=False,
-        in_evaluation=False,
         synonyms="p log-interval log-every-n-steps log-freq logging-steps",
     )
-    progress: bool = setting(True, "progress bars on a terminal", affects_result=False, synonyms="enable-progress-bar")
+    progress: bool = setting(
+        True, "progress bars on a terminal", synonyms="enable-progress-bar", in_evaluation=True, inherited=False
+    )
     picture_epochs: int | str = setting(
         "last",
-        "epochs between two sets of pictures of the validation in TensorBoard: confusion matrix, worst "
-        "mistakes, precision-recall curves, and the features of up to 1,000 images in the projector; last: after the "
-        "last epoch alone, off: never",
-        type=int,
+        "epochs between two sets of pictures of the validation in TensorBoard: confusion matrix, worst mistakes, "
+        "precision-recall curves, and the features of up to 1,000 images in the projector; last: after the last "
+        "epoch alone, off: never",
         words=("last", "off"),
         check=positive_int,
         metavar="{N,last,off}",
-        affects_result=False,
-        in_evaluation=False,
+        example="2",
     )
     save_every_epochs: int = setting(
-        1,
-        "epochs between two checkpoints",
-        check=positive_int,
-        affects_result=False,
-        in_evaluation=False,
-        synonyms="every-n-epochs save-freq save-period",
+        1, "epochs between two checkpoints", check=positive_int, synonyms="every-n-epochs save-freq save-period"
     )
     save_every_steps: int | None = setting(
         None,
         "optimizer steps between two checkpoints within an epoch",
-        type=int,
         check=positive_int,
-        affects_result=False,
-        in_evaluation=False,
         synonyms="recovery-interval every-n-train-steps save-steps",
+        example="5",
     )

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from utils.config.field import Effect, between, needs, not_empty, not_negative, positive, setting
+from utils.config.field import Needs, between, group, not_empty, not_negative, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal")
 DISTILLATIONS = ("soft", "hard")
 BALANCED = "balanced"  # --class-weights without a file
 
-_TEACHER = needs("--teacher", lambda v: v.teacher is not None)
-_LABELS = needs("a --distillation-alpha below 1", lambda v: v.teacher is None or v.distillation_alpha < 1)
-
-
-def _of_loss(name: str) -> Effect:
-    of_it = needs(f"--loss {name}", lambda v: v.loss == name)
-    return lambda v: of_it(v) or _LABELS(v)
+_TEACHER = Needs("--teacher")
+_LABELS = Needs("a --distillation-alpha below 1", lambda v: v.teacher is None or v.distillation_alpha < 1)
+_BCE = (Needs("--loss bce"), _LABELS)
 
 
 def _smooths(v: Any) -> str | None:
@@ -36,10 +32,10 @@ def _divides_targets(v: Any) -> str | None:
             return f"makes every target {int(low > v.bce_target_thresh)}: {end}"
         if not (v.mixup or v.cutmix or v.label_smoothing):
             return "does nothing: it needs --mixup, --cutmix or --label-smoothing; all other targets are 0 or 1"
-    return _of_loss("bce")(v)
+    return None
 
 
-@dataclass(frozen=True)
+@group(in_evaluation=False, shapes="loss")
 class LossSettings:
     """What training minimises; validation always measures cross entropy."""
 
@@ -49,6 +45,7 @@ class LossSettings:
         choices=LOSSES,
         synonyms="criterion loss-fn",
         effect=_LABELS,
+        example="bce",
     )
     label_smoothing: float = setting(
         0.0,
@@ -60,41 +57,37 @@ class LossSettings:
     bce_target_thresh: float | None = setting(
         None,
         "bce: targets above this, after mixing and smoothing, become 1 and the others 0, for example 0.2",
-        type=float,
         check=between(0, 1, open_high=True),
-        effect=_divides_targets,
+        effect=(_divides_targets, *_BCE),
+        within="--loss bce --mixup 0.2",
     )
-    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_of_loss("bce"))
+    bce_sum: bool = setting(False, "bce: the sum over classes instead of their mean", effect=_BCE)
     bce_pos_weight: float | None = setting(
-        None,
-        "bce: factor of the loss terms of classes that an image shows",
-        type=float,
-        check=positive,
-        effect=_of_loss("bce"),
+        None, "bce: factor of the loss terms of classes that an image shows", check=positive, effect=_BCE, example="2"
     )
     focal_gamma: float = setting(
         2.0,
         "focal: exponent of the factor (1 - p) of a class with probability p; 0 is cross entropy",
         check=not_negative,
-        effect=_of_loss("focal"),
+        effect=(Needs("--loss focal"), _LABELS),
     )
     class_weights: str | None = setting(
         None,
         "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
-        type=str,
         check=not_empty,
         metavar="{balanced,FILE}",
         effect=_LABELS,
+        example="balanced",
     )
     teacher: str | None = setting(
         None,
-        "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision "
-        "network (downloads its pretrained weights)",
-        type=str,
+        "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision network "
+        "(downloads its pretrained weights)",
         check=not_empty,
         metavar="PATH_OR_NAME",
-        effect=needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
+        effect=Needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
         synonyms="teacher-model teacher-path kd-model-name",
+        example="teacher.pt",
     )
     distillation: str = setting(
         "soft",
@@ -110,6 +103,16 @@ class LossSettings:
         1.0,
         "temperature of both softmaxes in soft distillation; the loss is multiplied by its square",
         check=positive,
-        effect=needs("--teacher and --distillation soft", lambda v: v.teacher is not None and v.distillation == "soft"),
+        effect=Needs("--teacher and --distillation soft"),
         synonyms="distillation-tau kd-temperature",
     )
+
+    @staticmethod
+    def contradictions(v: Any) -> Iterator[object]:
+        """What no run can have together: a line for each, or nothing where it is well."""
+        yield (
+            (v.balanced_sampler and v.class_weights)
+            # a run of an earlier version, which has both, goes on
+            and (v.is_explicit("balanced_sampler") or v.is_explicit("class_weights"))
+            and "--balanced-sampler and --class-weights both make up for rare classes, together twice; give one"
+        )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
-from utils.config.field import between, needs, not_empty, positive_int, setting
+from utils.config.field import Needs, all_not_empty, between, ends_before, group, not_empty, positive_int, setting
 
 INITIALISATIONS = (
     "default",
@@ -21,25 +21,17 @@ INITIALISATIONS = (
 _LARGE_SETS = ", ".join(name for name, spec in SPECS.items() if spec.default_arch == LARGE_IMAGES_ARCH)
 
 
-def _freezes(v: Any) -> str | None:
-    if not v.freeze:
-        return "does nothing: it needs --freeze"
-    return f"never freezes: --epochs {v.epochs} end before" if v.freeze_epoch >= v.epochs else None
-
-
 def _is_file_name(path: str) -> str | None:
     if re.search(r"_Weights\.[A-Z]|^IMAGENET1K_|^DEFAULT$", path):
         return "is a name of torchvision's weights, and this a file's: write --pretrained"
     return not_empty(path)
 
 
-def _unfreezes(v: Any) -> str | None:
-    if not v.freeze:
-        return "does nothing: it needs --freeze"
-    return f"does nothing: --epochs {v.epochs} end before" if v.unfreeze_epoch >= v.epochs else None
+def _has_statistics(v: Any) -> bool:
+    return any(getattr(layer, "running_mean", None) is not None for layer in v.layers)
 
 
-@dataclass(frozen=True)
+@group()
 class ModelSettings:
     """Which network, from which weights."""
 
@@ -47,59 +39,72 @@ class ModelSettings:
         None,
         "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
         f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]",
-        type=str,
         short="-a",
         check=not_empty,
         metavar="NAME",
         synonyms="model model-name model-name-or-path network net backbone",
+        shapes="state",
+        example="conv4",
     )
     pretrained: bool = setting(
         False,
         "start from the library's pretrained weights (downloads them)",
-        effect=needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
+        effect=Needs("no other weights to evaluate", lambda v: not (v.evaluate and (v.resume or v.weights))),
     )
     weights: str | None = setting(
         None,
         "start from the weights in this file: a checkpoint of ours, timm's or torchvision's, or safetensors",
-        type=str,
         check=_is_file_name,
         metavar="PATH",
         synonyms="initial-checkpoint pretrained-path finetune",
+        example="weights.pt",
     )
     new_head: bool = setting(
         False,
         "begin the last layer anew, for other classes than those of --weights or --pretrained",
         in_evaluation=False,
-        effect=needs("--weights or --pretrained", lambda v: v.weights or v.pretrained),
+        effect=Needs("--weights or --pretrained"),
     )
     drop: float | None = setting(
         None,
         "dropout before the last layer [that of the library]",
-        type=float,
         check=between(0, 1, open_high=True),
         in_evaluation=False,
         synonyms="dropout",
+        plan="dropout {}",
+        example="0.1",
+        within="--arch timm/test_vit --image-size 32",
     )
     drop_path: float | None = setting(
         None,
         "stochastic depth: probability of skipping the last block, lower for earlier blocks [that of the library]",
-        type=float,
         check=between(0, 1, open_high=True),
         in_evaluation=False,
+        plan="stochastic depth {}",
+        example="0.1",
+        within="--arch timm/test_vit --image-size 32",
     )
     model_kwargs: tuple[str, ...] | None = setting(
         None,
         "arguments of the network's constructor in its library",
-        type=str,
-        many=True,
         metavar="NAME=VALUE",
-        check=lambda items: next(filter(None, map(not_empty, items)), None),
+        check=all_not_empty,
+        plan="{}",
+        shapes="network",
+        example="qk_norm=true",
+        within="--arch timm/test_vit --image-size 32",
     )
     blur_pool: bool = setting(
         False,
         "blur what strided convolutions read, against aliasing",
-        effect=needs("a strided convolution of 16 or more input channels", lambda v: v.blurs),
+        effect=Needs(
+            "a strided convolution of 16 or more input channels",
+            lambda v: any(hasattr(layer, "blur") for layer in v.layers),
+        ),
         synonyms="use-blurpool blurpool",
+        plan="blurred before strides",
+        shapes="network",
+        within="--arch timm/resnet18",
     )
     grad_checkpointing: bool = setting(
         False,
@@ -107,54 +112,62 @@ class ModelSettings:
         affects_result=False,
         in_evaluation=False,
         synonyms="gradient-checkpointing",
+        plan="activations computed again",
     )
     sync_bn: bool = setting(
         False,
         "batch norms normalise by the batches of all processes together (GPUs)",
         in_evaluation=False,
-        effect=needs("several processes, and batch norm", lambda v: v.processes > 1 and v.has_statistics),
+        effect=Needs("several processes, and batch norm", lambda v: v.processes > 1 and _has_statistics(v)),
+        plan="synchronised batch norm",
     )
     shard_model: bool = setting(
         False,
-        "spread parameters, gradients, average and optimizer state over the processes (torch's fully_shard): "
-        "for networks that do not fit",
+        "spread parameters, gradients, average and optimizer state over the processes (torch's fully_shard): for "
+        "networks that do not fit",
         affects_result=False,
         in_evaluation=False,
-        effect=needs("several processes", lambda v: v.processes > 1),
+        effect=Needs("several processes", lambda v: v.processes > 1),
     )
     freeze: tuple[str, ...] | None = setting(
         None,
-        "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; "
-        "their batch norms keep their statistics too",
-        type=str,
-        many=True,
+        "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; their "
+        "batch norms keep their statistics too",
         metavar="PATTERN",
-        check=lambda names: next(filter(None, map(not_empty, names)), None),
+        check=all_not_empty,
         in_evaluation=False,
+        shapes="state",
+        example="features.0",
+        within="--arch vgg11",
     )
     freeze_epoch: int | None = setting(
         None,
         "train what --freeze names, too, for this many epochs, and freeze it then [freeze it from the start]",
-        type=int,
         check=positive_int,
-        metavar="N",
         in_evaluation=False,
-        effect=_freezes,
+        effect=(Needs("--freeze"), ends_before("freeze_epoch", "never freezes")),
+        unsharded="changes in training which parameters have a gradient; --freeze works",
+        shapes="state at all",
+        example="5",
+        within="--arch vgg11 --freeze features",
     )
     unfreeze_epoch: int | None = setting(
         None,
         "train what --freeze names, too, after this many epochs",
-        type=int,
         check=positive_int,
-        metavar="N",
         in_evaluation=False,
-        effect=_unfreezes,
+        effect=(Needs("--freeze"), ends_before("unfreeze_epoch")),
+        unsharded="changes in training which parameters have a gradient; --freeze works",
+        shapes="state at all",
+        example="5",
+        within="--arch vgg11 --freeze features",
     )
     freeze_bn: bool = setting(
         False,
         "normalise by the statistics that the network's batch norms begin with, and keep them",
         in_evaluation=False,
-        effect=needs("batch norm with running statistics that --freeze does not keep", lambda v: v.freezes_more_norms),
+        effect=Needs("batch norm with running statistics that --freeze does not keep", lambda v: v.freezes_more_norms),
+        within="--arch vgg11",
     )
     channels_last: str = setting(
         "auto",
@@ -162,20 +175,26 @@ class ModelSettings:
         choices=("auto", "on", "off"),
         bare="on",
         affects_result=False,
-        effect=needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
+        effect=Needs("a network with convolutions", lambda v: v.channels_last != "on" or v.has_filters),
+        example="on",
     )
-    compile: bool = setting(False, "compile the network with torch.compile", synonyms="torchcompile torch-compile")
+    compile: bool = setting(
+        False,
+        "compile the network with torch.compile",
+        synonyms="torchcompile torch-compile",
+        unsharded="compiles a network with whole weights",
+        plan="compiled",
+    )
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
     matmul_weight_grad: tuple[str, ...] | None = setting(
         None,
-        "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where "
-        "that is measured to be faster when the run begins, on a CPU",
-        type=str,
-        many=True,
+        "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where that "
+        "is measured to be faster when the run begins, on a CPU",
         metavar="NAME",
-        check=lambda names: next(filter(None, map(not_empty, names)), None),
+        check=all_not_empty,
         in_evaluation=False,
-        effect=needs("one of these layers to train", lambda v: v.trains_products or "auto" in v.matmul_weight_grad),
+        effect=Needs("one of these layers to train", lambda v: v.trains_products or "auto" in v.matmul_weight_grad),
+        example="features.0",
     )
     init: str = setting(
         "default",
@@ -183,4 +202,27 @@ class ModelSettings:
         "sincos_positions: of a transformer's embedding of positions alone)",
         choices=INITIALISATIONS,
         in_evaluation=False,
+        example="xavier_normal",
     )
+
+    @staticmethod
+    def contradictions(v: Any) -> Iterator[object]:
+        """What no run can have together: a line for each, or nothing where it is well."""
+        yield (
+            (v.grad_checkpointing and v.compile)
+            and "--compile decides itself what to compute again; remove --grad-checkpointing"
+        )
+        begin, end = v.freeze_epoch, v.unfreeze_epoch
+        yield (
+            (begin and end and begin >= end)
+            and f"--freeze-epoch {begin} is not below --unfreeze-epoch {end}, so nothing would be frozen"
+        )
+        given = v.pretrained and v.weights and v.is_explicit("pretrained", against="weights")
+        yield (
+            (given and v.is_explicit("weights", against="pretrained"))
+            and "--pretrained and --weights both say where to begin; give one"
+        )
+        yield (
+            (v.init != "default" and (v.pretrained or v.weights) and v.is_explicit("init"))
+            and f"--init {v.init} would be overwritten by the {'pretrained' if v.pretrained else '--weights'} weights"
+        )

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from utils.config.field import between, needs, not_empty, not_negative, positive, setting
+from utils.config.field import Needs, all_not_empty, between, group, not_empty, not_negative, positive, setting
 
-LR_POLICIES = (
-    "constant",
-    "multistep",
-    "cosine",
-    "gaussian",
-    "step",
-    "linear",
-    "poly",
-    "one-cycle",
-    "triangular",
-)
+LR_POLICIES = ("constant", "multistep", "cosine", "gaussian", "step", "linear", "poly", "one-cycle", "triangular")
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
 RESTARTING_POLICIES = ("cosine", "gaussian", "linear", "poly")
 WITH_NESTEROV = ("sgd", "muon-sgd")
@@ -25,36 +15,28 @@ SHARDABLE = ("sgd", "adam", "adamw")  # a part of a parameter moves as it does w
 SCHEDULE_FREE = ("schedulefree-sgd", "schedulefree-adamw")  # an average of their own takes the place of a policy
 
 
-def _of_policies(*policies: str) -> Any:
-    return needs(f"--lr-policy {' or '.join(policies)}", lambda v: v.lr_policy in policies)
-
-
-_RESTARTS = needs(
-    f"--lr-cycle-epochs and --lr-policy {' or '.join(RESTARTING_POLICIES)}",
-    lambda v: v.lr_cycle_epochs is not None and v.lr_policy in RESTARTING_POLICIES,
-)
-_WARMS_UP = needs("--warmup-epochs", lambda v: v.warmup_steps > 0)
-_RATES_DIFFER = needs("to change the rate of a parameter that trains", lambda v: v.rates_differ)
-_FROM_BASE = needs("--lr-base", lambda v: v.lr_base is not None)
+_RISES = Needs(f"--lr-policy {' or '.join(RISING_POLICIES)}")
+_RESTARTING = f"--lr-policy {' or '.join(RESTARTING_POLICIES)}"
+_RESTARTS = Needs(f"--lr-cycle-epochs and {_RESTARTING}")
+_DECAYS = Needs("a --weight-decay above 0", lambda v: v.weight_decay > 0)
+_WARMS_UP = Needs("--warmup-epochs", lambda v: v.warmup_steps > 0)
+_RATES_DIFFER = Needs("to change the rate of a parameter that trains", lambda v: v.rates_differ)
+_FROM_BASE = Needs("--lr-base")
 
 
 def _restarts(v: Any) -> str | None:
-    if v.lr_policy not in RESTARTING_POLICIES:
-        return f"does nothing: it needs --lr-policy {' or '.join(RESTARTING_POLICIES)}, not {v.lr_policy}"
     if v.lr_cycle_epochs >= v.epochs - v.warmup_epochs * v.warmup_prefix:
         return f"never restarts: --epochs {v.epochs} end before"
     return None
 
 
-def _warms_up(v: Any) -> str | None:
+def _at_the_full_rate(v: Any) -> str | None:
     if v.warmup_steps > 0 and v.lr_per_epoch and v.warmup_epochs <= 1 and v.warmup_lr is None:
         return "does nothing: with --lr-per-epoch, a warm-up of one epoch begins at the full rate; it needs --warmup-lr"
-    return needs("to be at least half a step", lambda v: v.warmup_steps > 0)(v)
+    return None
 
 
 def _reaches_milestones(v: Any) -> str | None:
-    if v.lr_policy != "multistep":
-        return f"does nothing: it needs --lr-policy multistep, not {v.lr_policy}"
     late = [f"{milestone:g}" for milestone in v.lr_milestones or () if milestone >= v.epochs]
     return f"does nothing at {' and '.join(late)}: --epochs {v.epochs} end before" if late else None
 
@@ -82,7 +64,7 @@ def _pairs(values: tuple[str, ...]) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@group(in_evaluation=False)
 class OptimisationSettings:
     """How the network is trained; ``--evaluate`` uses none of it."""
 
@@ -94,22 +76,25 @@ class OptimisationSettings:
     )
     optimizer: str = setting(
         "sgd",
-        "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, "
-        "schedulefree-adamw or any timm optimizer by name",
+        "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, schedulefree-adamw or "
+        "any timm optimizer by name",
         short="-o",
         check=not_empty,
         metavar="NAME",
         synonyms="opt optim",
+        shapes="state",
+        example="lamb",
+        within="--lr 0.1",
     )
     lr: float | None = setting(
         None,
         "peak learning rate [0.1 for sgd, 1 for schedulefree-sgd, 0.001 for others]",
-        type=float,
         check=positive,
         synonyms="learning-rate init-lr lr0",
+        example="0.2",
     )
     lr_base: float | None = setting(
-        None, "peak learning rate for --lr-base-size images per step, instead of --lr", type=float, check=positive
+        None, "peak learning rate for --lr-base-size images per step, instead of --lr", check=positive, example="0.2"
     )
     lr_base_size: int = setting(
         256, "global batch size that --lr-base is for", check=between(1, 2**24), effect=_FROM_BASE
@@ -118,7 +103,6 @@ class OptimisationSettings:
         None,
         "--lr = --lr-base x (global batch size / --lr-base-size), or x the root of that [as timm: sqrt for "
         "optimizers with ada or lamb in their name, otherwise linear]",
-        type=str,
         choices=("linear", "sqrt"),
         effect=_FROM_BASE,
     )
@@ -128,6 +112,7 @@ class OptimisationSettings:
         check=not_negative,
         effect=lambda v: "does nothing: --lr-policy constant never falls" if v.lr_policy == "constant" else None,
         synonyms="min-lr eta-min",
+        example="0.01",
     )
     momentum: float = setting(
         0.9,
@@ -138,119 +123,115 @@ class OptimisationSettings:
     opt_eps: float | None = setting(
         None,
         "eps of the optimizer, which it adds to what it divides by [that of the optimizer]",
-        type=float,
         check=not_negative,
         synonyms="eps epsilon adam-epsilon",
+        example="0.001",
+        within="--optimizer adamw",
     )
     opt_betas: tuple[float, ...] | None = setting(
         None,
         "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
-        type=float,
-        many=True,
         check=between(0, 1, open_high=True),
         metavar="BETA",
         synonyms="betas",
+        within="--optimizer adamw",
     )
     opt_kwargs: tuple[str, ...] | None = setting(
         None,
         "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true",
-        type=str,
-        many=True,
         metavar="NAME=VALUE",
-        check=lambda items: next(filter(None, map(not_empty, items)), None),
+        check=all_not_empty,
+        shapes="state",
+        within="--optimizer adamw",
     )
     nesterov: bool = setting(
-        False,
-        "Nesterov momentum (sgd, muon-sgd)",
-        effect=needs("--optimizer sgd or muon-sgd", lambda v: v.optimizer in WITH_NESTEROV),
+        False, "Nesterov momentum (sgd, muon-sgd)", effect=Needs("--optimizer sgd or muon-sgd"), drops_out=True
     )
-    weight_decay: float = setting(5e-4, "weight decay", check=not_negative, synonyms="wd decay")
-    decay_norm_bias: bool = setting(
-        True,
-        "apply weight decay to norms and biases too",
-        effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
+    weight_decay: float = setting(
+        5e-4, "weight decay", check=not_negative, synonyms="wd decay", shapes="groups", example="0.25"
     )
+    decay_norm_bias: bool = setting(True, "apply weight decay to norms and biases too", effect=_DECAYS, shapes="groups")
     weight_decay_except: tuple[str, ...] | None = setting(
         None,
         "apply no weight decay to these parameters: names or globs, for example '*bn*'",
-        type=str,
-        many=True,
         metavar="PATTERN",
-        check=lambda names: next(filter(None, map(not_empty, names)), None),
-        effect=needs("a --weight-decay above 0", lambda v: v.weight_decay > 0),
+        check=all_not_empty,
+        effect=_DECAYS,
+        shapes="groups",
+        example="*.bias",
     )
     layer_decay: float | None = setting(
         None,
         "layer-wise decay: each layer's learning rate is this times that of the layer after it, for example 0.75",
-        type=float,
         check=between(0, 1, open_low=True),
         effect=_RATES_DIFFER,
+        shapes="groups",
     )
     backbone_lr_scale: float | None = setting(
         None,
         "learning rate of all but the last layer as a fraction of --lr, for example 0.1",
-        type=float,
         check=between(0, 1000, open_low=True),
         metavar="SHARE",
         effect=_RATES_DIFFER,
+        shapes="groups",
     )
     lr_scale: tuple[str, ...] | None = setting(
         None,
-        "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the "
-        "first that fits counts",
-        type=str,
-        many=True,
+        "learning rate of some parameters as a multiple of --lr, by name or glob, for example '*.bias=2'; the first "
+        "that fits counts",
         metavar="PATTERN=FACTOR",
         check=_pairs,
         effect=_RATES_DIFFER,
+        shapes="groups",
     )
     lr_policy: str = setting(
         "cosine",
         "learning-rate schedule after the warm-up; constant with schedule-free optimizers",
         choices=LR_POLICIES,
         synonyms="sched scheduler lr-scheduler lr-schedule lr-scheduler-type",
+        example="gaussian",
     )
     lr_milestones: tuple[float, ...] | None = setting(
         None,
         "multistep: epochs after which the learning rate drops [50 %% and 75 %% of --epochs]",
-        type=float,
-        many=True,
         check=positive,
         metavar="EPOCH",
-        effect=_reaches_milestones,
+        effect=(Needs("--lr-policy multistep", instead="lr_policy"), _reaches_milestones),
         synonyms="decay-milestones milestones schedule",
+        drops_out=True,
+        example="11 15",
     )
     lr_gamma: float = setting(
         0.1,
         "multistep, step: factor of the learning rate at each drop",
         check=between(0, 1, open_low=True),
-        effect=_of_policies("multistep", "step"),
+        effect=Needs("--lr-policy multistep or step"),
         synonyms="gamma",
     )
     lr_step_epochs: float | None = setting(
         None,
         "step: epochs between two drops of the learning rate [a third of --epochs]",
-        type=float,
         check=positive,
         metavar="EPOCHS",
-        effect=_of_policies("step"),
+        effect=Needs("--lr-policy step"),
         synonyms="decay-epochs lr-step-size step-size",
+        example="5",
     )
     lr_power: float = setting(
         2.0,
         "poly: exponent of the remaining fraction of the schedule",
         check=positive,
-        effect=_of_policies("poly"),
+        effect=Needs("--lr-policy poly"),
         synonyms="power",
     )
     lr_cycle_epochs: float | None = setting(
         None,
         "cosine, gaussian, linear, poly: start again after this many epochs, not counting the warm-up",
-        type=float,
         check=positive,
         metavar="EPOCHS",
-        effect=_restarts,
+        effect=(Needs(_RESTARTING, instead="lr_policy"), _restarts),
         synonyms="t-initial t-0",
+        example="5",
     )
     lr_cycle_mul: float = setting(
         1.0,
@@ -258,6 +239,7 @@ class OptimisationSettings:
         check=between(1, 100),
         effect=_RESTARTS,
         synonyms="t-mult",
+        example="2",
     )
     lr_cycle_decay: float = setting(
         1.0,
@@ -268,92 +250,137 @@ class OptimisationSettings:
     lr_pct_start: float | None = setting(
         None,
         "one-cycle, triangular: fraction of all steps over which the learning rate rises [0.3; triangular 0.23]",
-        type=float,
         check=between(0, 1, open_high=True),
         metavar="SHARE",
-        effect=_of_policies(*RISING_POLICIES),
+        effect=_RISES,
+        example="0.5",
     )
     lr_div_factor: float | None = setting(
         None,
         "one-cycle, triangular: begin at the peak learning rate divided by this [25; triangular 5]",
-        type=float,
         check=between(1, 1e6),
-        effect=_of_policies(*RISING_POLICIES),
+        effect=_RISES,
+        example="2",
     )
     warmup_epochs: float = setting(
         0.0,
         "epochs of linear warm-up",
         check=not_negative,
-        effect=_warms_up,
+        effect=(_at_the_full_rate, Needs("to be at least half a step", lambda v: v.warmup_steps > 0)),
         synonyms="lr-warmup-epochs warmup",
     )
     warmup_lr: float | None = setting(
         None,
         "learning rate of the first step of the warm-up [--lr divided by its steps; with --lr-per-epoch by its epochs]",
-        type=float,
         check=positive,
         effect=_WARMS_UP,
         synonyms="warmup-lr-init warmup-start-lr",
+        example="0.02",
+        within="--warmup-epochs 2",
     )
     warmup_prefix: bool = setting(
         True,
         "begin the schedule after the warm-up; otherwise with it, as timm does by default (cosine, gaussian, linear, "
         "poly)",
-        effect=needs(
-            f"--warmup-epochs and --lr-policy {' or '.join(RESTARTING_POLICIES)}",
-            lambda v: v.warmup_steps > 0 and v.lr_policy in RESTARTING_POLICIES,
+        effect=Needs(
+            f"--warmup-epochs and {_RESTARTING}", lambda v: v.warmup_steps > 0 and v.lr_policy in RESTARTING_POLICIES
         ),
+        within="--warmup-epochs 2",
     )
     lr_per_epoch: bool = setting(
         False,
         "all steps of an epoch have the learning rate of its first",
-        effect=needs("a rate that changes", lambda v: v.lr_policy != "constant" or v.warmup_steps > 0),
+        effect=Needs("a rate that changes", lambda v: v.lr_policy != "constant" or v.warmup_steps > 0),
+        within="--batch-size 16",
     )
     accumulate: int = setting(
         1,
         "forward passes per optimizer step",
         check=between(1, 2**16),
         synonyms="grad-accum-steps accumulate-grad-batches gradient-accumulation-steps accum-iter update-freq",
+        within="--batch-size 16",
     )
     clip_grad_norm: float | None = setting(
         None,
         "clip the unscaled gradient to this norm",
-        type=float,
         check=positive,
         synonyms="clip-grad gradient-clip-val max-grad-norm grad-clip",
+        example="0.01",
     )
     clip_grad_value: float | None = setting(
-        None, "clamp each element of the unscaled gradient to this absolute value", type=float, check=positive
+        None, "clamp each element of the unscaled gradient to this absolute value", check=positive, example="0.001"
     )
     clip_grad_agc: float | None = setting(
         None,
         "adaptive clipping of each unit's gradient to this fraction of its weights' norm, for example 0.01",
-        type=float,
         check=positive,
-        effect=needs("more than the last layer to train", lambda v: v.trains_backbone),
+        effect=Needs("more than the last layer to train", lambda v: v.trains_backbone),
+        unsharded="needs the norms of whole weights",
     )
     grad_penalty: float = setting(
         0.0,
         "gradient penalty: add this factor times the gradient's norm to the loss of each forward pass",
         check=not_negative,
+        unsharded="differentiates whole gradients",
+        shapes="loss",
     )
     sam_rho: float = setting(
         0.0,
         "sharpness-aware minimisation: how far from the weights the gradient is taken, for example 0.05; a step "
         "takes twice as long",
         check=not_negative,
+        unsharded="moves whole weights within a step",
     )
     sam_adaptive: bool = setting(
         False,
         "measure --sam-rho relative to each weight (ASAM; then about ten times as large)",
-        effect=needs("--sam-rho", lambda v: v.sam_rho > 0),
+        effect=Needs("--sam-rho"),
     )
     lookahead: tuple[float, ...] | None = setting(
         None,
-        "lookahead: every K steps, move the slow weights ALPHA of the way to the trained ones, and go on from "
-        "there; for example 6 0.5",
-        type=float,
-        many=True,
+        "lookahead: every K steps, move the slow weights ALPHA of the way to the trained ones, and go on from there; "
+        "for example 6 0.5",
         check=_interval_and_fraction,
         metavar="K ALPHA",
+        unsharded="keeps a second copy of whole weights",
     )
+
+    @staticmethod
+    def contradictions(v: Any) -> Iterator[object]:
+        """What no run can have together: a line for each, or nothing where it is well."""
+        yield (
+            (v.nesterov and v.optimizer not in WITH_NESTEROV and v.is_explicit("nesterov", against="optimizer"))
+            and f"--nesterov needs --optimizer {' or '.join(WITH_NESTEROV)}, not {v.optimizer}"
+        )
+        yield v.nesterov and v.momentum == 0 and "--nesterov needs a --momentum above 0"
+        words = "both say how fast the layers before the last one learn"
+        yield v.only_one(words, "layer_decay", "backbone_lr_scale")
+        for name in ("layer_decay", "backbone_lr_scale"):
+            yield v.only_one("both say how fast each layer learns", "lr_scale", name)
+        yield v.only_one("are two ways to clip", "clip_grad_norm", "clip_grad_value", "clip_grad_agc")
+        for name in ("compile", "matmul_weight_grad"):
+            yield (
+                (v.grad_penalty and getattr(v, name))
+                and f"--grad-penalty needs second derivatives, which --{name.replace('_', '-')} cannot make; remove one"
+            )
+        yield (
+            (v.lr and v.lr_base and v.same_layer("lr", "lr_base"))
+            and "--lr and --lr-base both say what the learning rate is; give one"
+        )
+        yield v.lr_min >= v.peak_lr and f"--lr-min {v.lr_min:g} is not below the peak learning rate, {v.peak_lr:g}"
+        yield (
+            (v.warmup_lr and v.warmup_lr > v.peak_lr)
+            and f"--warmup-lr {v.warmup_lr:g} is above the peak learning rate, {v.peak_lr:g}"
+        )
+        yield (
+            (v.lr_milestones and v.lr_policy != "multistep" and v.is_explicit("lr_milestones", against="lr_policy"))
+            and f"--lr-milestones needs --lr-policy multistep, not {v.lr_policy}"
+        )
+        rising = sorted(set(v.lr_milestones or ()))
+        yield v.lr_milestones and list(v.lr_milestones) != rising and "--lr-milestones must rise"
+        yield v.warmup_epochs > v.epochs and f"--warmup-epochs {v.warmup_epochs:g} is longer than --epochs {v.epochs}"
+        yield (
+            (v.warmup_epochs and v.lr_policy in RISING_POLICIES and v.optimizer not in SCHEDULE_FREE)
+            and f"--warmup-epochs contradicts --lr-policy {v.lr_policy}, which rises by itself; give --lr-pct-start "
+            "instead"
+        )

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from utils.config.field import LARGEST_INT, MEASURED, between, needs, not_empty, setting
+from utils.config.field import LARGEST_INT, MEASURED, Needs, all_not_empty, between, group, setting
 
-_SCALER = needs("--amp fp16", lambda v: v.precision == "fp16")
+_SCALER = Needs("--amp fp16", lambda v: v.precision == "fp16")
 
 
 def _reaches_layers(v: Any) -> str | None:
-    if v.precision == "off":
-        return "does nothing: it needs --amp fp16 or bf16"
     names = " and ".join(v.never_called)
     return f"does nothing for {names}, which the network never calls; name the layers within" if names else None
 
 
-@dataclass(frozen=True)
+@group()
 class PrecisionSettings:
     """The number format to compute in."""
 
     amp: str | None = setting(
         None,
-        "automatic mixed precision; auto: fp16 on a GPU, on a CPU bf16 where that is measured to be faster "
-        "[fp16 on a GPU, off on a CPU]",
-        type=str,
+        "automatic mixed precision; auto: fp16 on a GPU, on a CPU bf16 where that is measured to be faster [fp16 on "
+        "a GPU, off on a CPU]",
         choices=("off", "fp16", "bf16", MEASURED),
         synonyms="amp-dtype precision mixed-precision",
+        shapes="validation",
+        example="bf16",
     )
     tf32: bool | None = setting(
         None,
         "TF32, float32 with 10 significant bits, for convolutions and matrix products on a GPU [as torch does]",
-        type=bool,
-        effect=needs("a GPU", lambda v: v.on_gpu or not v.tf32),
+        effect=Needs("a GPU", lambda v: v.on_gpu or not v.tf32),
+        shapes="validation",
     )
     init_scale: float = setting(
         65536.0,
@@ -42,6 +40,8 @@ class PrecisionSettings:
         in_evaluation=False,
         effect=_SCALER,
         synonyms="loss-scale",
+        example="2",
+        within="--amp fp16",
     )
     max_skipped_steps: int = setting(
         20,
@@ -50,15 +50,18 @@ class PrecisionSettings:
         affects_result=False,
         in_evaluation=False,
         effect=_SCALER,
+        within="--amp fp16",
     )
     fp32_layers: tuple[str, ...] | None = setting(
         None,
         "layers to compute in float32, by name (scripts/amp_audit.py finds them)",
-        type=str,
-        many=True,
         metavar="NAME",
-        check=lambda names: next(filter(None, map(not_empty, names)), None),
-        effect=_reaches_layers,
+        check=all_not_empty,
+        effect=(Needs("--amp fp16 or bf16", lambda v: v.precision != "off"), _reaches_layers),
+        unsharded="mixes formats within a block, whose weights arrive in one",
+        shapes="validation",
+        example="features",
+        within="--amp bf16",
     )
     dump_bad_batch: bool = setting(
         False,
@@ -66,4 +69,5 @@ class PrecisionSettings:
         "--batch",
         affects_result=False,
         in_evaluation=False,
+        unsharded="saves whole weights from each process",
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 from utils.config.field import (
     LARGEST_INT,
+    Needs,
     between,
-    needs,
+    group,
     not_empty,
     not_negative,
     positive_int,
@@ -15,45 +17,44 @@ from utils.config.field import (
     setting,
 )
 
-_NEW_FOLDER = needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
-_STOPS = needs("--early-stopping", lambda v: v.early_stopping is not None)
+_NEW_FOLDER = Needs("a new run: a continued one stays in its folder", lambda v: not v.continues or v.resume == "auto")
+_STOPS = Needs("--early-stopping")
 
 
-@dataclass(frozen=True)
+@group(affects_result=False)
 class RunSettings:
     """Where a run goes and how it begins and ends."""
 
     config: str | None = setting(
         None,
         "recipe to read: a name under configs/ or a path",
-        type=str,
         check=not_empty,
         metavar="NAME_OR_PATH",
-        affects_result=False,
         in_recipe=False,
         synonyms="c",
+        example="digits/fc",
     )
     output: str = setting(
         "runs",
         "folder that holds all runs",
         check=not_empty,
         metavar="DIR",
-        affects_result=False,
         in_recipe=False,
         in_evaluation=False,
         effect=_NEW_FOLDER,
         synonyms="output-dir out-dir save-dir work-dir log-dir logdir default-root-dir out project",
+        example="D",
     )
     name: str | None = setting(
         None,
         "text appended to the run folder's name",
-        type=str,
         check=safe_name,
         metavar="TEXT",
-        affects_result=False,
         in_evaluation=False,
         effect=_NEW_FOLDER,
         synonyms="experiment run-name exp-name",
+        inherited=False,
+        example="a",
     )
     seed: int = setting(
         0,
@@ -61,60 +62,58 @@ class RunSettings:
         check=between(0, LARGEST_INT),
         in_evaluation=False,
         synonyms="manual-seed random-seed seed-everything",
+        affects_result=True,
+        shapes="samples",
     )
     deterministic: bool = setting(
         False,
         "use only deterministic algorithms: the same bits each time, slower on a GPU",
-        affects_result=False,
         synonyms="use-deterministic-algorithms",
+        inherited=False,
     )
     device: str = setting(
-        "auto", "device to compute on", choices=("auto", "cpu", "cuda"), affects_result=False, synonyms="accelerator"
+        "auto", "device to compute on", choices=("auto", "cpu", "cuda"), synonyms="accelerator", inherited=False
     )
     gpu_ids: tuple[int, ...] | None = setting(
         None,
         "GPUs that this machine's processes use, one each",
-        type=int,
-        many=True,
         check=between(0, 1023),
         metavar="ID",
-        affects_result=False,
         in_recipe=False,
         synonyms="gpu gpus",
+        example="0",
     )
     resume: str | None = setting(
         None,
         "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
-        type=str,
         check=not_empty,
         metavar="{auto,PATH}",
-        affects_result=False,
         in_recipe=False,
         synonyms="ckpt-path resume-from-checkpoint",
+        example="auto",
     )
     resume_override: bool = setting(
         False,
         "with --resume PATH: continue even if settings or data differ from the run's",
-        affects_result=False,
         in_recipe=False,
+        within="--resume R",
     )
     evaluate: bool = setting(
         False,
         "validate only; needs --resume PATH, --weights or --pretrained",
         short="-e",
-        affects_result=False,
         in_recipe=False,
         synonyms="eval test-only validate",
+        within="--pretrained",
     )
-    dry_run: bool = setting(False, "print the plan and create nothing", affects_result=False, in_recipe=False)
+    dry_run: bool = setting(False, "print the plan and create nothing", in_recipe=False)
     max_steps: int | None = setting(
         None,
         "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
-        type=int,
         check=positive_int,
-        affects_result=False,
         in_recipe=False,
         in_evaluation=False,
+        example="3",
     )
     val_every_epochs: int = setting(
         1,
@@ -122,6 +121,7 @@ class RunSettings:
         check=positive_int,
         in_evaluation=False,
         synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
+        affects_result=True,
     )
     best_metric: str = setting(
         "top1",
@@ -130,36 +130,68 @@ class RunSettings:
         metavar="NAME",
         in_evaluation=False,
         synonyms="eval-metric metric-for-best-model",
+        affects_result=True,
+        shapes="stopping",
+        example="loss",
     )
     early_stopping: int | None = setting(
         None,
         "finish the run after this many epochs without improvement",
-        type=int,
         check=positive_int,
         metavar="PATIENCE",
         in_evaluation=False,
         synonyms="patience early-stopping-patience",
+        affects_result=True,
+        example="3",
     )
     early_stopping_metric: str | None = setting(
         None,
         "validation figure that has to improve [that of --best-metric]",
-        type=str,
         check=not_empty,
         metavar="NAME",
         in_evaluation=False,
         effect=_STOPS,
+        affects_result=True,
+        shapes="stopping",
+        example="loss",
+        within="--early-stopping 1",
     )
     early_stopping_delta: float = setting(
         0.0,
-        "smallest change in it that counts as an improvement, in its own unit: percent for top1",
+        "smallest change of --early-stopping-metric that counts as an improvement, in its own unit: percent for top1",
         check=not_negative,
         in_evaluation=False,
         effect=_STOPS,
+        affects_result=True,
+        example="50",
     )
     timeout: float = setting(
         600.0,
         "seconds to wait for a silent process before all end",
         check=between(1, 10**6),
-        affects_result=False,
-        effect=needs("several processes", lambda v: v.processes > 1),
+        effect=Needs("several processes", lambda v: v.processes > 1),
+        inherited=False,
     )
+
+    @staticmethod
+    def contradictions(v: Any) -> Iterator[object]:
+        """What no run can have together: a line for each, or nothing where it is well."""
+        yield v.gpu_ids and v.device == "cpu" and "--gpu-ids contradicts --device cpu"
+        yield v.gpu_ids and len(set(v.gpu_ids)) < len(v.gpu_ids) and "--gpu-ids names a GPU twice"
+        yield (
+            (v.evaluate and not (v.resume or v.weights or v.pretrained))
+            and "--evaluate needs weights: --resume PATH, --weights PATH or --pretrained"
+        )
+        yield ((v.evaluate and v.resume == "auto") and "--evaluate needs a path: --resume auto continues training")
+        yield (
+            (
+                v.resume not in (None, "auto") and v.weights and v.is_explicit("weights")
+            )  # auto may begin a run, with these
+            and "--resume PATH brings its own weights; remove --weights"
+        )
+        yield (
+            (v.resume_override and v.resume == "auto")
+            and "--resume-override contradicts --resume auto, which looks for a run with equal settings; give its path"
+        )
+        yield ((v.resume_override and not v.resume) and "--resume-override needs --resume PATH, the run to go on with")
+        yield v.resume_override and v.evaluate and "--resume-override is for training; remove it or --evaluate"

@@ -1,0 +1,41 @@
+"""An example for every setting, from its field: flags that set it to another value than the default."""
+
+import re
+
+from utils.config.settings import all_settings, as_flag, flag_of
+
+OPTIONS = {option.name: option for _, option in all_settings()}
+SHAPES_RESULT = [name for name, option in OPTIONS.items() if option.metadata["affects_result"]]
+# What shows only with other images or weights, on a GPU, or with several processes.
+ELSEWHERE = {
+    *("val_split", "val_split_by", "image_column", "label_column", "crop_mode", "pixel_range", "shard_window"),
+    *("pretrained", "tf32", "sync_bn", "grad_compression"),
+}
+
+
+def example(name):
+    """The flag of a setting with a value that is not its default."""
+    option = OPTIONS[name]
+    declared = option.metadata
+    if declared["type"] is bool:
+        return as_flag(name, not option.default)
+    return f"{flag_of(name)} {declared['example'] or _another(option.default, declared)}"
+
+
+def _another(default, declared):
+    if named := re.search(r"for example '?([^';,[]+)", declared["help"]):
+        return named[1].strip()
+    if declared["choices"]:
+        return [choice for choice in declared["choices"] if choice != default][-1]
+    return default + 1 if isinstance(default, int) else f"{default / 2 or 0.5:g}"
+
+
+def context(name):
+    """The flags under which ``example`` shapes a run: those that its field names, and those that it needs."""
+    declared = OPTIONS[name].metadata
+    words = [declared["within"]]
+    for effect in declared["effect"]:
+        if not declared["within"] and getattr(effect, "is_of_flags", False):
+            for (needed, value), *_ in effect.flags():
+                words.append(f"{flag_of(needed)} {value}" if value else f"{context(needed)} {example(needed)}")
+    return " ".join(filter(None, words))
