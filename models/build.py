@@ -76,7 +76,7 @@ def build_model(
 
 
 def published_as(arch: str) -> tuple[str, str]:
-    """Where ``arch``'s library publishes its pretrained weights: in words, and the address that is connected to.
+    """The place where ``arch``'s library publishes its weights: in words, and the address that is connected to.
 
     Both are empty for weights in a file.
     """
@@ -155,7 +155,7 @@ def is_timm_resnet(model: nn.Module) -> bool:
 
 
 def stem_line(model: nn.Module, image_size: int, trained_size: int | None) -> str:
-    """Which stem ``model`` has, built for ``image_size`` pixels, and why; '' if none depends on their number.
+    """A line on the stem of ``model``, built for ``image_size`` pixels, and why; '' if none depends on their number.
 
     ``trained_size``: the images that its weights were trained on, if it is known.
     """
@@ -176,7 +176,7 @@ def stem_line(model: nn.Module, image_size: int, trained_size: int | None) -> st
 def constructor_arguments(
     settings: ModelSettings, model: nn.Module, *, classes: int, channels: int, image_size: int
 ) -> dict[str, Any]:
-    """What timm's ``create_model`` or torchvision's ``get_model`` makes the same network with, besides its name.
+    """Arguments, besides the name, with which timm's or torchvision's factory makes the same network.
 
     ``model`` is the one that ``build_model`` made of the same settings. Raises ``UserError`` for a network that no
     argument of its library describes: our own, and those that were changed for small or grey images or by

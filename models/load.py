@@ -24,7 +24,7 @@ BEST = "best.pt"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What ``load_model`` gives; it unpacks into the first three.
+    """The network that ``load_model`` gives; it unpacks into the first three.
 
     ``network`` is in evaluation mode, on the CPU: float32 images (n, channels, h, w) into logits (n, classes).
     ``classes``: their names, in the order of the logits. ``preprocessing`` turns a Pillow image into the tensor

@@ -1,4 +1,4 @@
-"""Where the channels-last memory format is faster."""
+"""The choice of the channels-last memory format."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
-from utils.data.preprocessing import Known, Preprocessing
+from utils.data.preprocessing import KnownPreprocessing, Preprocessing
 from utils.data.resolution import build_resolution
 from utils.optim.freezing import Freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
@@ -30,7 +30,7 @@ START_IMAGES = 5000
 OLDER_MAX_SHIFT = 28  # of images of any size, whatever theirs was, before checkpoints held it
 
 
-class Weights(NamedTuple):
+class WeightsFile(NamedTuple):
     """A checkpoint's content and its path."""
 
     state: dict[str, Any]
@@ -38,7 +38,7 @@ class Weights(NamedTuple):
 
     @property
     def point(self) -> ResumePoint:
-        """As what it was trained with and on."""
+        """The checkpoint as what it was trained with and on."""
         return ResumePoint(self.path, self.state, digest="")
 
 
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_network(
-    args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: Weights | None
+    args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: WeightsFile | None
 ) -> Prepared:
     """The network that ``args`` describe, on ``device``, for ``data``'s classes and images.
 
@@ -141,13 +141,13 @@ def _refuse_what_would_fail(
         refuse_without_second_derivative(model, image_shape, device)
 
 
-def read_weights(args: Settings, resume_point: ResumePoint | None) -> Weights | None:
+def read_weights(args: Settings, resume_point: ResumePoint | None) -> WeightsFile | None:
     """The content of ``--weights``, or of the checkpoint to evaluate. A resume reads its own later."""
     if resume_point is not None:
-        return Weights(resume_point.read(), resume_point.path) if args.run.evaluate else None
+        return WeightsFile(resume_point.read(), resume_point.path) if args.run.evaluate else None
     if not args.model.weights:
         return None
-    weights = Weights(checkpoint.load(Path(args.model.weights)), Path(args.model.weights))
+    weights = WeightsFile(checkpoint.load(Path(args.model.weights)), Path(args.model.weights))
     stored = weights.state.get("settings")
     if isinstance(stored, dict) and stored.get("blur_pool") is True and not args.model.blur_pool:
         # They fit the network without it, which computes something else.
@@ -162,14 +162,16 @@ def _image_size_of(state: dict[str, Any] | None) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weights: Weights | None) -> Known | None:
+def known_preprocessing(
+    args: Settings, resume_point: ResumePoint | None, weights: WeightsFile | None
+) -> KnownPreprocessing | None:
     """The preprocessing that the weights were trained with, if they record it or their library knows it."""
     testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
     if resume_point is None and weights is None:
         if not args.model.pretrained:
             return None
         values, source = preprocessing_of(args.model.arch, testing)
-        return Known(Preprocessing.from_state(values, source), source)
+        return KnownPreprocessing(Preprocessing.from_state(values, source), source)
     state, path = weights if resume_point is None else (resume_point.state, resume_point.path)
     values = state.get("preprocessing")
     if values is None and "format" not in state:
@@ -177,12 +179,12 @@ def known_preprocessing(args: Settings, resume_point: ResumePoint | None, weight
     if not isinstance(values, dict) or "crop_pct" not in values:  # older than format 4
         return None
     older_shift = state.get("max_shift", OLDER_MAX_SHIFT) is not None
-    known = Known(Preprocessing.from_state(values, path), str(path), of_this_run=resume_point is not None)
+    known = KnownPreprocessing(Preprocessing.from_state(values, path), str(path), of_this_run=resume_point is not None)
     return known._replace(max_shift=OLDER_MAX_SHIFT) if known.of_this_run and older_shift else known
 
 
-def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> Known | None:
-    """That of the library's weights of ``--arch``, for the weights that another program wrote to ``path``.
+def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> KnownPreprocessing | None:
+    """The preprocessing of the library's weights of ``--arch``, for those that another program wrote to ``path``.
 
     None if the library has none, or none that shows square images. Small images of one size have statistics of their
     own, with which weights that bring a last layer for their classes were trained.
@@ -193,6 +195,6 @@ def _assumed_preprocessing(args: Settings, path: Path, testing: bool) -> Known |
         return None
     try:
         values, source = preprocessing_of(args.model.arch, testing)
-        return Known(Preprocessing.from_state(values, source), f"{source}, assumed for {path}")
+        return KnownPreprocessing(Preprocessing.from_state(values, source), f"{source}, assumed for {path}")
     except UserError:
         return None

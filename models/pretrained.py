@@ -1,4 +1,4 @@
-"""What the libraries say about their pretrained weights: the images they were trained on, and their classes."""
+"""The libraries' facts about their pretrained weights: the images they were trained on, and their classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def preprocessing_of(arch: str, testing: bool) -> tuple[dict[str, Any], str]:
 
 
 def begins_anew(model: nn.Module, settings: ModelSettings, classes: int, image_size: int) -> str:
-    """Which layers of a pretrained ``model`` do not have the library's weights, in words; '' for none."""
+    """Layers of a pretrained ``model`` that do not have the library's weights, in words; '' for none."""
     if not settings.pretrained:
         return ""
     layers = []

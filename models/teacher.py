@@ -23,7 +23,7 @@ from utils.optim.distillation import Origin, Teacher
 SHOWN_CLASSES = 3  # in a message
 
 
-class Known(NamedTuple):
+class TrainedNetwork(NamedTuple):
     """A trained network, in evaluation mode on the CPU, and what it was trained for."""
 
     network: nn.Module
@@ -68,12 +68,12 @@ def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
     )
 
 
-def _of_checkpoint(path: str) -> Known:
+def _of_checkpoint(path: str) -> TrainedNetwork:
     loaded = load_model(path, best=False)  # the same file for a run that goes on
-    return Known(loaded.network, loaded.arch, loaded.classes, loaded.preprocessing)
+    return TrainedNetwork(loaded.network, loaded.arch, loaded.classes, loaded.preprocessing)
 
 
-def _of_library(name: str) -> Known:
+def _of_library(name: str) -> TrainedNetwork:
     """A network of timm or torchvision with its pretrained weights, whose classes are ImageNet's."""
     if mistake := unknown_arch(name):
         raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
@@ -89,7 +89,7 @@ def _of_library(name: str) -> Known:
             channels=3,
             image_size=preprocessing.image_size,
         )
-    return Known(network.eval(), name, classes, preprocessing)
+    return TrainedNetwork(network.eval(), name, classes, preprocessing)
 
 
 def _library_classes(name: str) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def _library_classes(name: str) -> tuple[str, ...]:
 
 
 def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Tensor | None:
-    """Where the student's classes are among the teacher's, by name."""
+    """Places of the student's classes among the teacher's, by name."""
     if list(classes) == list(theirs):
         return None
     lacking = sorted(set(classes) - set(theirs))
@@ -122,8 +122,8 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - SHOWN_CLASSES:,} more" if len(names) > SHOWN_CLASSES else shown
 
 
-def _digest(known: Known) -> str:
-    """SHA-256 of all that its answers depend on."""
+def _digest(known: TrainedNetwork) -> str:
+    """SHA-256 of all that the network's answers depend on."""
     facts = repr((known.arch, known.classes, known.preprocessing.state()))
     digest = hashlib.sha256(facts.encode("utf-8", "backslashreplace"))
     for name, tensor in sorted(known.network.state_dict().items()):

@@ -242,14 +242,14 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
     import torch
 
     from scripts.tuning.diagnosis import Memory
-    from scripts.tuning.memory import GpuRoom, search
+    from scripts.tuning.memory import FitsOnGpu, search
 
     meaning = f"max_memory_allocated, with the resident images if any; {peak[1] / 1e6:,.0f} MB reserved"
     free = f"{torch.cuda.get_device_name()}, {torch.cuda.mem_get_info()[1] / 1e9:,.0f} GB"
     if not own.largest_batch:
         return Memory(peak[0], meaning, None, free)
     train = training_on_random(now.args, components.data, components.criterion, now.traval.distributed)
-    found = search(GpuRoom(train, own.seconds), now.args.data.batch_size, len(components.data.train))
+    found = search(FitsOnGpu(train, own.seconds), now.args.data.batch_size, len(components.data.train))
     return Memory(peak[0], meaning, found, free)
 
 
@@ -293,13 +293,13 @@ def failure_of(done: subprocess.CompletedProcess[str]) -> str:
 def print_memory(task: dict[str, Any], args: Settings, distributed: Distributed) -> int:
     """For memory_in_child: measure and print the figures."""
     from main import build_loss, read_data
-    from scripts.tuning.memory import CpuRoom, search
+    from scripts.tuning.memory import FitsOnCpu, search
     from utils.run import Run
 
     run = Run(args.with_values(**task["measured"]), distributed)
     data = read_data(run).shown_to(None, args.data)
     train = training_on_random(run.args, data, build_loss(run, data), distributed)
-    room = CpuRoom(train, task["room"], task["seconds"])
+    room = FitsOnCpu(train, task["room"], task["seconds"])
     size = args.data.batch_size
     room(size)
     print(json.dumps({"step_bytes": room.grown[size]}), flush=True)  # at once: the search may end this process

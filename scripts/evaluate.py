@@ -110,7 +110,7 @@ def evaluate(
 ) -> tuple[Predictions, Comparison | None]:
     """The predictions of the one network, and the comparison with the other."""
     from scripts.common.predictions import Chosen, point_of, predict_split, settings_of
-    from scripts.evaluation.comparison import compare, seeing_the_same
+    from scripts.evaluation.comparison import compare, with_data_settings_of
     from utils.data.datasets import seen_in_training
 
     chosen = Chosen.of(own)
@@ -121,7 +121,7 @@ def evaluate(
         settings = settings_of(loaded, chosen).data
         if line := seen_in_training(predictions.images, loaded.fingerprint, settings, point_of(other)):
             warn(line)
-    second = predict_split(seeing_the_same(other, loaded), chosen, distributed)
+    second = predict_split(with_data_settings_of(other, loaded), chosen, distributed)
     return predictions, compare(predictions, second)
 
 

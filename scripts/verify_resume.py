@@ -218,7 +218,7 @@ def report(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[
     log(table(["compared bit for bit", "values", "equal"], rows) + "\n")
     different = {what: wrong for what, (_, wrong) in merged.items() if wrong}
     for what, wrong in different.items():
-        shown = one_of_each_kind(wrong)
+        shown = first_per_kind(wrong)
         more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
         log(f"- {what}: {'; '.join(shown)}{more}")
     after = f"after {kills} kill{'s' * (kills != 1)} on {own.ranks} rank(s)"
@@ -233,7 +233,7 @@ def report(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[
     return 0
 
 
-def one_of_each_kind(differences: Sequence[str]) -> list[str]:
+def first_per_kind(differences: Sequence[str]) -> list[str]:
     """The first of the model's, the first of the optimizer's ..., the first of each column."""
     kinds = {re.sub(r"\d+", "", text.partition(":")[0].partition("/")[0]): text for text in reversed(differences)}
     return list(kinds.values())[::-1][:SHOWN]

@@ -43,7 +43,7 @@ def use_matrix_products(model: nn.Module, names: Sequence[str]) -> None:
             raise UserError(f"--matmul-weight-grad {name}: no 3x3 convolution of stride 1 has this name{hint}")
         # A subclass rather than a wrapped method, which would stay bound to this module in a deep copy.
         module = modules[name]
-        module.__class__ = type(type(module).__name__, (_ByProducts, type(module)), {})
+        module.__class__ = type(type(module).__name__, (MatrixProductConv, type(module)), {})
 
 
 def takes_products(module: nn.Module) -> bool:
@@ -96,7 +96,7 @@ class _Convolution(torch.autograd.Function):
         return of_images, of_weight, of_bias
 
 
-class _ByProducts:
+class MatrixProductConv:
     """Mixed into a convolution's class."""
 
     def _conv_forward(self, images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

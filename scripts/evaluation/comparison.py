@@ -154,7 +154,7 @@ def _name(names: tuple[str, ...], place: int) -> str:
     return names[place] if place >= 0 else ""
 
 
-def seeing_the_same(second: Loaded, first: Loaded) -> Loaded:
+def with_data_settings_of(second: Loaded, first: Loaded) -> Loaded:
     """``second``, with the settings that have it see the images of ``first``'s run."""
     others = {name: value for name, value in second.settings.items() if name not in DATA}
     same = {name: first.settings[name] for name in DATA if name in first.settings}

@@ -52,7 +52,7 @@ def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
     return SimpleNamespace(image_shape=image_shape, plan=plan, steps_per_epoch=1)
 
 
-class GpuRoom:
+class FitsOnGpu:
     """Whether a batch fits onto the GPU: by trying. ``train``: steps on a batch of that size; gives seconds a step."""
 
     def __init__(self, train: Callable[[int], float], longest_step_seconds: float) -> None:
@@ -73,7 +73,7 @@ class GpuRoom:
         return True
 
 
-class CpuRoom:
+class FitsOnCpu:
     """Whether a batch fits into ``room`` bytes of memory. For a fresh process, whose peak size shows what a step took.
 
     A batch is tried only if the smaller ones before it suggest that it fits: the machine must not start to swap.

@@ -40,7 +40,7 @@ from scripts.tuning.advice import (
 )
 from scripts.tuning.diagnosis import LEAST_BYTES, Memory, csv_rows, gain, memory_lines, report, trials_table, verdict
 from scripts.tuning.measure import TrainingSetup, Window, covered, interleaved_speeds, step_shares
-from scripts.tuning.memory import CpuRoom, GpuRoom, search
+from scripts.tuning.memory import FitsOnCpu, FitsOnGpu, search
 from scripts.tuning.trials import FIRST_PAIRS, STAND_IN_IMAGES, Trials, examine, hardware_of
 from utils.config.settings import UserError
 from utils.data import sources
@@ -307,7 +307,7 @@ def test_a_search_that_is_stopped_says_why_and_keeps_what_fitted():
 
 def test_the_largest_batch_is_at_most_the_training_set_and_a_long_step_ends_the_search(quick):
     assert search(lambda size: True, 64, 1437) == Largest(1437, "the whole training set")
-    found = search(GpuRoom(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
+    found = search(FitsOnGpu(lambda size: size / 1000, longest_step_seconds=0.5), 64, 10**6)
     assert found == Largest(256, "a step of 512 images would take more than 0.5 s")
 
 
@@ -317,13 +317,13 @@ def test_on_a_gpu_running_out_of_memory_is_the_answer_no_and_other_errors_are_ra
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 0.0
 
-    assert 700 / (1 + 1 / 32) <= search(GpuRoom(train, 1.0), 64, 10**6).size <= 700
+    assert 700 / (1 + 1 / 32) <= search(FitsOnGpu(train, 1.0), 64, 10**6).size <= 700
 
     def wrong(size):
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        GpuRoom(wrong, 1.0)(64)
+        FitsOnGpu(wrong, 1.0)(64)
 
 
 def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypatch):
@@ -337,7 +337,7 @@ def test_on_a_cpu_no_batch_is_tried_that_is_expected_not_to_fit(quick, monkeypat
 
     monkeypatch.setattr("scripts.tuning.memory.settled_bytes", lambda: 0)
     monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: memory.peak)
-    room = CpuRoom(train, 95_000, 1.0)
+    room = FitsOnCpu(train, 95_000, 1.0)
     assert 900 / (1 + 1 / 32) <= search(room, 64, 10**6).size <= 900
     assert max(trained) <= 900 and room.grown[64] == 11_400
 
@@ -352,14 +352,14 @@ def test_a_step_takes_what_it_is_given_of_memory_that_the_process_had_freed_too(
     read = blocks(2_000)
     last = blocks(1)
     del read
-    room = CpuRoom(lambda size: 0.0 * len(blocks(size)), 10**12, longest_step_seconds=3.0)
+    room = FitsOnCpu(lambda size: 0.0 * len(blocks(size)), 10**12, longest_step_seconds=3.0)
     room(1_000)
     assert 63e6 < room.grown[1_000] < 70e6 and len(last) == 1
 
 
 def test_a_batch_that_has_just_trained_is_not_refused_for_its_long_step(quick):
     tried = []
-    room = CpuRoom(lambda size: tried.append(size) or 0.05 * size, 10**12, longest_step_seconds=3.0)
+    room = FitsOnCpu(lambda size: tried.append(size) or 0.05 * size, 10**12, longest_step_seconds=3.0)
     assert room(64)
     assert search(room, 64, 1437) == Largest(64, "a step of 128 images would take more than 3 s")
     assert tried == [64]
@@ -369,7 +369,7 @@ def test_smaller_batches_are_tried_however_long_the_step_was_that_did_not_fit(qu
     trained = []
     monkeypatch.setattr("scripts.tuning.memory.settled_bytes", lambda: 0)
     monkeypatch.setattr("scripts.tuning.memory.peak_resident_bytes", lambda: 100 * trained[-1])
-    room = CpuRoom(lambda size: trained.append(size) or float(size), 2_000, longest_step_seconds=3.0)
+    room = FitsOnCpu(lambda size: trained.append(size) or float(size), 2_000, longest_step_seconds=3.0)
     assert not room(64)
     assert search(room, 64, 1437).size == 16
 

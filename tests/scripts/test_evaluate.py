@@ -19,7 +19,7 @@ from scripts import evaluate
 from scripts.common.predictions import Predictions
 from scripts.evaluation import as_text, files
 from scripts.evaluation.calibration import fit_temperature
-from scripts.evaluation.comparison import Comparison, mcnemar, seeing_the_same
+from scripts.evaluation.comparison import Comparison, mcnemar, with_data_settings_of
 from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, summary
 from tests.end_to_end.forked import Forked
 from tests.scripts.common.test_answers import random_answers
@@ -349,7 +349,7 @@ def test_a_second_network_reads_the_first_ones_columns(digits_run):
         dataclasses.replace(load_model(digits_run), settings=settings)
         for settings in (ours, {"dataname": "hf", "label_column": "coarse", "arch": "fc"})
     )
-    assert seeing_the_same(second, first).settings == {**ours, "arch": "fc"}
+    assert with_data_settings_of(second, first).settings == {**ours, "arch": "fc"}
 
 
 def test_networks_with_classes_in_another_order_are_compared_by_name(digits_run, capsys, tmp_path):

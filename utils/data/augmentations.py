@@ -84,7 +84,7 @@ class VerticalFlip:
 
 @dataclass(frozen=True)
 class Shift:
-    """By up to ``reach`` pixels of the stored image each way, by default an eighth of its side.
+    """A shift by up to ``reach`` pixels of the stored image each way, by default an eighth of its side.
 
     That is CIFAR's usual 4 of 32 pixels, and 28 of 224. What a shift uncovers is black, or with ``padding`` 'reflect'
     the image's mirror image. ``flip`` is done by the way: one copy of the batch instead of two.
@@ -97,7 +97,7 @@ class Shift:
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """How far down and to the right the image lies in the padded one, int64 (n, 2), and what the flip draws."""
+        """Offset of the image in the padded one, down and to the right, int64 (n, 2), and what the flip draws."""
         offsets = (torch.from_numpy(samples.uniforms(SHIFT_STREAM, 2)) * (2 * self.pixels(height) + 1)).long()
         return offsets, *(self.flip.draw(samples, height, width) if self.flip is not None else ())
 
@@ -183,7 +183,7 @@ class Cutout:
 
 
 class Context(NamedTuple):
-    """What augmentations are built from; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
+    """Ingredients of augmentations; ``size``, ``interpolation`` and ``mean`` are those of the network's images."""
 
     settings: AugmentationSettings
     max_shift: int | None
@@ -254,7 +254,7 @@ def build_augmentations(names: Sequence[str], context: Context) -> tuple[Augment
 
 
 def fused(augmentations: Sequence[Augmentation]) -> tuple[Augmentation, ...]:
-    """The same augmentations, a flip beside a shift as part of it."""
+    """Fuse a flip with the shift beside it, for one copy of the batch instead of two."""
     flip = next((one for one in augmentations if isinstance(one, Flip)), None)
     if flip is None or not any(isinstance(one, Shift) for one in augmentations):
         return tuple(augmentations)
@@ -298,7 +298,7 @@ def cut_out(images: torch.Tensor, centres: torch.Tensor, side: int) -> torch.Ten
 
 
 def inside(first: torch.Tensor, end: torch.Tensor, length: int) -> torch.Tensor:
-    """Which places of ``length`` lie from ``first`` (n,) up to, not including, ``end`` (n,): bool (n, length)."""
+    """Mask of the places of ``length`` from ``first`` (n,) up to, not including, ``end`` (n,): bool (n, length)."""
     place = torch.arange(length, device=first.device)
     return (place >= first[:, None]) & (place < end[:, None])
 

@@ -33,7 +33,7 @@ from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.members import Members
 from utils.data.formats.shards.reading import holds_shards, read_shards
 from utils.data.images.levels import Colour
-from utils.data.preprocessing import Known, Preprocessing, resolve
+from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log
 from utils.runtime.distributed import Distributed
 
@@ -64,7 +64,7 @@ class Data:
 
     @property
     def max_shift(self) -> int | None:
-        """How far a shift reaches by default, in pixels; None for an eighth of the image."""
+        """Reach of a shift by default, in pixels; None for an eighth of the image."""
         return self.begun_max_shift or self.spec.max_shift
 
     @property
@@ -73,12 +73,12 @@ class Data:
         return self.preprocessing.image_size
 
     def doubts(self, args: Settings) -> list[str]:
-        """What a look at some of the images says, a line each."""
+        """Remarks of a look at some of the images, a line each."""
         return first_look.doubts(
             self.train, self.validation, self.classes, args.data.datapath, names_damaged=args.run.dry_run
         )
 
-    def shown_to(self, known: Known | None, settings: DataSettings) -> Data:
+    def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:
         """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
@@ -94,9 +94,9 @@ class Data:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of classes, labels and images (see ``utils.checkpoint.fingerprint``).
+        """Digest of classes, labels and images (see ``utils.checkpoint.fingerprint``).
 
-        Those are pixels in memory, shards' content, or the files' names and the content of some of them.
+        Images are pixels in memory, shards' content, or the files' names and the content of some of them.
         """
         assert self.train is not None
         return self._digest
@@ -254,7 +254,7 @@ def _read_test_folder(
 def _validated_in_training(
     settings: DataSettings, device: torch.device, trained: ResumePoint, lister: Lister
 ) -> tuple[Data | None, tuple[str, ...]]:
-    """What training validated on, a share of one tree, and notes about it; None if another tree is given.
+    """The share of one tree that training validated on, and notes about it; None if another tree is given.
 
     A tree that has moved since is recognised by its fingerprint.
     """

@@ -40,7 +40,7 @@ Decoded = tuple[torch.Tensor, list[int]]  # pixels, and the numbers of unreadabl
 
 
 def folder_for(settings: DataSettings) -> Path | None:
-    """Where decoded images and lists of files are kept: ``--cache-dir``, else a hidden folder in ``--datapath``."""
+    """The folder of decoded images and lists of files: ``--cache-dir``, else a hidden folder in ``--datapath``."""
     if settings.cache_dir is not None:
         return Path(settings.cache_dir)
     return None if settings.datapath is None else Path(settings.datapath) / FOLDER
@@ -56,7 +56,7 @@ def decoded(
     is_main: bool = True,
     skip_bad: bool = False,
 ) -> MemoryImages:
-    """What ``view`` shows of files, as uint8 pixels (n, c, size, size).
+    """Files as ``view`` shows them, as uint8 pixels (n, c, size, size).
 
     They are read from the cache in ``folder``; if they are missing there, ``workers`` processes (0: in place) decode
     them into it. Without a folder, or if it cannot be written, they stay in memory. The pixels are this process's to
@@ -111,7 +111,7 @@ def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
 
 
 class _ChunkDecoder(Dataset):
-    """What a worker does: decodes a range of the files into one uint8 array, and lists the unreadable ones.
+    """The work of a worker: decodes a range of the files into one uint8 array, and lists the unreadable ones.
 
     An array comes through a pipe, whereas a tensor needs /dev/shm, which is small in containers.
     """
@@ -216,7 +216,7 @@ def _kept(path: Path, shape: Shape, make: Callable[[], Decoded], log: Log, is_ma
 
 
 def _contents(folder: Path) -> str:
-    """How much the cache holds: changed data leaves files behind that look like those still needed."""
+    """The size of the cache: changed data leaves files behind that look like those still needed."""
     sizes = [path.stat().st_size for path in folder.glob("*.npy")]
     return f"{len(sizes)} file(s) of {sum(sizes) / 1e6:,.0f} MB there, which may be deleted at any time"
 

@@ -1,4 +1,4 @@
-"""What a few images of each class say about a data set before it is trained on: a user should not learn it too late."""
+"""A look at a few images of each class before training, for what a user should not learn too late."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 def doubts(
     train: Images | None, validation: Images, classes: Sequence[str], root: str | None, *, names_damaged: bool
 ) -> list[str]:
-    """What a user should know before training, a line each; of images in files. Bounded in files, bytes and pixels.
+    """Lines that a user should know before training; of images in files. Bounded in files, bytes and pixels.
 
     ``names_damaged``: an image that cannot be read is said, too, which otherwise whoever reads it says.
     """
@@ -119,7 +119,7 @@ def below(path: str, root: str | None) -> str:
 
 
 def remarks(looks: Sequence[Seen], files: dict[str, ImageFiles]) -> list[tuple[str, str]]:
-    """What the images' facts say: the kind of each remark, and its text."""
+    """Remarks on the images' facts: the kind of each, and its text."""
     known = [one for one in looks if one.facts is not None]
     pixel_range = range_of(next(iter(files.values())).colour)
     found = [_few_levels(known, pixel_range), _beyond(known, pixel_range), _alpha(known)]
@@ -250,7 +250,7 @@ _TRAITS = {
 
 
 def _told_by(by: str, groups: Sequence[str], looks: Sequence[Seen]) -> Iterator[tuple[str, str]]:
-    """What all images of a class, or of a split, have and none of another has; of each only the first such trait."""
+    """Traits that all images of a class, or of a split, have and none of another has; only the first such trait."""
     for trait, value in _TRAITS.items():
         values: dict[str, list[str]] = {}
         for group, one in zip(groups, looks, strict=True):
@@ -294,7 +294,7 @@ def _brighter(looks: Sequence[Seen]) -> tuple[str, str] | None:
 
 
 def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tuple[str, str]]:
-    """What names say, and the ``counts`` int (classes,) of training and validation: kind and text of each remark."""
+    """Remarks on the names, and on the ``counts`` int (classes,) of training and validation: kind and text of each."""
     found = []
     alike: dict[str, list[str]] = {}
     for name in classes:

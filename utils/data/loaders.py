@@ -157,7 +157,7 @@ class TrainLoader:
 
 
 class ValidationLoader:
-    """This rank's validation batches: every world_size-th, each sample on exactly one rank."""
+    """Validation batches of this rank: every world_size-th, each sample on exactly one rank."""
 
     def __init__(
         self, source: Source, batch_size: int, transform: BatchTransform, rank: int = 0, world_size: int = 1
@@ -261,7 +261,7 @@ def loaders(
     only_plan: bool = False,
     progress: ProgressLog | None = None,
 ) -> tuple[TrainLoader | None, ValidationLoader, str]:
-    """Both loaders of this process, and in words which kind was chosen and why. There is none for training to evaluate.
+    """Both loaders of this process, and in words which kind was chosen and why; to evaluate, none for training.
 
     With ``only_plan`` no image is read before the first batch and nothing is kept. ``progress`` takes what the one
     process of a host that decodes has to log; by default lines are printed.
@@ -299,7 +299,7 @@ def loaders(
 
 
 def _training_transform(data: Data, args: Settings, channels_last: bool, crop_while_decoding: bool) -> BatchTransform:
-    """What is done to a batch of ``data`` to train on; decoded images may come cropped already."""
+    """The transform of a batch of ``data`` to train on; decoded images may come cropped already."""
     shown = data.preprocessing
     settings = args.augmentation
     context = Context(
@@ -332,7 +332,7 @@ def tried_out(count: int, wanted: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _SourceBuilder:
-    """What ``loaders`` knows when it builds the source of a split; see there."""
+    """Builder of a split's source, with what ``loaders`` knows; see there."""
 
     data: Data
     args: Settings

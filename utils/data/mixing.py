@@ -21,7 +21,7 @@ MIX_NUMBERS = 5  # of a pair or a step: its share, mixup or CutMix, the box's ro
 
 @dataclass(frozen=True)
 class Blend:
-    """How each of n images is mixed with another one.
+    """The mixture of each of n images with another one.
 
     ``partner``: int64 (n,), the image that it is mixed with; itself for none. ``opacity``: float64 (n,), the weight of
     its own pixels outside the box. ``box``: int64 (n, 4), top, bottom, left and right in pixels (ends exclusive) of
@@ -104,7 +104,7 @@ class Mixing:
         return images, own.mul_(kept).add_(other.mul_(1 - kept))
 
     def draw(self, micro_batches: Sequence[MicroBatch], height: int, width: int) -> Blend:
-        """How the images of ``micro_batches``, of ``height`` by ``width`` pixels, are mixed."""
+        """Draw how the images of ``micro_batches``, of ``height`` by ``width`` pixels, are mixed."""
         from scipy.special import betaincinv  # here, so that only runs that mix pay for the import
 
         partner, first = _places(micro_batches)
@@ -143,7 +143,7 @@ def boxes(height: int, width: int, kept: np.ndarray, uniforms: np.ndarray) -> np
 
 
 def _places(micro_batches: Sequence[MicroBatch]) -> tuple[np.ndarray, np.ndarray]:
-    """For each image of ``micro_batches`` its partner, and the first one of its pair: int64 (n,) each.
+    """Partner of each image of ``micro_batches``, and the first one of its pair: int64 (n,) each.
 
     Padding of a micro-batch, and a single image, are their own partners.
     """

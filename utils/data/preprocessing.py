@@ -1,4 +1,4 @@
-"""How an image becomes what a network sees: size, crop, interpolation, mean and standard deviation."""
+"""The way from an image to what a network sees: size, crop, interpolation, mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMAGENETS = "ImageNet's, the default"
 
 @dataclass(frozen=True)
 class Preprocessing(Channels):
-    """How images are shown to a network.
+    """The way in which images are shown to a network.
 
     ``image_size`` is the side in pixels in training, for which the network is built, ``val_image_size`` that in
     evaluation. ``mean`` and ``std``, one number per channel, are for pixel values between 0 and 1. For ``crop_pct``,
@@ -50,7 +50,7 @@ class Preprocessing(Channels):
 
     @classmethod
     def of(cls, spec: DatasetSpec) -> Preprocessing:
-        """How networks see a data set's images by default: whole if all have one size, otherwise the middle."""
+        """The default for a data set's images: whole if all have one size, otherwise the middle."""
         return cls(
             spec.image_size,
             spec.image_size,
@@ -68,7 +68,7 @@ class Preprocessing(Channels):
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
     def view(self, size: int) -> View:
-        """What is read of an image: all of it if all have one size, otherwise what evaluation shows at ``size``."""
+        """The part of an image that is read: all if all have one size, otherwise what evaluation shows at ``size``."""
         border = tuple(round(255 * mean) for mean in self.mean) if self.crop_mode == "border" else (0,)
         return View(
             self.stored_size or size,
@@ -110,7 +110,7 @@ class Preprocessing(Channels):
         return self.evaluation_transform.evaluation(pixels[None])[0]
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The values as a checkpoint holds them."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.pixel_range is None:  # which older checkpoints do not know
             del values["pixel_range"]
@@ -163,10 +163,10 @@ _GOOD = {
 }
 
 
-class Known(NamedTuple):
-    """What weights were trained for, and their origin.
+class KnownPreprocessing(NamedTuple):
+    """The preprocessing that weights were trained with, and its origin.
 
-    ``of_this_run``: they are of the run to continue or evaluate, whose default ``max_shift`` was that of ``Data``.
+    ``of_this_run``: the weights are of the run to continue or evaluate, whose default ``max_shift`` was ``Data``'s.
     """
 
     preprocessing: Preprocessing
@@ -175,8 +175,8 @@ class Known(NamedTuple):
     max_shift: int | None = None
 
 
-def resolve(settings: DataSettings, known: Known | None) -> tuple[Preprocessing, str]:
-    """How images are shown, and a line that describes it with the origin of each value.
+def resolve(settings: DataSettings, known: KnownPreprocessing | None) -> tuple[Preprocessing, str]:
+    """The preprocessing of a run, and a line that describes it with the origin of each value.
 
     Settings take precedence over what is ``known`` of the weights, and that over the data set's own values. A data set
     whose images all have one size keeps it and shows them whole, even to weights trained on larger ones. If the
@@ -224,7 +224,7 @@ def _one_each(name: str, values: tuple[float, ...], channels: int) -> tuple[floa
 
 
 def _described(made: Preprocessing, origins: dict[str, str]) -> str:
-    """All values, grouped by origin."""
+    """A line of all values, grouped by origin."""
     any_size = made.stored_size is None
     texts = {"image_size": f"{made.image_size} pixels"}
     if made.val_image_size != made.image_size:

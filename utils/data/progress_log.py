@@ -21,7 +21,7 @@ def silent(line: str) -> None:
 
 @dataclass(frozen=True)
 class ProgressLog:
-    """Where progress goes: lines to ``log``, or with ``bar`` to a bar if stderr is a terminal."""
+    """Sink of progress: lines to ``log``, or with ``bar`` to a bar if stderr is a terminal."""
 
     log: Log = print
     bar: bool = False

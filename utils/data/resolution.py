@@ -48,7 +48,7 @@ class Resolution:
 
 
 def build_resolution(args: Settings, image_size: int) -> Resolution | None:
-    """What ``--progressive-size`` asks for, up to ``image_size``; None without it."""
+    """The growth that ``--progressive-size`` asks for, up to ``image_size``; None without it."""
     settings = args.data
     epochs = args.optimisation.epochs
     low = settings.progressive_size

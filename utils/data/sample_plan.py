@@ -1,4 +1,4 @@
-"""Which sample, in which order, with which random numbers: pure functions of the seed.
+"""The plan of the samples, in which order and with which random numbers: pure functions of the seed.
 
 The order of epoch e depends on (seed, e) alone; the k-th global batch is a slice of it; each rank takes its part of
 that slice; the random numbers of a sample's augmentation, and of its mixing with a neighbour, depend on (seed, epoch,
@@ -46,7 +46,7 @@ class MicroBatch:
 
     @property
     def keys(self) -> np.ndarray:
-        """What the samples' random numbers depend on, besides seed and epoch: int64, different for each copy.
+        """Keys of the samples' random numbers, besides seed and epoch: int64, different for each copy.
 
         Those of a first copy are the sample's number.
         """
@@ -54,7 +54,7 @@ class MicroBatch:
 
 
 class Epochs(Protocol):
-    """Other epochs than one of each sample exactly once; see ``Sampling`` in utils/data/sampling.py."""
+    """Epochs that do not hold each sample exactly once; see ``Sampling`` in utils/data/sampling.py."""
 
     repeats: int
 
@@ -100,7 +100,7 @@ class SamplePlan:
 
     @property
     def remainder(self) -> str:
-        """What does not fill a global batch in an epoch, in words; '' if all do."""
+        """The remainder that does not fill a global batch in an epoch, in words; '' without one."""
         left_out = self.num_samples - self._start(self.steps_per_epoch)
         if left_out:
             return f"{left_out:,} image(s) of each epoch left out"
@@ -119,7 +119,7 @@ class SamplePlan:
         return self.order(epoch)[self._places(epoch, step)]
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
-        """This rank's forward passes of one step, the last of which ends it."""
+        """Forward passes of one step on this rank, the last of which ends it."""
         (order, copies) = self._epoch(epoch)
         places = self._places(epoch, step)
         count = len(places)
@@ -146,7 +146,7 @@ class SamplePlan:
         return _order(self.num_samples, self.seed, epoch), None
 
     def _places(self, epoch: int, step: int) -> np.ndarray:
-        """Where the samples of a step are in the epoch's order, in the step's own order: int64."""
+        """Places of a step's samples in the epoch's order, in the step's own order: int64."""
         begin = self._start(step)
         places = np.arange(begin, self._start(step + 1))
         if self.sampling is None or self.sampling.repeats == 1:
@@ -154,7 +154,7 @@ class SamplePlan:
         return begin + np.argsort(self._epoch(epoch)[1][places], kind="stable")
 
     def _start(self, step: int) -> int:
-        """Where a step begins in an epoch's order; for the step after the last, where the last one ends."""
+        """Begin of a step in an epoch's order; for the step after the last, the end of the last one."""
         size = self.global_batch_size
         steps = self.steps_per_epoch
         remainder = 0 if self.drop_last else self.num_samples % size
@@ -163,14 +163,14 @@ class SamplePlan:
         return step * size if step < steps or self.drop_last else self.num_samples
 
 
-def _cut(count: int, pieces: int, unit: int) -> list[int]:
-    """The bounds that cut ``count`` samples into ``pieces`` of nearly equal size, between whole units.
+def _cut(count: int, parts: int, unit: int) -> list[int]:
+    """The bounds that cut ``count`` samples into ``parts`` of nearly equal size, between whole units.
 
     The last unit includes the samples left over.
     """
     units = max(1, count // unit)
-    size, larger = divmod(units, pieces)  # the first ``larger`` pieces have one unit more
-    bounds = [piece * size + min(piece, larger) for piece in range(pieces + 1)]
+    size, larger = divmod(units, parts)  # the first ``larger`` parts have one unit more
+    bounds = [part * size + min(part, larger) for part in range(parts + 1)]
     return [unit * bound if bound < units else count for bound in bounds]
 
 
@@ -190,8 +190,8 @@ def permutation(count: int, *key: int) -> np.ndarray:
 def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
     """All validation batches in order: each sample exactly once, the last batch smaller.
 
-    Ranks take whole batches in turn (rank, rank + world_size, ...), so every batch has the same samples, and hence the
-    same result, on any number of ranks.
+    Ranks take whole batches, interleaved (rank, rank + world_size, ...), so every batch has the same samples, and
+    hence the same result, on any number of ranks.
     """
     return [np.arange(start, min(start + batch_size, num_samples)) for start in range(0, num_samples, batch_size)]
 

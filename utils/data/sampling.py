@@ -1,4 +1,4 @@
-"""Which samples make up an epoch, where that is not each one exactly once: pure functions of (seed, epoch).
+"""The samples of an epoch, where that is not each one exactly once: pure functions of (seed, epoch).
 
 ``SamplePlan`` cuts an epoch into steps. A sample that an epoch holds several times has a different copy number each
 time, and its random numbers depend on (seed, epoch, sample, copy).
@@ -85,7 +85,7 @@ class Sampling:
 
 
 def build_sampling(images: Images, args: Settings) -> Sampling | WindowedOrder | None:
-    """What the settings ask for, for these training images; None: each once an epoch, fully shuffled."""
+    """The sampling that the settings ask for, for these training images; None: each once an epoch, fully shuffled."""
     labels = images.labels
     if args.data.shard_window is not None:
         if not (isinstance(images, ImageFiles) and isinstance(images.paths, Members)):

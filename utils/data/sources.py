@@ -102,7 +102,7 @@ def samples_of(micro_batches: list[MicroBatch]) -> np.ndarray:
 
 
 def keys_of(micro_batches: Sequence[MicroBatch]) -> np.ndarray:
-    """What the random numbers of all micro-batches' samples depend on, concatenated: int64."""
+    """Keys of the random numbers of all micro-batches' samples, concatenated: int64."""
     return np.concatenate([micro_batch.keys for micro_batch in micro_batches])
 
 
@@ -161,7 +161,7 @@ class StreamSource:
 
 
 class MicroBatchReader(Dataset):
-    """What a worker does: one micro-batch's images into one uint8 tensor.
+    """The work of a worker: one micro-batch's images into one uint8 tensor.
 
     Of files it reads what ``view`` shows, or with ``crop`` random boxes, which depend on ``seed``, epoch and sample.
     With ``as_files`` it hands over the JPEG files themselves, as a ``MixedBatch`` for the device to decode. ``policy``

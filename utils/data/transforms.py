@@ -59,7 +59,7 @@ class BatchTransform:
         return self._on_device(images, [()] * len(self._steps))
 
     def at_size(self, size: int) -> BatchTransform:
-        """The same for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
+        """This transform for images of ``size`` pixels; augmentations that depend on it have a field of that name."""
         if size == self.size:
             return self
         if size not in self._other_sizes:  # kept, because each is compiled on its own

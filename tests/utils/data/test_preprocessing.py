@@ -17,7 +17,7 @@ from utils.config.settings import UserError
 from utils.data.datasets import get_data
 from utils.data.formats.readers import MemoryImages
 from utils.data.loaders import loaders
-from utils.data.preprocessing import Known, Preprocessing, resolve
+from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import ProgressLog
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -26,7 +26,7 @@ WEIGHTS = Preprocessing(224, 288, (0.5, 0.4, 0.3), (0.1, 0.2, 0.3), 0.95, "squas
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
-def resolved(dataname, *flags, known=Known(WEIGHTS, "X's weights")):  # noqa: B008 - it does not change
+def resolved(dataname, *flags, known=KnownPreprocessing(WEIGHTS, "X's weights")):  # noqa: B008 - it does not change
     settings = parse(["--dataname", dataname, "--datapath", ".", *map(str, flags)]).data
     return resolve(settings, known)
 
@@ -73,12 +73,14 @@ def test_images_of_one_size_keep_it_and_are_shown_whole():
 def test_grey_images_get_the_average_of_the_colours():
     found, _ = resolved("mnist")
     assert (found.mean, found.std) == (pytest.approx((0.4,)), pytest.approx((0.2,)))
-    grey = Known(dataclasses.replace(WEIGHTS, mean=(0.3,), std=(0.4,)), "grey weights")
+    grey = KnownPreprocessing(dataclasses.replace(WEIGHTS, mean=(0.3,), std=(0.4,)), "grey weights")
     assert resolved("folder", known=grey)[0].mean == (0.3, 0.3, 0.3)
 
 
 def test_a_run_that_goes_on_keeps_its_sizes_also_where_images_have_one_size():
-    run = Known(Preprocessing(40, 48, (0.5,), (0.2,), 0.9, "center", "bicubic", 28), "runs/last.pt", of_this_run=True)
+    run = KnownPreprocessing(
+        Preprocessing(40, 48, (0.5,), (0.2,), 0.9, "center", "bicubic", 28), "runs/last.pt", of_this_run=True
+    )
     found, _ = resolved("mnist", known=run)
     assert found == run.preprocessing
 

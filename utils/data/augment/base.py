@@ -1,4 +1,4 @@
-"""What every augmentation is given and does."""
+"""The interface of augmentations."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _inverse(
     shear: tuple[np.ndarray | float, ...],
     centre: tuple[float, float] = (0.0, 0.0),
 ) -> np.ndarray:
-    """From places in the output to places in the image, relative to its middle: float64 (k, 6), row by row.
+    """Matrices from places in the output to places in the image, relative to its middle: float64 (k, 6), row by row.
 
     ``angle`` and ``shear`` (x, y) in radians; ``shift`` (x, y) and ``centre``, that of rotation and shear, in pixels.
     The order of the floating-point operations is that of torchvision, so that the same pixel wins a tie.
@@ -97,7 +97,7 @@ def warp(images: torch.Tensor, matrices: np.ndarray, interpolation: str, fill: S
 
 
 def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int]) -> torch.Tensor:
-    """Each pixel is found so many pixels further across and down."""
+    """Images whose pixels come from so many pixels further across and down."""
     level = torch.tensor(fill or [0], dtype=torch.uint8, device=images.device).view(1, -1, 1, 1)
     moved = level.expand(images.shape).clone(memory_format=torch.contiguous_format)
     (rows, from_rows), (columns, from_columns) = (
@@ -109,7 +109,7 @@ def _translated(images: torch.Tensor, across: int, down: int, fill: Sequence[int
 
 
 def _places(matrices: np.ndarray, height: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where in the image each pixel comes from, down and across, from -1 to 1: float32 (k, height, width) each."""
+    """Places in the image that the pixels come from, down and across, from -1 to 1: float32 (k, height, width) each."""
     theta = torch.from_numpy(matrices.astype(np.float32)).view(-1, 2, 3)
     theta = to_device(theta / torch.tensor([[[0.5 * width], [0.5 * height]]]), device)
     rows, columns = (torch.arange(size, device=device).sub(0.5 * (size - 1)) for size in (height, width))
@@ -129,7 +129,7 @@ def _places(matrices: np.ndarray, height: int, width: int, device: torch.device)
 
 
 def _maps(matrices: np.ndarray, height: int, width: int, device: torch.device) -> Map:
-    """Of each matrix, (k, 1, height * width) each."""
+    """The map of each matrix, (k, 1, height * width) each."""
     keys = [(matrix.tobytes(), height, width, device) for matrix in matrices]
     missing = [place for place, key in enumerate(keys) if key not in _KEPT]
     new = {}

@@ -142,7 +142,7 @@ def _timm_level(options: dict[str, Any]) -> Level:
 
 
 def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = TRANSLATION) -> Operations:
-    """These operations of timm's ``LEVEL_TO_ARG``; some of its names only say what a level means."""
+    """Operations of timm's ``LEVEL_TO_ARG`` by ``names``; some of its names only say what a level means."""
     ranges = _timm_ranges(translation)
     plain = []
     for name in names:
@@ -153,7 +153,7 @@ def _timm_operations(names: Sequence[str], canvas: Canvas, translation: float = 
 
 
 def _timm_ranges(translation: float) -> dict[str, Arguments]:
-    """What a level of each of timm's operations means: a part of its range, full at level 10."""
+    """The meaning of a level of each of timm's operations: a part of its range, full at level 10."""
 
     def part(full: float, levels: np.ndarray) -> np.ndarray:
         return levels / TIMM_LEVELS * full

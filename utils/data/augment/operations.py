@@ -33,7 +33,7 @@ NEED_COLOUR = ("Color", "Desaturate", "Hue")  # these leave grey images as they 
 
 @dataclass(frozen=True)
 class Canvas:
-    """How a geometric operation looks up pixels.
+    """The rules by which a geometric operation looks up pixels.
 
     ``interpolation``: 'nearest' or 'bilinear'. ``fill``: the level of each channel outside of an image; () is black.
     """
@@ -101,7 +101,7 @@ def _layers(
 def _one_by_one(
     images: torch.Tensor, names: Sequence[str], kind: np.ndarray, values: np.ndarray, canvas: Canvas
 ) -> torch.Tensor:
-    """All layers on one image, which stays in the cache, then on the next."""
+    """Apply all layers to one image, which stays in the cache, then to the next."""
     result = torch.empty_like(images, memory_format=torch.contiguous_format)
     for number, one in enumerate(result.split(1)):
         one.copy_(images[number])
@@ -262,7 +262,7 @@ def equalize(images: torch.Tensor, _: np.ndarray) -> torch.Tensor:
 
 
 def _counts(numbers: torch.Tensor, size: int) -> torch.Tensor:
-    """How often each number from 0 to ``size`` - 1 occurs in int32 ``numbers`` (n,)."""
+    """Counts of each number from 0 to ``size`` - 1 in int32 ``numbers`` (n,)."""
     if numbers.device.type == "cpu":
         return torch.bincount(numbers, minlength=size)
     counts = torch.zeros(size, dtype=torch.int32, device=numbers.device)

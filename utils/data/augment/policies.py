@@ -48,7 +48,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Level:
-    """How strong an operation is.
+    """The strength of an operation.
 
     With ``bins``, any of that many, 0 to ``bins`` - 1. Otherwise normally distributed around ``mean`` with the standard
     deviation ``std``, inf for uniform from 0 to ``mean``, and cut off at 0 and ``largest``.

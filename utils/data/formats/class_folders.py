@@ -133,7 +133,7 @@ def split_class_folders(root: Path, settings: DataSettings, colour: str, lister:
 def held_out(
     keys: Iterable[bytes], labels: np.ndarray, classes: Sequence[str], settings: DataSettings
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which images validation gets, bool (n,), of those with these ``keys`` and ``labels``, int64 (n,); and warnings.
+    """Choose the images for validation, bool (n,), by their ``keys`` and ``labels``, int64 (n,); and warnings.
 
     Each key decides for its image alone, so that no other image, added or removed, takes it to the other side: its
     hash, as a fraction of the largest one, lies below the share or not. Only a class that would be left without
@@ -170,7 +170,7 @@ def held_out(
 
 
 def key_of(name: bytes) -> bytes:
-    """What decides the side of a file, from its path below the tree: folders and name without the ending.
+    """The key that decides the side of a file, from its path below the tree: folders and name without the ending.
 
     Letters count as equal in either case and however Unicode composes them, as some file systems change both; pictures
     of one name in two formats, which are often the same, stay together.
@@ -180,7 +180,7 @@ def key_of(name: bytes) -> bytes:
 
 
 def _drawn(labels: np.ndarray, classes: Sequence[str], share: float) -> np.ndarray:
-    """As ``held_out`` chose before: one generator draws for all classes, so that each file moves others."""
+    """The choice of older versions: one generator draws for all classes, so that each file moves others."""
     chosen = np.zeros(len(labels), dtype=bool)
     generator = np.random.Generator(np.random.Philox(key=[0, 0]))
     for label, name in enumerate(classes):

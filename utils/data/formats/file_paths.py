@@ -26,7 +26,7 @@ class FilePaths(Sequence[str]):
 
     @classmethod
     def joined(cls, tree: str | os.PathLike[str], names: bytes) -> FilePaths:
-        """From the paths below ``tree`` joined by zero bytes."""
+        """Make it from the paths below ``tree``, joined by zero bytes."""
         array = np.frombuffer(names, dtype=np.uint8)
         ends = np.append(np.flatnonzero(array == 0), len(array)) if names else np.empty(0)
         return cls(tree, array, ends.astype(np.int64))
@@ -58,7 +58,7 @@ class FilePaths(Sequence[str]):
         return self.names.tobytes().split(NUL) if len(self) else []
 
     def take(self, places: np.ndarray) -> FilePaths:
-        """Those at ``places``, int64 (m,), in that order."""
+        """The paths at ``places``, int64 (m,), in that order."""
         names = self.below()
         return self.joined(os.fsdecode(self._tree), NUL.join([names[place] for place in places.tolist()]))
 

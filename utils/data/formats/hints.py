@@ -26,7 +26,7 @@ SHOWN = 3  # names in a hint
 
 
 def hint(root: Path, name: str, evaluate: bool = False) -> str:
-    """What ``root`` holds instead of data set ``name``, and what to do; empty if unclear.
+    """A hint at what ``root`` holds instead of data set ``name``, and what to do; empty if unclear.
 
     ``evaluate``: the set was to be evaluated.
     """

@@ -73,7 +73,7 @@ class Listing:
     folders: tuple[FolderTimes, ...]
 
     def of(self, classes: Sequence[str]) -> tuple[FilePaths, np.ndarray, Counter[str]]:
-        """Of these ``classes`` alone: paths in their order, label of each, int64 (n,), and what is not read.
+        """Content of these ``classes`` alone: paths in their order, label of each, int64 (n,), and what is not read.
 
         A class that has no folder has no files.
         """
@@ -93,7 +93,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class _ClassFolder:
-    """What one class folder holds; ``names``: the images' paths below the tree, sorted, joined by zero bytes."""
+    """Content of one class folder; ``names``: the images' paths below the tree, sorted, joined by zero bytes."""
 
     names: bytes
     count: int
@@ -138,7 +138,7 @@ class Scan:
                 self._listed[name] = future.result()
 
     def listing(self) -> Listing:
-        """All that was found."""
+        """The files that were found."""
         found = [self._listed[name] for name in self._classes]
         return Listing(
             classes=tuple(self._classes),
@@ -261,7 +261,7 @@ def _file_of(tree: Path, folder: Path) -> str:
 
 
 def _kept(path: Path, tree: Path, classes: Sequence[str]) -> tuple[Listing | None, str]:
-    """What ``path`` holds; or None and why: it is damaged or no longer true, or '' if there is nothing."""
+    """The list in ``path``; or None and why: it is damaged or no longer true, or '' if there is nothing."""
     try:
         listing = _unpacked(path.read_bytes(), tree)
     except (FileNotFoundError, NotADirectoryError):
@@ -273,7 +273,7 @@ def _kept(path: Path, tree: Path, classes: Sequence[str]) -> tuple[Listing | Non
 
 
 def _change(listing: Listing, tree: Path, classes: Sequence[str]) -> str:
-    """What has changed since ``listing`` was made; empty if nothing has."""
+    """The first change since ``listing`` was made, in words; empty if nothing has changed."""
     if listing.classes != tuple(classes):
         return "class folders have come or gone"
     parts = [

@@ -215,7 +215,7 @@ def download(root: Path, kind: str) -> None:
 
 
 class OwnFiles(NamedTuple):
-    """How a data set's own files, below ``--datapath``, are found, read and fetched.
+    """Functions that find, read and fetch a data set's own files below ``--datapath``.
 
     ``folder``: a name by which hints recognise them. ``find`` gives the place that ``read`` reads, or None.
     ``download`` fetches them into a folder; None if ``--download`` cannot. Besides, class folders are read for any set.

@@ -98,7 +98,7 @@ def numbers_of(image: Image.Image, path: str | BinaryIO) -> np.ndarray | None:
 
 
 def raw_mode(image: Image.Image) -> str:
-    """How a file stores a pixel, in Pillow's words; empty once it is loaded."""
+    """Storage of a file's pixels, in Pillow's words; empty once it is loaded."""
     args = image.tile[0][3] if getattr(image, "tile", None) else ""
     return args if isinstance(args, str) else str(args[0]) if args else ""
 

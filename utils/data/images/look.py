@@ -1,4 +1,4 @@
-"""What an image file holds, and what of it a network does not see."""
+"""Facts of an image file, and what of it a network does not see."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Look(NamedTuple):
 
 
 def header(path: str | BinaryIO) -> Look:
-    """What a file's header says."""
+    """Facts in a file's header."""
     with Image.open(path) as image:
         raw = raw_mode(image)
         bands = len(image.getbands())
@@ -105,7 +105,7 @@ def _thumbnail(path: str | BinaryIO) -> Image.Image:
 
 
 def levels_seen(low: float, high: float, bits: int, pixel_range: tuple[float, float] | None) -> int:
-    """How many of 256 levels lie between the levels that ``low`` and ``high`` become."""
+    """Number of the 256 levels between the levels that ``low`` and ``high`` become."""
     if pixel_range is None:
         darkest, brightest = (int(number) >> 8 if bits == 16 else int(number) for number in (low, high))
     else:

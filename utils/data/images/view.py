@@ -35,7 +35,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """How an image of any size is shown to a network in evaluation.
+    """The view that a network has of an image of any size in evaluation.
 
     The image is resized by ``interpolation``, with antialiasing, until its shorter side ('center'), both sides
     ('squash') or the longer side ('border') are floor(``size`` / ``crop_pct``) pixels long. Of that the middle
@@ -143,5 +143,5 @@ def _factor(side: int, wanted: int) -> float:
 
 
 def _offset(length: int, size: int) -> int:
-    """Where the middle ``size`` of ``length`` pixels begin, rounded like torchvision; negative if outside the image."""
+    """First of the middle ``size`` of ``length`` pixels, rounded like torchvision; negative if outside the image."""
     return round((length - size) / 2) if length >= size else -((size - length) // 2)

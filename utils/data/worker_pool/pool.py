@@ -96,7 +96,7 @@ class WorkerPool:
         return iterator
 
     def _await(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` gives, which waits for the workers."""
+        """The result of ``call``, which waits for the workers."""
         self._refuse_ended()
         try:
             with child_handler.raising_if(lambda: bool(self._ended)):
@@ -147,7 +147,7 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _end_of(process: multiprocessing.process.BaseProcess) -> str:
-    """How a worker ended and what to do, in one line."""
+    """The end of a worker and what to do, in one line."""
     who = f"process {process.pid}, which reads images,"
     code = process.exitcode
     if code == -signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Which columns of a table hold image and label, and the classes."""
+"""The columns of a table that hold image and label, and the classes."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def read_features(found: Found) -> Any:
 
 
 def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
-    """These ``columns`` of a split, a ``datasets.Dataset`` that maps its files into memory. Raises ``UserError``.
+    """Columns of a split by name, a ``datasets.Dataset`` that maps its files into memory. Raises ``UserError``.
 
     The rows of parquet files cannot be read singly: they are once converted to Arrow files in ``folder``, by one of the
     processes that want them.
@@ -125,7 +125,7 @@ def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
 
 @contextmanager
 def _told(found: Found) -> Iterator[None]:
-    """What the library raises becomes a ``UserError``."""
+    """Turn what the library raises into a ``UserError``."""
     try:
         yield
     except UserError:

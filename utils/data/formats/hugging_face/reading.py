@@ -59,7 +59,7 @@ def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) 
 
 
 def _chosen_splits(root: Path, val_split: float | None, evaluate: bool) -> tuple[Found | None, Found | None]:
-    """Those to train and to validate on; the second is None with ``--val-split``."""
+    """The splits to train and to validate on; the second is None with ``--val-split``."""
     splits = find(root)
     train = next((splits[name] for name in TRAINING_FOLDERS if name in splits), None)
     validation = next((splits[name] for name in VALIDATION_FOLDERS if name in splits), None)

@@ -75,7 +75,7 @@ class Rows(Sequence[str]):
         return (self[index] for index in range(len(self)))
 
     def take(self, places: np.ndarray) -> Rows:
-        """Those at ``places``, int64 (m,), in that order."""
+        """The rows at ``places``, int64 (m,), in that order."""
         return Rows(self._dataset, self._column, self._where, self._root, self._places[places])
 
     def read(self, number: int) -> bytes:

@@ -30,7 +30,7 @@ FOREIGN = "indexed"  # the mark in shards.json of an index of tar files that oth
 CLASS_FILES = ("classes.txt", "classnames.txt")  # a name a line, in the order of the labels
 ENDINGS = (*(ending[1:] for ending in IMAGE_ENDINGS), "npy")
 MOST_PROBLEMS = 1000  # that the index keeps
-PIECE = 1 << 20  # bytes that are read at a time
+PART_BYTES = 1 << 20  # that are read at a time
 _KEY = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # WebDataset's own rule
 
 
@@ -52,7 +52,7 @@ def foreign_shards(root: Path) -> dict[str, list[Path]]:
 
 
 def _tar_files(root: Path) -> list[Path]:
-    """Those in ``root`` and its folders, sorted; no hidden ones, such as ._train.tar, which macOS leaves behind."""
+    """Tar files in ``root`` and its folders, sorted; no hidden ones, such as ._train.tar, which macOS leaves behind."""
     found = []
     for folder in (root, *(path for path in visible(root) if path.is_dir())) if root.is_dir() else ():
         try:
@@ -140,7 +140,7 @@ def _look_of(path: Path) -> tuple[int, int]:
 
 @dataclass
 class _Sample:
-    """What one key stands for: the image's place, and its label as it is written."""
+    """The sample of one key: the image's place, and its label as it is written."""
 
     row: tuple[int, int, int, bytes] | None = None  # offset, size, CRC-32 of the header, name
     label: str | None = None
@@ -232,8 +232,8 @@ def _add(root: Path, path: Path, found: _Found) -> None:
 def _holds_more(file: BinaryIO, end: int) -> bool:
     """Whether anything but zeros follows in a tar file from byte ``end`` on."""
     file.seek(end)
-    while piece := file.read(PIECE):
-        if piece.strip(b"\0"):
+    while part := file.read(PART_BYTES):
+        if part.strip(b"\0"):
             return True
     return False
 

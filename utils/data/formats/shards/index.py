@@ -26,7 +26,7 @@ PARTS = ".packing"  # in a folder whose packing is not finished
 KIND = "image shards"
 VERSION = 1
 SPLITS = ("train", "val")
-BLOCK = 512  # of a tar file: a header, or a piece of content
+BLOCK = 512  # of a tar file: a header, or a part of the content
 ANEW = "pack anew (scripts/pack.py)"
 
 

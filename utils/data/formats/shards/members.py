@@ -113,7 +113,7 @@ class _OpenShards:
         return _read(self._file(path), offset, count)
 
     def read_copy(self, path: str, offset: int, count: int) -> bytes:
-        """The same from the copy of ``path``. Raises ``FileNotFoundError`` if there is none."""
+        """``count`` bytes of the copy of ``path``. Raises ``FileNotFoundError`` if there is none."""
         if self.copies is None:
             raise FileNotFoundError
         return _read(self._copy(path, self.copies), offset, count)
@@ -157,12 +157,12 @@ _open_shards = _OpenShards()
 
 @lru_cache(maxsize=4096)
 def copy_of(path: str, folder: str) -> str:
-    """Where the copy of a shard lies in ``folder``; another one once the shard changes."""
+    """Path of the copy of a shard in ``folder``; another one once the shard changes."""
     status = os.stat(path)
     text = f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode("utf-8", "surrogateescape")
     return os.path.join(folder, hashlib.sha256(text).hexdigest()[:32] + COPY)
 
 
 def look_for_copies_in(folder: str | None) -> None:
-    """From now on, this process and those that it starts read a shard's copy in ``folder`` where there is one."""
+    """Let this process, and those that it starts, read a shard's copy in ``folder`` where there is one."""
     _open_shards.copies = folder

@@ -35,7 +35,7 @@ class Need:
 
 
 def needs_of(shards_of_batches: Sequence[np.ndarray]) -> list[Need]:
-    """What is needed when, in the order of the first need."""
+    """The shards that are needed and when, in the order of the first need."""
     firsts: dict[int, int] = {}
     lasts: dict[int, int] = {}
     for number, shards in enumerate(shards_of_batches):

@@ -58,7 +58,7 @@ class WindowedOrder:
         )
 
     def other_classes(self) -> tuple[float, float]:
-        """How far the classes of a window are from those of all images, mean over the windows of epoch 0.
+        """Distance of a window's classes from those of all images, mean over the windows of epoch 0.
 
         Pearson's chi square over its degrees of freedom, 1 if the shards are mixed; and the total variation distance,
         the share of the images that would have to be of another class.
