@@ -96,9 +96,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
         mistakes.append("--checkpoints: give two or more to average")
     if own.choose_on == "half" and own.method != "greedy":
         mistakes.append("--choose-on half needs --method greedy: a uniform soup chooses nothing")
-    if not own.output.strip() or "\0" in own.output:
-        mistakes.append("--output must not be empty or hold a NUL character")
-    elif output.exists():
+    if output.exists():
         mistakes.append(f"--output {output}: exists already; remove it or choose another name")
     elif not output.absolute().parent.is_dir():
         mistakes.append(f"--output {output}: its folder does not exist")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, table
+from scripts.common.command_line import ToolParser, make_folder, run_tool, say, table
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
@@ -44,9 +44,9 @@ def main(argv: list[str]) -> int:
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
     if args.data.download:
-        prepare(args.data, log)
+        prepare(args.data, say)
     began = time.monotonic()
-    progress = ProgressLog(log, args.logging.progress)
+    progress = ProgressLog(say, args.logging.progress)
     survey = take_survey(args.data, Lister(keeps=True, progress=progress))
     folder = make_folder(own.output or default_folder(args.data))
     records, damage = inspect(survey, workers=workers, progress=progress)
@@ -71,11 +71,6 @@ def default_folder(settings: DataSettings) -> str:
     if not SPECS[settings.dataname].of_the_user:
         return f"checks/{settings.dataname}"
     return f"checks/{settings.dataname}_{Path(settings.datapath or '').resolve().name}"
-
-
-def log(line: str) -> None:
-    """A line about the progress, if no bar is shown."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def report_lines(

@@ -51,7 +51,7 @@ SECONDS = 3.0
 
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
-    own, flags = read_flags(argv)
+    own, flags = build_parser().parse_known_args(argv)
     args = settings(flags)
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         if own.memory_of:
@@ -123,14 +123,6 @@ def build_parser() -> ToolParser:
     parser.add_argument("--output", metavar="DIR", help="folder for doctor.txt and doctor.csv [none are written]")
     parser.add_argument("--memory-of", type=json.loads, help=argparse.SUPPRESS)  # for memory_in_child
     return parser
-
-
-def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's flags, and the training flags as they were given."""
-    own, flags = build_parser().parse_known_args(argv)
-    if own.output is not None and (not own.output.strip() or "\0" in own.output):
-        raise UserError("--output must not be empty or hold a NUL character")
-    return own, flags
 
 
 def settings(flags: Sequence[str]) -> Settings:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool
-from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from scripts.common.command_line import ToolParser, make_folder, run_tool, warn
+from scripts.common.trained import add_run_arguments, find_run, open_run
 from utils.checkpoint.fingerprint import same_images
 from utils.config.groups.data import VIEWS
 from utils.config.settings import Settings, UserError
@@ -99,8 +99,6 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
             find_run(text)
         except UserError as error:
             mistakes += error.mistakes
-    if own.output is not None and (not own.output.strip() or "\0" in own.output):
-        mistakes.append("--output must not be empty or hold a NUL character")
     if mistakes:
         raise UserError(*mistakes, on_all_ranks=True)
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool
+from scripts.common.command_line import ToolParser, run_tool, warn
 from scripts.common.output import whole_file
-from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run, warn
+from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.common.command_line import ToolParser, make_folder, run_tool, say, warn, whole
 from utils.config.datasets import SPECS
 from utils.config.settings import Settings, UserError
 from utils.runtime.cpu import cores_per_process
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     from utils.data.progress_log import ProgressLog
 
     workers = cores_per_process(1) if args.data.workers == "auto" else args.data.workers
-    progress = ProgressLog(log, args.logging.progress)
+    progress = ProgressLog(say, args.logging.progress)
     if own.verify is not None:
         return verify(Path(own.verify), workers, progress)
     if own.output is None:
@@ -57,12 +57,12 @@ def main(argv: list[str]) -> int:
     from utils.data.formats.shards.index import PARTS
 
     refuse_place(own.output, args.data)
-    prepare(args.data, log)
+    prepare(args.data, say)
     import torch
 
     data = get_data(args.data, torch.device("cpu"))
     for line in data.warnings:
-        log(f"warning: {line}")
+        warn(line)
     refuse_to_keep(encodings, data)
     folder = make_folder(own.output)
     plan = Plan.of(folder, data, encodings, own.shard_samples, args.data.skip_bad_images)
@@ -172,7 +172,7 @@ def completed(plan: Plan, workers: int, progress: ProgressLog) -> Contents:
     if (contents := read_contents(folder)) is not None:
         return contents
     try:
-        with claimed(folder / "packing", f"Waiting for another process that packs into {folder}", log):
+        with claimed(folder / "packing", f"Waiting for another process that packs into {folder}", say):
             if read_contents(folder) is None:
                 pack(plan, workers, progress)
     except OSError as error:
@@ -195,7 +195,7 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
         parts = dict(zip(keys, pool.map(lambda key: plan.done(*key), keys), strict=True))
     finished = sum(part.shard.bytes for part in parts.values() if part is not None)
     if finished:
-        log(f"{sum(part is not None for part in parts.values()):,} of {len(parts):,} shards are finished already")
+        say(f"{sum(part is not None for part in parts.values()):,} of {len(parts):,} shards are finished already")
     plan.refuse_full_disk(finished)
     make(plan, parts, workers, progress)
     splits = {}
@@ -212,7 +212,7 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
     left_out = [line for part in parts.values() for line in part.left_out]
     if left_out:
         (plan.folder / "left_out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8", errors="replace")
-        log(f"{len(left_out):,} image(s) that cannot be read are left out: {plan.folder / 'left_out.txt'}")
+        say(f"{len(left_out):,} image(s) that cannot be read are left out: {plan.folder / 'left_out.txt'}")
     written = {name: (split.shards, split.records, split.checked) for name, split in splits.items()}
     write_contents(plan.folder, plan.classes, written, plan.about)
 
@@ -234,7 +234,7 @@ def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, pr
             advance(part.shard.samples)
     if missing:
         seconds = time.monotonic() - began
-        log(f"Packed {count:,} images in {seconds:.1f} s, {count / seconds:,.0f} images/s, {workers} worker(s)")
+        say(f"Packed {count:,} images in {seconds:.1f} s, {count / seconds:,.0f} images/s, {workers} worker(s)")
 
 
 def verify(folder: Path, workers: int, progress: ProgressLog) -> int:
@@ -252,11 +252,6 @@ def verify(folder: Path, workers: int, progress: ProgressLog) -> int:
     else:
         print(f"{folder}: headers and sizes of {count:,} images are as indexed; these files have no checksums")
     return 0
-
-
-def log(line: str) -> None:
-    """A line about the progress, if no bar is shown."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

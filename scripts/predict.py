@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, run_tool, whole
+from scripts.common.command_line import ToolParser, run_tool, say, warn, whole
 from scripts.common.output import whole_file
-from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run, warn
+from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run
 from utils.config.groups.data import VIEWS
 from utils.config.settings import UserError
 
@@ -97,7 +97,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     if own.top_k > len(loaded.classes):
         raise UserError(f"--top-k {own.top_k}: {loaded.path} knows only {len(loaded.classes)} classes")
     workers = cores_per_process(1) if predictor.workers == "auto" else predictor.workers
-    log(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
+    say(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
     batches = stream(
         names,
         loaded.preprocessing,
@@ -109,7 +109,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     total = 0
     failed = 0
     shows_lines = own.output is None and sys.stdout.isatty()  # which a bar would break up
-    progress = ProgressLog(log, bar=not shows_lines)
+    progress = ProgressLog(say, bar=not shows_lines)
     with progress.counting("Predicting", None, "images") as advance, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # --workers is the user's choice
         with enough_memory(predictor.batch_size):
@@ -124,11 +124,6 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     if not total:
         raise UserError("IMAGES: the list is empty; give at least one image")
     return total, failed
-
-
-def log(line: str) -> None:
-    """A line about the progress, if no bar is shown."""
-    print(line, file=sys.stderr, flush=True)
 
 
 class Row(NamedTuple):

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, positive_number, run_tool, whole
-from scripts.common.trained import add_run_arguments, find_run, open_run, warn
+from scripts.common.command_line import ToolParser, positive_number, run_tool, warn, whole
+from scripts.common.trained import add_run_arguments, find_run, open_run
 from utils.config.groups.data import VIEWS
 from utils.config.settings import UserError
 from utils.runtime.cpu import cores_per_process

@@ -18,9 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import INTERRUPTED, ToolParser, make_folder, run_tool, whole
+from scripts.common.command_line import (
+    INTERRUPTED,
+    Terminated,
+    ToolParser,
+    make_folder,
+    run_tool,
+    termination_raises,
+    whole,
+)
 from scripts.common.runs import RunResult
-from scripts.common.termination import Terminated, termination_raises
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
 from utils.config.settings import UserError

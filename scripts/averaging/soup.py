@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from models.load import read_checkpoint
-from scripts.common.trained import find_run, say
+from scripts.common.command_line import say
+from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
 from utils.config.settings import UserError
 

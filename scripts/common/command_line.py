@@ -6,18 +6,20 @@ import argparse
 import dataclasses
 import math
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from scripts.common.termination import TERMINATED, Terminated, termination_raises
 from utils.config import arguments
 from utils.config.field import between
 from utils.config.settings import Settings, UserError
 from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
+
+TERMINATED = 128 + signal.SIGTERM  # the exit code that shells show for a process that SIGTERM has ended
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -38,7 +40,14 @@ class ToolParser(argparse.ArgumentParser):
         self.training_flags = training_flags
 
     def error(self, message: str) -> None:
-        raise UserError(message)
+        raise UserError(message, on_all_ranks=True)  # all processes have the same command line
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> tuple[argparse.Namespace, list[str]]:
+        own, others = super().parse_known_args(*args, **kwargs)
+        output = getattr(own, "output", None)
+        if output is not None and (not output.strip() or "\0" in output):
+            self.error("--output must not be empty or hold a NUL character")
+        return own, others
 
     def split(self, argv: Sequence[str], checkpoint: dict[str, Any] | None = None) -> tuple[Any, Settings]:
         """The tool's own flags as a namespace, and all others as checked training settings.
@@ -85,6 +94,31 @@ def as_training(args: Settings) -> Settings:
     return dataclasses.replace(args, run=dataclasses.replace(args.run, evaluate=False))
 
 
+class Terminated(BaseException):
+    """SIGTERM came. No ``Exception``: what is made of a damaged image, say, must not be made of it."""
+
+
+@contextmanager
+def termination_raises(error: type[BaseException] = Terminated) -> Iterator[None]:
+    """Within the block the first SIGTERM raises ``error`` and a second one ends the process; then all is as before.
+
+    A process that is forked within the block is ended by the first.
+    """
+    process = os.getpid()
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != process:
+            signal.raise_signal(signal.SIGTERM)
+        raise error
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     """Run ``tool`` on the command line; returns its exit code: 2, with a line each, for mistakes the user can fix.
 
@@ -107,6 +141,17 @@ def run_tool(name: str, tool: Callable[[list[str]], int]) -> int:
     except Terminated:
         print(f"{name}: ended by SIGTERM", file=sys.stderr)
         return TERMINATED
+
+
+def say(line: str) -> None:
+    """A line on stderr, from one of several processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(" ".join(line.split()), file=sys.stderr, flush=True)  # a name may hold a newline
+
+
+def warn(line: str) -> None:
+    """A warning on stderr, from one of several processes."""
+    say(f"warning: {line}")
 
 
 def make_folder(output: str) -> Path:

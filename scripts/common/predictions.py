@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -18,7 +17,7 @@ from torch import nn
 from models.load import Loaded
 from models.prepare import to_memory_format
 from scripts.common.answers import Answers
-from scripts.common.trained import warn
+from scripts.common.command_line import say, warn
 from utils.checkpoint.fingerprint import same_images
 from utils.checkpoint.resume import ResumePoint
 from utils.config import arguments
@@ -268,7 +267,7 @@ def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distrib
         dataclasses.replace(args, data=settings),
         distributed,
         channels_last=to_memory_format(args, loaded.network, distributed.device),
-        progress=ProgressLog(_tell, args.logging.progress),
+        progress=ProgressLog(say, args.logging.progress),
     )
     return loader
 
@@ -299,7 +298,7 @@ def _validated(
     loaded: Loaded, args: Settings, loader: ValidationLoader, distributed: Distributed, progress: bool
 ) -> tuple[Report, list[tuple[np.ndarray, torch.Tensor, torch.Tensor]], list[str]]:
     """The report, and of all ranks: numbers, logits and labels of each batch; the paths that cannot be read."""
-    log = ProgressLog(_tell if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
+    log = ProgressLog(say if distributed.is_main else lambda line: None, bar=progress and distributed.is_main)
     with log.counting("Validation", len(loader), "batches") as advance:
         recorder = _Recorder(in_views(loaded.network, args.data.tta), advance)
         report = validate(
@@ -333,10 +332,6 @@ def enough_memory(batch_size: int) -> Iterator[None]:
         raise UserError(
             f"--batch-size {batch_size}: there is not enough memory for so many images; lower it"
         ) from error
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 class Predictor:

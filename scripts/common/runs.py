@@ -7,12 +7,12 @@ import math
 import os
 import re
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.common.command_line import say
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.field import CHECKPOINT, RECIPE
@@ -102,14 +102,10 @@ def run_folders(root: Path) -> Iterator[Path]:
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
 
 
-def on_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult | None:
+def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | None:
     """The run in ``folder``; None if it is not finished: cut by --max-steps, stopped, or under way.
 
-    None as well, with a line to ``say`` why, for a finished run whose result is not that of its settings. Raises
+    None as well, with a line to ``tell`` why, for a finished run whose result is not that of its settings. Raises
     ``UserError`` if its files are damaged or of another version.
     """
     try:
@@ -127,7 +123,7 @@ def read_run(folder: Path, say: Callable[[str], None] = on_stderr) -> RunResult 
         if not _whole(args, rows, log[ends[-2].end() if ends[1:] else 0 : ends[-1].start()]):
             return None
         if doubt := _doubt(folder, rows, log):
-            say(f"{folder} does not count: {doubt}")
+            tell(f"{folder} does not count: {doubt}")
             return None
         top1 = [float(row["val_top1"]) for row in rows if row["val_top1"]]  # the others were not validated
         return RunResult(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.common.command_line import whole
+from scripts.common.command_line import say, warn, whole
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
@@ -133,14 +132,3 @@ def chosen_device(name: str) -> torch.device:
     from utils.runtime.distributed import Distributed, RankInfo
 
     return Distributed(RankInfo(), RunSettings(device=name)).device
-
-
-def warn(line: str) -> None:
-    """A warning on stderr, from one of several processes."""
-    say(f"warning: {line}")
-
-
-def say(line: str) -> None:
-    """A line on stderr, from one of several processes."""
-    if os.environ.get("RANK", "0") == "0":
-        print(" ".join(line.split()), file=sys.stderr, flush=True)  # a name may hold a newline

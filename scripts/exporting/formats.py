@@ -71,8 +71,6 @@ class Place:
         """For --output ``output`` and format ``name``. Raises ``UserError`` if something is there already."""
         path = Path(output)
         kind = FORMATS[name]
-        if not output.strip() or "\0" in output:
-            raise UserError("--output must not be empty or hold a NUL character")
         endings = [other.ending for other in FORMATS.values() if other.ending and other != kind]
         if path.suffix.lower() in endings:
             wanted = f"a name that ends in {kind.ending}, or " if kind.ending else ""

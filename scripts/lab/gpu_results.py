@@ -26,8 +26,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds, table, whole
-from scripts.common.termination import Terminated, termination_raises
+from scripts.common.command_line import (
+    Terminated,
+    ToolParser,
+    make_folder,
+    run_tool,
+    seconds,
+    table,
+    termination_raises,
+    whole,
+)
 from scripts.lab.gpu_table import report
 from scripts.lab.gpu_table.job import SAVING_SECONDS, Job, OutOfTime, PieceFailure, machine, nvidia_smi
 from scripts.lab.gpu_table.lines import Line

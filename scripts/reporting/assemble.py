@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from models.load import Loaded
 from scripts.common.answers import Answers, wilson_interval
+from scripts.common.command_line import say, warn
 from scripts.common.heat_map import need_captum
 from scripts.common.predictions import Chosen, Predictions, predict_split
 from scripts.common.trained import open_run
@@ -58,7 +59,7 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> PageContent:
     reasons = "; ".join(grouped(gathered.without, len(sources)))
     why = f"Without predictions, pictures and confusions: {reasons}" if reasons else ""
     if why:
-        print(f"warning: {why}", file=sys.stderr)
+        warn(why)
     return PageContent(records, data, gathered.figures, notes, gathered.checks, why)
 
 
@@ -184,8 +185,3 @@ class bar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
-
-
-def say(line: str) -> None:
-    """A line on stderr about what takes a while."""
-    print(line, file=sys.stderr, flush=True)

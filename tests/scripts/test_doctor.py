@@ -792,7 +792,7 @@ def test_a_process_that_fails_to_measure_memory_costs_its_rows_and_nothing_else(
 ):
     ended = subprocess.CompletedProcess([], code, f"a line of the log\n{figures}", "Traceback\nRuntimeError: why\n")
     monkeypatch.setattr(tool.subprocess, "run", lambda *_, **__: ended)
-    own, flags = tool.read_flags(["--device", "cpu"])
+    own, flags = tool.build_parser().parse_known_args(["--device", "cpu"])
     memory = tool.memory_in_child(own, SimpleNamespace(args=tool.settings(flags)), flags)
     assert memory_lines(memory, 64) == lines
     values = [row["value"] for row in csv_rows(measured(300, 100), Advice([]), memory) if row["kind"] == "memory"]
