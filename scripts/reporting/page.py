@@ -1,4 +1,4 @@
-"""The page: its parts from the runs' records, and the data for its scripts."""
+"""The page: its parts from the runs' records, filled into the templates beside, and the data for its scripts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Template
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
 from scripts.reporting import series
-from scripts.reporting.markup import Html, element, escaped, join, named
-from scripts.reporting.run_parts import environment, first_batches, legend, settings_part
+from scripts.reporting.run_parts import differing_settings, environment, first_batches, legend
 from scripts.reporting.run_record import RunRecord
-from scripts.reporting.tiles import Figure, runs_table, tiles
+from scripts.reporting.tiles import Figure, all_figures, runs_table
 
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "page.js")
 MOST_WARNINGS = 20
-NO_SCRIPT = "Charts, pictures and the confusion matrix need JavaScript, which is off."
 
 
 @dataclass
@@ -41,22 +41,36 @@ class PageContent:
     without_predictions: str = ""
 
 
-def render(report: PageContent) -> str:
+def render(content: PageContent) -> str:
     """The whole file. Its policy lets the browser run the one script below and load nothing."""
-    script = "\n" + "\n".join(template(name) for name in SCRIPTS) + "\n"
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    return Template(template("page.html")).substitute(
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        title=escaped(f"{title(report.runs)} \u2013 training report"),
-        style=template("style.css"),
-        script=script,
-        data=as_json(report.data),
-        body=body(report),
+    runs = content.runs
+    script = "\n" + "\n".join(_text(name) for name in SCRIPTS) + "\n"
+    values = {
+        "runs": runs,
+        "several": len(runs) > 1,
+        "settings": differing_settings(runs),
+        "batches": first_batches(runs),  # names in the overview what it cannot show
+        "environment": environment(runs),
+    }
+    page = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATE), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+    ).get_template("page.html")
+    html = page.render(
+        values,
+        **overview(content),
+        parts=list(parts(content, values)),
+        title=title(runs),
+        made_at=time.strftime("%Y-%m-%d %H:%M"),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+        style=Markup(_text("style.css")),
+        script=Markup(script),
+        data=Markup(as_json(content.data)),
     )
+    return html.encode("utf-8", "replace").decode("utf-8")  # bytes of a path that are no text become replacement marks
 
 
-def template(name: str) -> Html:
-    return Html((TEMPLATE / name).read_text(encoding="utf-8"))
+def _text(name: str) -> str:
+    return (TEMPLATE / name).read_text(encoding="utf-8")
 
 
 def as_json(data: Any) -> str:
@@ -74,70 +88,36 @@ def title(runs: Sequence[RunRecord]) -> str:
     return " \u00b7 ".join(parts) or runs[0].name
 
 
-# --------------------------------------------------------------------------------------------- body
+def parts(content: PageContent, values: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Anchor, name and template of each part with something to show."""
+    details = content.data["details"]
+    for anchor, name, file, has_something in (
+        ("overview", "Overview", "overview.html", True),
+        ("curves", "Curves", "curves.html", content.data["charts"]),
+        ("samples", "Pictures", "samples.html", details),
+        ("confusion", "Confusions", "confusion.html", details),
+        ("by-class", "Classes", "classes.html", details or content.data["classTable"]),
+        ("calibration", "Calibration", "calibration.html", details),
+        ("settings", "Settings", "settings.html", values["settings"]),
+        ("first-batch", "First batch", "first_batch.html", values["batches"]),
+        ("environment", "Environment", "environment.html", True),
+    ):
+        if has_something:
+            yield anchor, name, file
 
 
-def body(report: PageContent) -> Html:
-    """The page's parts, top to bottom."""
-    parts = [(anchor, name, part) for anchor, name, part in sections(report) if part]
-    links = (element("li", element("a", name, href=f"#{anchor}")) for anchor, name, _ in parts)
-    made = (
-        f"Made by scripts/report.py on {time.strftime('%Y-%m-%d %H:%M')}. This file needs no other file and no network."
-    )
-    main = element(
-        "main",
-        element("noscript", element("p", NO_SCRIPT, class_="note")),
-        *(element("section", part, class_="part", id=anchor, aria_label=name) for anchor, name, part in parts),
-        element("footer", made),
-    )
-    return join([header(report), element("nav", element("ul", *links), aria_label="Parts of the report"), main])
-
-
-def sections(report: PageContent) -> Iterator[tuple[str, str, Html | None]]:
-    """Anchor, name and content of each part; None for one with nothing to show."""
-    runs = report.runs
-    data = report.data
-    batches = first_batches(runs)  # names in the overview what it cannot show
-    yield "overview", "Overview", overview(report)
-    yield "curves", "Curves", template("curves.html") if data["charts"] else None
-    yield "samples", "Pictures", template("samples.html") if data["details"] else None
-    yield "confusion", "Confusions", template("confusion.html") if data["details"] else None
-    yield "by-class", "Classes", template("classes.html") if data["details"] or data["classTable"] else None
-    yield "calibration", "Calibration", template("calibration.html") if data["details"] else None
-    yield "settings", "Settings", settings_part(runs)
-    yield "first-batch", "First batch", batches
-    yield "environment", "Environment", environment(runs)
-
-
-def header(report: PageContent) -> Html:
-    runs = report.runs
-    where = named(runs[0].folder or runs[0].name) if len(runs) == 1 else f"{len(runs)} runs"
-    return element(
-        "header",
-        element("p", "Training report", class_="label"),
-        element("h1", named(title(runs))),
-        element("p", where, class_="where"),
-        class_="top",
-    )
-
-
-def overview(report: PageContent) -> Html:
+def overview(content: PageContent) -> dict[str, Any]:
     """The main figures: as tiles of one run, as a table of several; then what was checked and what is missing."""
-    runs = report.runs
-    parts = [tiles(runs[0], report.figures.get(0)) if len(runs) == 1 else runs_table(runs, report.figures)]
-    parts += [
-        element("p", words, class_="note" if agrees is False else "soft small check")
-        for words, agrees in checked(report)
-    ]
-    doubts = grouped([(run.name, line) for run in runs for line in run.doubts], len(runs))
-    parts.append(noted("Doubtful: the network seems to have learned nothing", doubts))
-    if report.without_predictions:
-        parts.append(element("p", report.without_predictions, class_="note"))
-    missing = grouped([(run.name, line) for run in runs for line in run.missing], len(runs))
-    parts.append(noted("Missing or left out", [*missing, *report.notes]))
-    warnings = list(dict.fromkeys(line for run in runs for line in run.warnings))
-    parts.append(noted("Warnings in the log", warnings[:MOST_WARNINGS]))
-    return join(parts)
+    runs = content.runs
+    return {
+        "tiles": all_figures(runs[0], content.figures.get(0)),
+        "table": runs_table(runs, content.figures),
+        "checks": checked(content),
+        "doubts": grouped([(run.name, line) for run in runs for line in run.doubts], len(runs)),
+        "without_predictions": content.without_predictions,
+        "missing": [*grouped([(run.name, line) for run in runs for line in run.missing], len(runs)), *content.notes],
+        "warnings": list(dict.fromkeys(line for run in runs for line in run.warnings))[:MOST_WARNINGS],
+    }
 
 
 def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
@@ -157,19 +137,13 @@ def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
     ]
 
 
-def checked(report: PageContent) -> list[tuple[str, bool | None]]:
+def checked(content: PageContent) -> list[tuple[str, bool | None]]:
     """The checks; those of many runs that agree in one line."""
-    agreeing = [check for check in report.checks if check[1]]
+    agreeing = [check for check in content.checks if check[1]]
     if len(agreeing) < 2:
-        return report.checks
+        return content.checks
     words = f"{len(agreeing)} networks were validated again for this report, each with a top-1 that its run recorded."
-    return [(words, True), *(check for check in report.checks if not check[1])]
-
-
-def noted(name: str, lines: Sequence[str]) -> Html | None:
-    """A box with a list; None without a line."""
-    items = (element("li", line) for line in lines)
-    return element("div", element("b", name), element("ul", *items), class_="note") if lines else None
+    return [(words, True), *(check for check in content.checks if not check[1])]
 
 
 # --------------------------------------------------------------------------------------------- data

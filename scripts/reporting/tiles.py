@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from scripts.reporting.markup import Html, element, join, named
 from scripts.reporting.run_record import RunRecord
 
 UNKNOWN = "\u2013"
@@ -79,52 +78,15 @@ def all_figures(run: RunRecord, predicted: list[Figure] | None) -> list[Figure]:
     return [one._replace(small=f"doubtful; {one.small}") if one.name == "Top-1" else one for one in figures]
 
 
-def tiles(run: RunRecord, predicted: list[Figure] | None) -> Html:
-    """One run's figures side by side."""
-    cells = []
-    for name, value, small in all_figures(run, predicted):
-        number, _, unit = value.partition(" ")
-        cells.append(
-            element(
-                "div",
-                element("dt", name),
-                element("dd", number, element("small", unit) if unit else None),
-                element("dd", small, class_="sub"),
-            )
-        )
-    return element("dl", *cells, class_="figures") if cells else element("p", "No figures.", class_="soft")
-
-
-def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[Figure]]) -> Html:
-    """A row a run. What is said of every run alike stands once, in the head."""
+def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[Figure]]) -> dict[str, Any]:
+    """Columns and a row a run, as values with their small print. What is said of every run alike stands in the head."""
     found = [all_figures(run, predicted.get(number)) for number, run in enumerate(runs)]
     rows = [{figure.name: figure for figure in figures} for figures in found]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    smalls = {name: {row[name].small for row in rows if name in row} for name in columns}
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    smalls = {name: {row[name].small for row in rows if name in row} for name in names}
     shared = {name: next(iter(texts)) if len(texts) == 1 else "" for name, texts in smalls.items()}
-    heads = [_cell("th", name, shared[name], scope="col") for name in columns]
-    lines = []
-    for number, (run, row) in enumerate(zip(runs, rows, strict=True)):
-        figures = [row.get(name, Figure(name, UNKNOWN, "")) for name in columns]
-        cells = [_cell("td", one.value, "" if shared[one.name] else one.small) for one in figures]
-        lines.append(element("tr", element("th", swatch(number), named(run.name), scope="row"), *cells))
-    return scrolling_table(
-        "Figures of the runs", element("tr", element("th", "Run", scope="col"), *heads), lines, class_="runs"
-    )
-
-
-def _cell(tag: str, text: str, small: str, **attributes: str) -> Html:
-    below = join([element("br"), element("span", small, class_="soft small")]) if small else None
-    return element(tag, text, below, class_="number", **attributes)
-
-
-def scrolling_table(label: str, head: Html, lines: Sequence[Html], class_: str, tall: bool = False) -> Html:
-    """A table in a card that scrolls, also with the keyboard."""
-    table = element("table", element("thead", head), element("tbody", *lines), class_=class_)
-    box = "card scroll tall" if tall else "card scroll"
-    return element("div", table, class_=box, tabindex=0, role="region", aria_label=label)
-
-
-def swatch(number: int) -> Html:
-    """The colour of a run in all charts."""
-    return element("i", class_="swatch", style=f"--c:var(--run-{number % 8})")
+    cells = [[row.get(name, Figure(name, UNKNOWN, "")) for name in names] for row in rows]
+    return {
+        "columns": [(name, shared[name]) for name in names],
+        "rows": [[(one.value, "" if shared[one.name] else one.small) for one in row] for row in cells],
+    }

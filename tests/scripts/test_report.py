@@ -21,7 +21,6 @@ from scripts.common.answers import Answers
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import open_run
 from scripts.reporting import assemble, details, run_parts, thumbnails
-from scripts.reporting.markup import element
 from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
 from tests.scripts.common.test_predictions import tree_of_digits
@@ -176,15 +175,17 @@ def test_the_file_loads_nothing_and_runs_one_script_alone(page):
 def test_a_first_batch_of_photographs_is_scaled_smoothly_and_small_images_keep_their_pixels(width, shown):
     file = io.BytesIO()
     Image.new("RGB", (width, width)).save(file, "png")
-    part = str(run_parts.first_batches([RunRecord("run", None, first_batch=file.getvalue())]))
-    (picture,) = re.findall(r"<img [^>]*>", part)
-    assert re.findall(r' class="(\w+)"', picture) == ([shown] if shown else [])
+    runs = [RunRecord("run", None, first_batch=file.getvalue())]
+    (picture,) = (has for tag, has, _ in Page(render(PageContent(runs, page_data(runs)))).elements if tag == "img")
+    assert picture.get("class") == shown
     style = (ROOT / "scripts/reporting/template/style.css").read_text()
     assert ".batch img.fine { image-rendering: auto; }" in style
 
 
 def test_names_of_classes_runs_and_files_stay_text():
-    run = RunRecord(HOSTILE, Path(HOSTILE), missing=[HOSTILE], warnings=[HOSTILE], header={"command": HOSTILE})
+    run = RunRecord(
+        f"{HOSTILE}\udce9", Path(HOSTILE), missing=[HOSTILE], warnings=[HOSTILE], header={"command": HOSTILE}
+    )
     run.classes = [{"class": HOSTILE, "val_count": "3", "val_accuracy": "50"}]
     data = page_data([run]) | {"classes": [[HOSTILE]]}
     page = Page(render(PageContent([run], data, notes=[HOSTILE], without_predictions=HOSTILE)))
@@ -192,7 +193,6 @@ def test_names_of_classes_runs_and_files_stay_text():
     assert len([tag for tag, _, _ in page.elements if tag == "script"]) == 2
     assert page.data["classes"] == [[HOSTILE]] and page.data["classTable"][0]["name"] == HOSTILE
     assert page.text.count("alert(1)") >= 8
-    assert element("p", HOSTILE, title=HOSTILE).count("<") == 2
     assert not set("<>&") & set(as_json([HOSTILE]))
 
 
