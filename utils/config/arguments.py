@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.config.field import CHECKPOINT, DEFAULT, FLAG, RECIPE, not_empty
-from utils.config.other_programs import BARE, OTHER_MEANING
+from utils.config.other_programs import other_programs
 from utils.config.rules import OPTIONS, Given, contradictions, derive, of_policy
 from utils.config.settings import (
     GONE,
@@ -90,7 +90,8 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
             takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
             value, mistake = (None, None) if takes_back else _convert(OPTIONS[name], raw)
             if mistake:
-                meaning = (BARE if "needs a value" in mistake else OTHER_MEANING).get(name)
+                others = other_programs()
+                meaning = (others.bare if "needs a value" in mistake else others.other_meaning).get(name)
                 mistakes.append(f"{label} {mistake}{f'; {meaning}' if meaning else ''}")
                 unread.add(name)
             else:
@@ -208,7 +209,7 @@ def _read_flags(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             folder = ": is it the data? give --datapath DIR and --dataname" if os.path.isdir(token) else ""
             advice = assignment(token) or f"; remove it or put its flag before it{folder}"
             mistakes.append(f"{_shown(token)} belongs to no flag{advice}")
-    mistakes += silent_defaults(names, argv)
+    mistakes += silent_defaults(names, argv) if extras else []
     return vars(namespace), mistakes
 
 
@@ -247,7 +248,8 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         else:
             advice = meant(_text(key), allowed, names)
             mistakes.append(f"recipe {path}: {_shown(key)} is not a setting{advice}")
-    unasked = silent_defaults([f"--{name}" for name in names], [*names, *map(_text, content.values())])
+    words = [*names, *map(_text, content.values())]
+    unasked = silent_defaults([f"--{name}" for name in names], words) if mistakes else []
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
 
 

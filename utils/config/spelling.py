@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from utils.config.other_programs import VALUES, VALUES_INSTEAD
+from utils.config.other_programs import other_programs
 
 SHORTEST_PREFIX = 3
 MOST_SHOWN = 3
@@ -16,9 +16,10 @@ def meant_value(value: str, known: Iterable[str]) -> str:
     """What to write for a value that is not among its choices: `` (did you mean ...?)``, an advice, or ''."""
     key = key_of(value)
     known = list(known)
-    if VALUES.get(key) in known:
-        return did_you_mean([VALUES[key]])
-    choice, advice = VALUES_INSTEAD.get(key, (None, ""))
+    others = other_programs()
+    if others.values.get(key) in known:
+        return did_you_mean([others.values[key]])
+    choice, advice = others.values_instead.get(key, (None, ""))
     return f"; {advice}" if choice in known else did_you_mean(nearest(value, known))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from utils.config.other_programs import COMMON, PROGRAMS, ULTRALYTICS, VALUES, Program
+from utils.config.other_programs import Program, other_programs
 from utils.config.settings import all_settings, flag_of
 from utils.config.spelling import did_you_mean, key_of, nearest
 
@@ -27,11 +27,11 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
         if key in program.instead:
             advice = program.instead[key]
             return f" and has {advice}" if advice.startswith("no equivalent") else f": {advice}"
-        if key in SYNONYMS and key in program.synonyms.split():
+        if key in SYNONYMS and key in program.synonyms:
             break
     flags = any(candidate.startswith("-") for candidate in known)
     if key in SYNONYMS:
-        translated = VALUES.get(key_of(value))
+        translated = other_programs().values.get(key_of(value))
         ours = f" {translated}" if translated in (CHOICES[SYNONYMS[key]] or ()) else ""
         found = [SYNONYMS[key].replace("_", "-") + ours]
     else:
@@ -47,17 +47,20 @@ def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]
 
     Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
     """
+    programs = other_programs().programs
     keys = set(map(key_of, names))
     words = {key_of(word.partition("=")[0]) for word in words}
-    own = {program.title: _count(program, keys - COMMON) for program in PROGRAMS}
-    own[ULTRALYTICS.title] += _count(ULTRALYTICS, {key_of(name) for name in names if not name.startswith("-")} & COMMON)
-    program = max(PROGRAMS, key=lambda program: own[program.title])
+    own = {name: _count(program, keys) for name, program in programs.items()}
+    bare = {key_of(name) for name in names if not name.startswith("-")}
+    own["ultralytics"] += _count(programs["ultralytics"], bare & other_programs().common, common=True)
+    name = max(own, key=own.__getitem__)
+    program = programs[name]
     done = [
         silent.words
         for silent in program.silent
-        if words.isdisjoint(silent.unless.split()) and not (silent.needs and words.isdisjoint(silent.needs.split()))
+        if words.isdisjoint(silent.unless) and not (silent.needs and words.isdisjoint(silent.needs))
     ]
-    if own[program.title] < 2 or not done:
+    if own[name] < 2 or not done:
         return []
     unasked = "; ".join(done)
     return [f"these are flags of {program.title}, which also does, unasked (here each needs its flag): {unasked}"]
@@ -67,17 +70,18 @@ def assignment(token: str) -> str:
     """What to write for a word like ``imgsz=224``, as ultralytics takes them, after ``: ``; '' for any other."""
     name, equals, value = token.partition("=")
     key = key_of(name)
-    if equals and key in ULTRALYTICS.instead:
-        return f": {ULTRALYTICS.instead[key]}"
+    if equals and key in (instead := other_programs().programs["ultralytics"].instead):
+        return f": {instead[key]}"
     setting = SYNONYMS.get(key, key.replace("-", "_"))
     return f": write {flag_of(setting)} {value}" if equals and setting.replace("_", "-") in OURS else ""
 
 
 def _likeliest(keys: set[str]) -> list[Program]:
     """The programs, those first that most of ``keys`` are flags of, and not of many scripts too."""
-    return sorted(PROGRAMS, key=lambda program: -_count(program, keys - COMMON))
+    return sorted(other_programs().programs.values(), key=lambda program: -_count(program, keys))
 
 
-def _count(program: Program, keys: Collection[str]) -> int:
-    """How many of ``keys`` are flags of ``program``, and not ours too."""
-    return sum(key in program.instead or key in program.synonyms.split() for key in keys if key not in OURS)
+def _count(program: Program, keys: Collection[str], common: bool = False) -> int:
+    """How many of ``keys`` are flags of ``program`` and not ours; those of many scripts count only if ``common``."""
+    others = set(keys) - OURS - (set() if common else other_programs().common)
+    return sum(key in program.instead or key in program.synonyms for key in others)

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.config import arguments
-from utils.config.other_programs import OTHERS, PROGRAMS, TIMM, TORCHVISION, ULTRALYTICS
+from utils.config.other_programs import other_programs
 from utils.config.settings import UserError, all_settings
 from utils.config.spelling import meant_value, nearest
 from utils.config.synonyms import SYNONYMS, meant
 
 FLAGS = sorted({flag for action in arguments.build_parser()._actions for flag in action.option_strings})
+PROGRAMS = tuple(other_programs().programs.values())
+TIMM, TORCHVISION, ULTRALYTICS, OTHERS = PROGRAMS
 OURS = "ours"
 LEAVE = ": leave it out"
 NONE = " and has no equivalent"
@@ -210,7 +212,7 @@ def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(program, tab
     assert all(f"--{name}" in FLAGS for name, answer in names.items() if answer == OURS)
     if program is not OTHERS:
         keys = {name.replace("_", "-") for name in foreign}
-        assert keys - {*program.synonyms.split(), *program.instead} == set(), "no other program answers for it"
+        assert keys - {*program.synonyms, *program.instead} == set(), "no other program answers for it"
 
 
 def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
@@ -221,11 +223,11 @@ def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
         flag = f"--{name}" if wanted == OURS else wanted
         expected = f": write {flag} 0.5" if flag.startswith("--") else wanted.replace(" and has", ":")
         assert line.partition("belongs to no flag")[2].startswith(expected), (name, line)
-    assert {name for name in names if names[name] != OURS} == {*ULTRALYTICS.instead, *ULTRALYTICS.synonyms.split()}
+    assert {name for name in names if names[name] != OURS} == {*ULTRALYTICS.instead, *ULTRALYTICS.synonyms}
 
 
 def test_an_advice_names_flags_that_exist():
-    theirs = {f"--{name}" for program in PROGRAMS for name in (*program.instead, *program.synonyms.split())}
+    theirs = {f"--{name}" for program in PROGRAMS for name in (*program.instead, *program.synonyms)}
     texts = [text for program in PROGRAMS for text in program.instead.values()]
     for text in texts:
         flags = re.findall(r"--[a-z][a-z-]+", text)
@@ -250,7 +252,7 @@ def test_a_name_has_one_meaning():
     assert len(names) == len(set(names)) == len(SYNONYMS)
     assert not {name.replace("-", "_") for name in names} & options, "those are names of ours"
     assert not {*names} & {*TIMM.instead, *OTHERS.instead}
-    assert {name for program in PROGRAMS for name in program.synonyms.split()} <= {*names}
+    assert {name for program in PROGRAMS for name in program.synonyms} <= {*names}
 
 
 @pytest.mark.parametrize("name", SYNONYMS)
@@ -447,7 +449,7 @@ def test_no_flag_is_named_that_is_not_spelled_alike(word):
 
 def test_no_known_name_is_spelled_into_an_unrelated_flag():
     for program in PROGRAMS:
-        for name in (*program.instead, *program.synonyms.split()):
+        for name in (*program.instead, *program.synonyms):
             assert all(is_near(name, flag) for flag in nearest(f"--{name}", FLAGS)), name
 
 
