@@ -6,9 +6,8 @@
     python scripts/lab/gpu_results.py --tiny --output /tmp/tiny      # on a CPU: does everything run?
 
 A piece that is finished leaves pieces/NAME.json in --output and is not measured again: the same command takes up what
-is left. Writes table.txt, table.md, results.json and an archive of all that is small; the trained runs are in sweeps/
-there, for scripts/lab/collect_results.py. Exit code: 0 all is measured or left out, 1 a piece failed, 75 pieces are
-left.
+is left. Writes table.md and results.json; what the commands left is in files/NAME there, trained runs for
+scripts/lab/collect_results.py too. Exit code: 0 all is measured or left out, 1 a piece failed, 75 pieces are left.
 """
 
 from __future__ import annotations
@@ -17,11 +16,20 @@ import argparse
 import dataclasses
 import json
 import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -36,20 +44,25 @@ from scripts.common.command_line import (
     termination_raises,
     whole,
 )
-from scripts.lab.gpu_table import report
-from scripts.lab.gpu_table.job import SAVING_SECONDS, Job, OutOfTime, PieceFailure, machine, nvidia_smi
-from scripts.lab.gpu_table.lines import Line
-from scripts.lab.gpu_table.pieces import PIECES, Piece
-from scripts.lab.gpu_table.tiny import made_up
+from scripts.common.output import whole_file
+from scripts.lab.gpu_table.commands import PIECES, RATIO, TESTS, Line, Piece, PieceFailure
 from utils.config.settings import UserError
 
 NAME = "gpu_results.py"
+ROOT = Path(__file__).resolve().parents[2]
 LEFT = 75  # run me again
 LEAST_SECONDS = 60  # with which a piece that resumes is begun
+SAVING_SECONDS = 20  # for a training to save and end after SIGTERM
+STATE = "clocks.sm,temperature.gpu,power.draw,utilization.gpu,memory.used"
+HEADERS = ("piece", "what", "against", "ours", "the other", "result", "min - max", "aim", "")
 DONE = "done"
 FAILED = "failed"
 OMITTED = "left out"
 WAITING = "waiting"
+
+
+class OutOfTime(RuntimeError):
+    """The limit came within a piece."""
 
 
 def main(argv: list[str]) -> int:
@@ -63,11 +76,14 @@ def main(argv: list[str]) -> int:
     refuse_without_gpu(own)
     deadline = None if own.seconds_limit is None else time.monotonic() + own.seconds_limit
     try:
-        with termination_raises(), Job(own, folder, deadline) as job:
+        # Scratch below the system's folder: names of sockets, which data workers make there, must be short.
+        with termination_raises(), TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as scratch:
             if own.tiny:
-                own.cifar10 = own.cifar10 or made_up(job.scratch / "cifar10", "png", 32)
-                own.imagenette = own.imagenette or made_up(job.scratch / "imagenette", "jpg", 48)
-            return measure(job, machine())
+                from scripts.lab.benchmarks import data
+
+                own.cifar10 = own.cifar10 or str(data.cifar10_tree(None, Path(scratch)))
+                own.imagenette = own.imagenette or str(data.jpeg_tree(None, Path(scratch)))
+            return measure(Job(own, folder, Path(scratch), deadline), machine())
     except Terminated:
         print(f"{NAME}: stopped; the same command goes on", file=sys.stderr)
         return LEFT
@@ -146,10 +162,60 @@ def omission(own: argparse.Namespace, piece: Piece) -> str:
     missing = [f"--{name}" for name in piece.needs if getattr(own, name) is None and not own.tiny]
     if missing:
         return f"left out: {' and '.join(missing)} is not given"
-    return "left out: it needs a GPU" if own.tiny and piece.only_gpu else ""
+    return "left out: it needs a GPU" if own.tiny and piece.tiny is None else ""
 
 
 # ------------------------------------------------------------------------------------------ measuring
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the pieces share. ``deadline``: when all must have ended, by ``time.monotonic``."""
+
+    own: argparse.Namespace
+    folder: Path
+    scratch: Path
+    deadline: float | None = None
+
+    def left(self) -> float | None:
+        """Seconds until the deadline, less those that saving takes; None without one."""
+        return None if self.deadline is None else max(0.0, self.deadline - SAVING_SECONDS - time.monotonic())
+
+    def out(self, piece: Piece) -> Path:
+        """The folder of what the piece's commands leave."""
+        return self.folder / "files" / piece.name
+
+    def command(self, piece: Piece, text: str) -> list[str]:
+        """The words of one of the piece's commands. Values are filled in word by word: a path may hold spaces."""
+        rounds = self.own.rounds
+        values = {
+            **vars(self.own),
+            "device": "cpu" if self.own.tiny else "cuda",
+            "out": self.out(piece),
+            "one_round_fewer": max(1, rounds - 1),
+            "twice_the_rounds": 2 * rounds,
+            "four_times_the_rounds": 4 * rounds,
+        }
+        lists = {"{at_once}": at_once(self.own.tiny), "{gpu_tests}": gpu_tests()} if "pytest" in text else {}
+        words = [sys.executable]
+        for word in [*text.split(), *(piece.tiny or "").split() * self.own.tiny]:
+            if word in lists:
+                words += lists[word]
+            elif not any(f"{{{name}}}" in word and value is None for name, value in values.items()):
+                words.append(word.format(**values))
+        return words
+
+
+def gpu_tests() -> list[str]:
+    """The files of the tests that need a GPU. Others are not imported: they may need packages that are not here."""
+    return [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+
+
+def at_once(tiny: bool) -> list[str]:
+    """pytest's flags for several processes: most tests start some, which use a core each and little of the GPU."""
+    from utils.record.provenance import cores
+
+    return ["-n", str(min(8, max(1, cores() // 2)))] if util.find_spec("xdist") and not tiny else []
 
 
 def measure(job: Job, about: dict[str, str]) -> int:
@@ -166,41 +232,41 @@ def measure(job: Job, about: dict[str, str]) -> int:
             print(f"{piece.name}: finished before", flush=True)
             continue
         results[piece.name] = take(job, piece, about)
-        report.write(job.folder, about, results)
-    print(f"\n{report.as_text(about, results)}\n\nFiles: {job.folder}", flush=True)
-    report.write(job.folder, about, results)
+        if why := results[piece.name]["why"]:
+            print(f"{piece.name}: {why}", flush=True)
+        write(job.folder, about, results)
+    write(job.folder, about, results)
+    print(f"\n{as_markdown(about, results)}\nFiles: {job.folder}", flush=True)
     states = [results[piece.name]["state"] for piece in chosen(own)]
     return 1 if FAILED in states else LEFT if WAITING in states else 0
 
 
 def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
     """Measure one piece: its result, which is kept in a file if the piece is finished."""
-    if why := omission(job.own, piece):
-        print(f"{piece.name}: {why}", flush=True)
-        return result(piece, OMITTED, why)
     left = job.left()
+    if why := omission(job.own, piece):
+        return result(piece, OMITTED, why)
     if left is not None and left < (LEAST_SECONDS if piece.resumes else piece.seconds) and not job.own.tiny:
-        why = f"put off: it takes about {piece.seconds} s, and {left:.0f} s are left"
-        print(f"{piece.name}: {why}", flush=True)
-        return result(piece, WAITING, why)
+        return result(piece, WAITING, f"put off: it takes about {piece.seconds} s, and {left:.0f} s are left")
     print(f"{piece.name}: {piece.what}, about {piece.seconds} s", flush=True)
-    job.name = piece.name
+    out = job.out(piece)
+    if not piece.resumes:
+        shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "log.txt").unlink(missing_ok=True)
     began = time.monotonic()
     before = nvidia_smi()
-    job.log.parent.mkdir(exist_ok=True)
-    job.log.unlink(missing_ok=True)
     try:
-        lines = piece.measure(job)
+        for text in piece.commands:
+            run(job, job.command(piece, text), out / "log.txt", (0, 1) if piece.may_fail else (0,))
+        lines = piece.lines(out)
     except OutOfTime:
-        print(f"{piece.name}: cut by --seconds-limit", flush=True)
         return result(piece, WAITING, "cut by --seconds-limit; the same command takes it up again")
     except Exception as error:  # whatever it is: the other pieces are measured all the same
-        if not isinstance(error, PieceFailure | UserError):
-            with open(job.log, "a", encoding="utf-8") as log:
+        if not isinstance(error, PieceFailure):
+            with open(out / "log.txt", "a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
-        why = f"failed: {str(error) or type(error).__name__}"
-        print(f"{piece.name}: {why}", flush=True)
-        return result(piece, FAILED, why)
+        return result(piece, FAILED, f"failed: {str(error) or type(error).__name__}")
     took = round(time.monotonic() - began, 1)
     done = result(piece, DONE, "", lines) | {
         "seconds": took,
@@ -209,10 +275,52 @@ def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
         "gpu after": nvidia_smi(),
         "machine": about,
     }
-    report.replace(job.folder / "pieces" / f"{piece.name}.json", report.as_json(done))
-    shown = [report.cells(piece.name, line) for line in lines]
-    print("\n".join("    " + "  ".join(filter(None, cells[1:])) for cells in shown), f"  [{took:.0f} s]", flush=True)
+    write_text(job.folder / "pieces" / f"{piece.name}.json", json.dumps(done, indent=1))
+    shown = ["  ".join(filter(None, cells(piece.name, line)[1:])) for line in lines]
+    print("\n".join(f"    {text}" for text in shown), f"  [{took:.0f} s]", flush=True)
     return done
+
+
+def run(job: Job, words: Sequence[str], log: Path, codes: Sequence[int]) -> None:
+    """Run a program to its end, its output appended to ``log``.
+
+    Raises ``PieceFailure`` with the last line that it printed if its exit code is none of ``codes``, and ``OutOfTime``
+    at the deadline, after a SIGTERM that lets a training save.
+    """
+    with open(log, "a", encoding="utf-8") as file:
+        print(f"$ {shlex.join(words)}", file=file, flush=True)
+        code = wait(job, words, file)
+    if code not in codes:
+        lines = [text for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if text]
+        raise PieceFailure(f"{Path(words[1]).name} ended with exit code {code}: {lines[-1][:200]} (see {log})")
+
+
+def wait(job: Job, words: Sequence[str], log: Any) -> int:
+    """The exit code of a program; it and all that it has started are ended at the deadline, or with this process."""
+    environ = {**os.environ, "TMPDIR": str(job.scratch), "PYTHONUNBUFFERED": "1"}
+    if job.own.tiny:
+        environ |= {"TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env=environ,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # so that all that it starts can be ended with it
+    )
+    try:
+        return process.wait(job.left())
+    except subprocess.TimeoutExpired as error:
+        raise OutOfTime from error
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SAVING_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def result(piece: Piece, state: str, why: str, lines: Sequence[Line] = ()) -> dict[str, Any]:
@@ -229,6 +337,103 @@ def earlier(job: Job, piece: Piece) -> dict[str, Any]:
         return result(piece, WAITING, "not measured yet")
     except ValueError as error:
         raise UserError(f"{path}: is not a whole result ({error}); delete it") from error
+
+
+# ------------------------------------------------------------------------------------------ the table
+
+
+def cells(piece: str, line: Line) -> list[str]:
+    """A line's text, a column each."""
+    what = f"{line.what} ({line.unit})" if line.unit else line.what
+    aim = "" if line.aim is None else f"{'at least' if line.at_least else 'at most'} {line.aim:g}"
+    if line.result is None:
+        return [piece, what, line.against, "", "", "", "", aim, line.note or "nothing measured"]
+    span = "" if line.low is None else f"{outcome(line, line.low)} - {outcome(line, line.high)}"
+    met = {True: "met", False: "MISSED", None: ""}[line.met]
+    figures = (number(line.ours), number(line.other), outcome(line, line.result))
+    return [piece, what, line.against, *figures, span, aim, met]
+
+
+def number(value: float | None) -> str:
+    """A figure with three digits or more."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def outcome(line: Line, value: float) -> str:
+    """A ratio as a factor, a figure as it is."""
+    return f"{value:.3f}x" if line.kind == RATIO else number(value)
+
+
+def as_rows(about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The table's rows of the pieces' results, which are as in their files; a piece without lines has one.
+
+    The last column also says what was different from the machine ``about`` when an earlier call measured a piece.
+    """
+    for name, one in results.items():
+        lines = [Line(**fields) for fields in one["lines"]]
+        its_own = one.get("machine", about)
+        other = ", ".join(f"{key} {value}" for key, value in its_own.items() if value != about.get(key))
+        for line in lines or [Line(one["what"], note=one["why"])]:
+            *others, last = cells(name, line)
+            yield [*others, "; ".join(filter(None, (last, other and f"with {other}")))]
+
+
+def as_markdown(about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The machine and the table, whose columns are aligned."""
+    head = "\n".join(f"- {name}: {value}" for name, value in about.items() if value)
+    rows = [list(HEADERS), *([cell.replace("|", "/") for cell in row] for row in as_rows(about, results))]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1] = 3  # notes are long
+    rows.insert(1, ["-" * width for width in widths])
+    body = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    return f"# GPU results\n\n{head}\n\n" + "\n".join(body) + "\n"
+
+
+def write(folder: Path, about: Mapping[str, str], results: Mapping[str, Mapping[str, Any]]) -> None:
+    write_text(folder / "table.md", as_markdown(about, results))
+    write_text(folder / "results.json", json.dumps({"machine": about, "pieces": results}, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    with whole_file(path, f"--output {path}") as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def machine() -> dict[str, str]:
+    """GPU, driver, processor, versions and commit."""
+    import timm
+    import torch
+    import torchvision
+
+    from utils.data.images.decoding import decoder
+    from utils.record.provenance import commit, cores, processor
+
+    gpu = torch.cuda.is_available()
+    return {
+        "gpu": torch.cuda.get_device_name() if gpu else "none",
+        "memory": f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.0f} GiB" if gpu else "",
+        "driver": nvidia_smi("driver_version"),
+        "processor": f"{processor()}, {cores()} core(s)",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(torch.backends.cudnn.version() or ""),
+        "torchvision": torchvision.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "decoder": decoder(),
+        "commit": commit(),
+    }
+
+
+def nvidia_smi(query: str = STATE) -> str:
+    """What nvidia-smi answers for the first GPU, in a line; '' without it."""
+    line = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 if __name__ == "__main__":

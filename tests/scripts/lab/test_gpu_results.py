@@ -3,13 +3,10 @@
 import contextlib
 import io
 import json
-import runpy
 import subprocess
 import sys
-import tarfile
 import textwrap
 import time
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,14 +16,12 @@ import torch
 
 import main
 from scripts import sweep
+from scripts.common.runs import read_run, run_folders
 from scripts.lab import benchmark, benchmark_amp, collect_results, gpu_results
-from scripts.lab.benchmarks import measure, peers, step_table
-from scripts.lab.benchmarks import report as benchmark_report
-from scripts.lab.gpu_table import job as jobs
-from scripts.lab.gpu_table import pieces, report, tiny, trainings
-from scripts.lab.gpu_table.job import Job, OutOfTime, PieceFailure
-from scripts.lab.gpu_table.lines import DIFFERENCE, RATIO, Line, benchmark_lines, figure
-from tests.scripts.test_sweep import keep_run
+from scripts.lab.benchmarks import data, measure, peers, report, step_table
+from scripts.lab.gpu_results import Job, OutOfTime
+from scripts.lab.gpu_table import airbench, commands
+from scripts.lab.gpu_table.commands import FIGURE, PIECES, RATIO, Line, Piece, PieceFailure, figure
 from utils.config.settings import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,9 +96,9 @@ def in_this_process(patch):
             assert (program(command)() or 0) == code
         return out.getvalue()
 
-    def wait(job, line, log, cwd):
+    def wait(job, line, log):
         if line[1] == "-m":
-            return own_wait(job, line, log, cwd)
+            return own_wait(job, line, log)
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             return program(line)()
 
@@ -117,16 +112,17 @@ def in_this_process(patch):
         for trial in trials:
             flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
             assert main.main(flags) == 0
-            ended(trial, "")
+            (run_folder,) = run_folders(folder / "runs")
+            ended(trial, read_run(run_folder))
         return []
 
-    own_wait = Job._wait
-    patch.setattr(Job, "_wait", wait)
+    own_wait = gpu_results.wait
+    patch.setattr(gpu_results, "wait", wait)
     patch.setattr(measure, "run_command", run_command)
     patch.setattr(peers, "subprocess", SimpleNamespace(run=run_timm))
     patch.setattr(sweep, "run_all", train_all)
     patch.setattr(torch.nn.Module, "compile", lambda module: None)  # as TORCHDYNAMO_DISABLE would
-    for drawing in (step_table, benchmark_report):
+    for drawing in (step_table, report):
         patch.setattr(drawing, "draw", lambda *_: None)
     patch.setattr(sys, "argv", sys.argv)  # and these two: what a timm script changes is put back
     patch.setattr(timm.data, "create_dataset", timm.data.create_dataset)
@@ -147,8 +143,9 @@ def measured(tmp_path_factory, scripts):
     flags = ["--tiny", "--seconds", "0.01", "--output", str(folder), "--timm-train", str(scripts / "train.py")]
     with pytest.MonkeyPatch.context() as patch:
         in_this_process(patch)
-        patch.setattr(pieces, "TESTS", tests)
-        patch.setattr(tiny, "IMAGES", {"train": 2, "val": 1})
+        patch.setattr(gpu_results, "TESTS", tests)
+        patch.setattr(data, "TREE_IMAGES", {"train": 20, "val": 10})
+        patch.setattr(data, "CUT_IMAGES", 16)
         threads = torch.get_num_threads()
         with contextlib.redirect_stdout(out):
             code = gpu_results.main(flags)
@@ -168,19 +165,15 @@ def lines_of(measured, piece):
 def test_every_piece_runs_in_its_tiny_form_or_says_that_it_needs_a_gpu(measured):
     assert measured.code == 0, measured.printed
     done = {path.stem for path in (measured.folder / "pieces").glob("*.json")}
-    assert done == {piece.name for piece in pieces.PIECES if not piece.only_gpu}
+    assert done == {piece.name for piece in PIECES if piece.tiny is not None}
     assert "airbench: left out: it needs a GPU" in measured.printed
 
 
 def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
     for part in ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled"):
         bare, timm_line = lines_of(measured, part)
-        assert (bare.against, bare.aim, timm_line.against, timm_line.aim) == (
-            "bare loop, one batch",
-            0.98,
-            "timm's train.py, one batch",
-            1.2,
-        )
+        assert (bare.against, bare.aim) == ("bare loop, one batch", 0.98)
+        assert (timm_line.against, timm_line.aim) == ("timm's train.py, one batch", 1.2)
         assert bare.ours > 0 and bare.other > 0 and timm_line.other > 0
     (resident,) = lines_of(measured, "resident")
     assert resident.aim == 0.95 and "CIFAR-10" in resident.what
@@ -188,7 +181,7 @@ def test_the_table_has_a_line_for_each_comparison_with_its_aim(measured):
     assert amp["MLP of PyTorch's AMP recipe, fp16: speed-up"].aim == 2.44
     (top1, seconds) = lines_of(measured, "resnet18-short")
     assert (top1.aim, seconds.aim) == (95.28, None) and 0 <= top1.ours <= 100
-    assert len(lines_of(measured, "accounting")) == 2
+    assert len(lines_of(measured, "fast")) == 3 and len(lines_of(measured, "accounting")) == 2
 
 
 def test_jpeg_files_are_compared_with_images_in_memory_and_with_timm_and_the_wait_is_shown(measured):
@@ -205,126 +198,107 @@ def test_the_gpu_tests_are_run_without_importing_other_files_and_failures_are_na
     assert failed.what == "failed: test_two" and "assert 1 == 2" in failed.note
 
 
-def test_text_markdown_json_and_archive_hold_all_pieces(measured):
-    text, page = ((measured.folder / name).read_text() for name in ("table.txt", "table.md"))
-    content = json.loads((measured.folder / "results.json").read_text())
-    assert list(content["pieces"]) == [piece.name for piece in pieces.PIECES]
-    for piece in pieces.PIECES:
-        assert f"\n{piece.name}  " in text and f"\n| {piece.name} |" in page
+def test_table_and_json_hold_all_pieces_which_are_not_measured_again(measured, monkeypatch, capsys):
+    page = (measured.folder / "table.md").read_text()
+    assert list(json.loads((measured.folder / "results.json").read_text())["pieces"]) == [one.name for one in PIECES]
+    assert all(f"\n| {piece.name} " in page for piece in PIECES)
     assert f"torch: {torch.__version__}" in page and "at least 0.98" in page
-    with tarfile.open(measured.folder / report.ARCHIVE) as archive:
-        names = archive.getnames()
-    assert {"table.md", "results.json", "pieces/amp.json", "logs/amp.txt"} <= set(names)
-    assert any(name.endswith("/metrics.csv") for name in names)
-    assert not [name for name in names if "checkpoints" in name or "tfevents" in name]
+    monkeypatch.setattr(gpu_results, "wait", lambda *_: pytest.fail("nothing is left"))
+    assert gpu_results.main(measured.flags) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{piece.name}: finished before" in printed for piece in PIECES if piece.tiny is not None)
+    assert page in printed
 
 
 def test_collect_results_finds_the_runs(measured, tmp_path, capsys):
     page = tmp_path / "results.md"
     assert collect_results.main([str(measured.folder), "--output", str(page)]) == 0
-    runs = len(list((measured.folder / "sweeps").rglob("metrics.csv")))
-    assert runs >= 2 and capsys.readouterr().out.startswith(f"{runs} finished runs, ")
-
-
-def test_finished_pieces_are_not_measured_again(measured, monkeypatch, capsys):
-    monkeypatch.setattr(Job, "run", lambda *_, **__: pytest.fail("nothing is left"))
-    assert gpu_results.main(measured.flags) == 0
-    printed = capsys.readouterr().out
-    assert all(f"{piece.name}: finished before" in printed for piece in pieces.PIECES if not piece.only_gpu)
-    assert (measured.folder / "table.txt").read_text().strip() in printed
+    assert capsys.readouterr().out.startswith("3 finished runs, ")
 
 
 # ------------------------------------------------------------------------------- time, cuts, failures
 
 
-def own(**more):
-    return Namespace(
-        tiny=True, rounds=1, seconds=0.01, cifar10=None, imagenette=None, timm_train=None, airbench=None, **more
-    )
-
-
 @pytest.fixture
-def made_up_pieces(monkeypatch):
-    """Two pieces that take 100 s each; ``asked`` says what was measured; ``now`` is the clock."""
-    state = SimpleNamespace(asked=[], now=0.0, failing=True, error=PieceFailure("why"))
+def made_up(monkeypatch, tmp_path):
+    """Three pieces that take 100 s each, of which b fails; ``asked`` says what was measured; ``now`` is the clock."""
+    state = SimpleNamespace(asked=[], now=0.0, failing="b", commit="aaa")
 
-    def piece(name, resumes):
-        def measure(job):
-            state.asked.append(name)
-            state.now += 100
-            if name == "b" and state.failing:
-                raise state.error
-            return [figure("top-1", "%", [93.0, 95.0], 94.0)]
+    def wait(job, words, log):
+        state.asked.append(words[1])
+        state.now += 100
+        print("the reason", file=log)
+        return 3 if words[1] == state.failing else 0
 
-        return pieces.Piece(name, f"piece {name}", 100, measure, resumes=resumes)
+    def lines(out):
+        if state.failing == "lines":
+            raise ZeroDivisionError("the reason")
+        return [figure("top-1", "%", [93.0, 95.0], 94.0)]
 
-    monkeypatch.setattr(gpu_results, "PIECES", (piece("a", False), piece("b", True), piece("c", False)))
+    made = [Piece(name, f"piece {name}", 100, (name,), lines, resumes=name == "b") for name in "abc"]
+    monkeypatch.setattr(gpu_results, "PIECES", made)
+    monkeypatch.setattr(gpu_results, "wait", wait)
     monkeypatch.setattr(gpu_results, "refuse_without_gpu", lambda own: None)
     monkeypatch.setattr(gpu_results, "nvidia_smi", lambda: "1980 MHz")
-    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "made up"})
-    clock = SimpleNamespace(monotonic=lambda: state.now)
-    monkeypatch.setattr(gpu_results, "time", clock)
-    monkeypatch.setattr(jobs, "time", clock)
+    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": state.commit})
+    monkeypatch.setattr(gpu_results, "time", SimpleNamespace(monotonic=lambda: state.now))
     return state
 
 
-def test_what_does_not_fit_the_limit_is_put_off_and_taken_up_by_the_same_command(made_up_pieces, tmp_path, capsys):
-    state = made_up_pieces
+def test_what_does_not_fit_the_limit_is_put_off_and_taken_up_by_the_same_command(made_up, tmp_path, capsys):
     flags = ["--output", str(tmp_path), "--seconds-limit", "250"]
-    state.failing = False
+    made_up.failing = ""
     assert gpu_results.main(flags) == 75
-    assert state.asked == ["a", "b"]
+    assert made_up.asked == ["a", "b"]
     assert "c: put off: it takes about 100 s, and 30 s are left" in capsys.readouterr().out
     assert gpu_results.main(flags) == 0
-    assert state.asked == ["a", "b", "c"]
+    assert made_up.asked == ["a", "b", "c"]
     assert json.loads((tmp_path / "pieces" / "a.json").read_text())["gpu before"] == "1980 MHz"
 
 
-def test_a_piece_that_resumes_begins_with_less_time_than_it_takes(made_up_pieces, tmp_path):
+def test_a_piece_that_resumes_begins_with_less_time_than_it_takes(made_up, tmp_path):
     assert gpu_results.main(["--output", str(tmp_path), "--seconds-limit", "100"]) == 1
-    assert made_up_pieces.asked == ["b"]  # which fails
+    assert made_up.asked == ["b"]  # which fails
 
 
-def test_figures_of_the_tiny_form_are_never_shown_as_measured(made_up_pieces, tmp_path):
-    made_up_pieces.failing = False
+def test_figures_of_the_tiny_form_are_never_shown_as_measured(made_up, tmp_path):
+    made_up.failing = ""
     assert gpu_results.main(["--output", str(tmp_path), "--tiny", "--cifar10", ".", "--imagenette", "."]) == 0
     with pytest.raises(UserError, match="holds figures of --tiny, which mean nothing"):
         gpu_results.main(["--output", str(tmp_path)])
 
 
-def test_a_row_measured_by_another_commit_says_so(made_up_pieces, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": "aaa"})
-    assert gpu_results.main(["--output", str(tmp_path)]) == 1  # b fails
-    made_up_pieces.failing = False
-    monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": "bbb"})
-    assert gpu_results.main(["--output", str(tmp_path)]) == 0
-    a, b, c = (tmp_path / "table.txt").read_text().splitlines()[2:]
-    assert a.endswith("met; with commit aaa") and b.endswith("met") and c.endswith("met; with commit aaa")
-
-
-@pytest.mark.parametrize("error", [PieceFailure("why"), ZeroDivisionError("why")])
-def test_a_failed_piece_is_named_measured_again_and_spoils_no_other(made_up_pieces, tmp_path, capsys, error):
-    made_up_pieces.error = error
+@pytest.mark.parametrize(
+    ("failing", "why"), [("b", "b ended with exit code 3: the reason"), ("lines", "failed: the reason")]
+)
+def test_a_failed_piece_is_named_and_measured_again_and_other_commits_are_shown(
+    made_up, tmp_path, capsys, failing, why
+):
+    made_up.failing = failing
     assert gpu_results.main(["--output", str(tmp_path)]) == 1
-    assert "b: failed: why" in capsys.readouterr().out
-    assert (tmp_path / "logs" / "b.txt").exists() == isinstance(error, ZeroDivisionError)
-    made_up_pieces.failing = False
+    assert why in capsys.readouterr().out
+    assert ("ZeroDivisionError" in (tmp_path / "files/b/log.txt").read_text()) == (failing == "lines")
+    failed = 3 if failing == "lines" else 1
+    made_up.failing = ""
+    made_up.commit = "bbb"
     assert gpu_results.main(["--output", str(tmp_path)]) == 0
-    assert made_up_pieces.asked == ["a", "b", "c", "b"]
+    assert len(made_up.asked) == 3 + failed
+    a, b, c = [line.strip("| ") for line in (tmp_path / "table.md").read_text().splitlines()[-3:]]
+    assert b.endswith("met") and a.endswith("met; with commit aaa" if failed == 1 else "met")
 
 
 def test_at_the_limit_a_command_and_what_it_started_are_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "SAVING_SECONDS", 0.2)
-    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
-    with Job(own(), tmp_path, time.monotonic() + 1.2, "name") as job:
-        with pytest.raises(OutOfTime):
-            job.run("-c", code)
-        child = int(job.log.read_text().split()[-1])
-        for _ in range(100):
-            if not is_running(child):
-                break
-            time.sleep(0.02)
-        assert not is_running(child)
+    monkeypatch.setattr(gpu_results, "SAVING_SECONDS", 0.2)
+    code = "import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    job = Job(SimpleNamespace(tiny=True), tmp_path, tmp_path, time.monotonic() + 1.2)
+    with pytest.raises(OutOfTime):
+        gpu_results.run(job, [sys.executable, "-c", code], tmp_path / "log.txt", (0,))
+    child = int((tmp_path / "log.txt").read_text().split()[-1])
+    for _ in range(100):
+        if not is_running(child):
+            break
+        time.sleep(0.02)
+    assert not is_running(child)
 
 
 def is_running(process):
@@ -334,56 +308,27 @@ def is_running(process):
         return False
 
 
-def test_a_command_that_fails_is_told_with_its_last_line(tmp_path):
-    with Job(own(), tmp_path, None, "name") as job:
-        assert job.run("-c", "import sys; sys.exit(1)", codes=(0, 1)) == 1
-        with pytest.raises(PieceFailure, match="exit code 3: the reason"):
-            job.run("-c", "import sys; print('the reason'); sys.exit(3)")
-    assert not job.scratch.exists()
-
-
 # -------------------------------------------------------------------------------------------- reading
 
 
-def test_airbenchs_runs_are_read_without_its_warm_up(scripts, tmp_path, monkeypatch):
-    def run(job, line, log, cwd):
-        monkeypatch.chdir(cwd)
-        with contextlib.redirect_stdout(log):
-            runpy.run_path(line[1])
-        return 0
-
-    monkeypatch.setattr(Job, "_wait", run)
-    flags = own()
-    flags.airbench = str(scripts / "airbench94.py")
-    flags.cifar10 = tiny.made_up(tmp_path / "cifar10", "png", 32)
-    with Job(flags, tmp_path, None, "airbench") as job:
-        top1, seconds, missing = trainings.airbench(job)
+def test_airbenchs_runs_are_limited_and_read_without_its_warm_up(scripts, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "files" / "airbench"
+    airbench.main([str(scripts / "airbench94.py"), str(data.cifar10_tree(None, tmp_path)), str(out)])
+    (out / "log.txt").write_text(capsys.readouterr().out)
+    top1, seconds, missing = commands.airbench_lines(out)
     assert (top1.ours, top1.low, top1.high) == pytest.approx((94.02, 94.0, 94.04))
-    assert (seconds.ours, seconds.what) == (3.25, "airbench94.py: its clock")
+    assert (seconds.ours, seconds.what) == (3.25, "airbench: its clock")
     assert "no runs" in missing.note
-
-
-def test_a_script_whose_runs_cannot_be_limited_is_refused(tmp_path):
-    flags = own()
-    flags.airbench = str(tmp_path / "other.py")
-    Path(flags.airbench).write_text("print('hello')")
-    with Job(flags, tmp_path, None, "airbench") as job, pytest.raises(PieceFailure, match="for run in range"):
-        trainings.airbench(job)
+    (tmp_path / "other.py").write_text("print('hello')")
+    with pytest.raises(SystemExit, match="for run in range"):
+        airbench.main([str(tmp_path / "other.py"), "", ""])
 
 
 def test_airbenchs_clock_counts_training_warmed_up_and_the_last_validation(tmp_path):
     rows = ["1,98,10000,9.0", "2,196,25000,3.0", "3,294,50000,1.5", "4,392,25000,2.75"]  # 5, 2, 1 and 2 s of training
     (tmp_path / "metrics.csv").write_text("epoch,step,images_per_second,seconds\n" + "\n".join(rows) + "\n")
-    run = SimpleNamespace(folder=tmp_path, args=SimpleNamespace(data=SimpleNamespace(global_batch_size=512)))
-    assert trainings.clocked_seconds(run) == pytest.approx(2 + (2 + 1 + 2) + 0.75)
-
-
-def test_runs_of_a_recipe_that_has_changed_since_do_not_count(tmp_path):
-    flags = ["--config", trainings.AIRBENCH, "--datapath", "D"]
-    for name, more in {"1": ["--seed", "1"], "2": ["--seed", "0"], "3": ["--seed", "0", "--lr", "1"]}.items():
-        keep_run(tmp_path / "sweeps" / "cifar10_airbench" / "runs" / name, [*flags, *more], [94.0] * 8)
-    job = Job(Namespace(**{**vars(own()), "tiny": False}), tmp_path)
-    assert [run.folder.name for run in trainings.finished(job, trainings.AIRBENCH, "D")] == ["2", "1"]
+    assert commands.clocked_seconds(tmp_path) == pytest.approx(2 + (2 + 1 + 2) + 0.75)
 
 
 def test_an_aim_is_a_least_or_a_largest_value():
@@ -394,34 +339,34 @@ def test_an_aim_is_a_least_or_a_largest_value():
 
 def test_a_row_of_the_benchmark_becomes_a_line(tmp_path):
     columns = "part,what,unit,against,ours,ours_min,ours_max,other,other_min,other_max,result_is,result,result_min,result_max,target,missed,failure"
-    rows = [
-        "p,net,images/s,bare,98,97,99,100,99,101,ratio,0.98,0.97,0.99,0.98,False,",
-        "p,net,images/s,timm,,,,,,,figure,,,,1.2,False,no timm",
-    ]
-    (tmp_path / "b.csv").write_text("\n".join([columns, *rows]) + "\n")
-    first, second = benchmark_lines(tmp_path / "b.csv")
+    failed = "p,net,images/s,timm,,,,,,,figure,,,,1.2,False,no timm"
+    measured = "p,net,images/s,bare,98,97,99,100,99,101,ratio,0.98,0.97,0.99,0.98,False,"
+    (tmp_path / "benchmark.csv").write_text("\n".join([columns, measured, failed]) + "\n")
+    first, second = commands.benchmark_lines(tmp_path)
     assert (first.result, first.low, first.aim, first.at_least, first.met) == (0.98, 0.97, 0.98, True, True)
     assert (second.result, second.note, second.met) == (None, "no timm", None)
+    (tmp_path / "benchmark.csv").write_text("\n".join([columns, failed]) + "\n")
+    with pytest.raises(PieceFailure, match="no timm"):
+        commands.benchmark_lines(tmp_path)
 
 
-def test_cells_show_ratios_differences_and_figures():
-    shown = report.cells("p", Line("net", "images/s", "bare", 98.0, 100.0, 0.98, 0.97, 0.99, RATIO, 0.98))
-    assert shown == ["p", "net (images/s)", "bare", "98", "100", "0.980x", "0.970x - 0.990x", "at least 0.98", "met"]
-    assert report.cells("p", Line("t", "s", "x", 5.0, 4.5, 0.5, kind=DIFFERENCE, aim=0.1, at_least=False))[5:] == [
-        "+0.5",
-        "",
-        "at most 0.1",
-        "MISSED",
-    ]
-    assert report.cells("p", figure("top-1", "%", [93.0, 95.0], 94.0))[3:] == [
-        "94",
-        "",
-        "94",
-        "93 - 95",
-        "at least 94",
-        "met",
-    ]
-    assert report.cells("p", Line("timm", note="left out"))[5] == "left out"
+@pytest.mark.parametrize(
+    ("line", "cells"),
+    [
+        (
+            Line("net", "images/s", "bare", 98.0, 100.0, 0.98, 0.97, 0.99, RATIO, 0.98),
+            ["net (images/s)", "bare", "98", "100", "0.980x", "0.970x - 0.990x", "at least 0.98", "met"],
+        ),
+        (
+            Line("t", "s", "x", 5.0, 4.5, 5.0, kind=FIGURE, aim=0.1, at_least=False),
+            ["t (s)", "x", "5", "4.5", "5", "", "at most 0.1", "MISSED"],
+        ),
+        (figure("top-1", "%", [93.0, 95.0], 94.0), ["top-1 (%)", "", "94", "", "94", "93 - 95", "at least 94", "met"]),
+        (Line("timm", note="left out"), ["timm", "", "", "", "", "", "", "left out"]),
+    ],
+)
+def test_cells_show_ratios_and_figures(line, cells):
+    assert gpu_results.cells("p", line) == ["p", *cells]
 
 
 # ----------------------------------------------------------------------------------------- command line
@@ -448,7 +393,7 @@ def test_without_a_gpu_only_the_tiny_form_can_be_measured(tmp_path, monkeypatch)
         gpu_results.main(["--output", str(tmp_path)])
 
 
-def test_a_damaged_result_is_the_users_to_delete(made_up_pieces, tmp_path):
+def test_a_damaged_result_is_the_users_to_delete(made_up, tmp_path):
     (tmp_path / "pieces").mkdir()
     (tmp_path / "pieces" / "a.json").write_text('{"state"')
     with pytest.raises(UserError, match=r"a\.json: is not a whole result"):
@@ -459,7 +404,6 @@ def test_the_shell_script_lists_the_pieces_with_what_is_missing():
     line = ["bash", str(ROOT / "scripts" / "lab" / "gpu_results.sh"), "--list"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:-1]}
-    assert list(rows) == [piece.name for piece in pieces.PIECES]
+    assert list(rows) == [piece.name for piece in PIECES]
     assert rows["airbench"].endswith("left out: --cifar10 and --airbench is not given")
-    minutes = int(done.stdout.split("About ")[1].split()[0])
-    assert minutes <= 40
+    assert int(done.stdout.split("About ")[1].split()[0]) <= 40
