@@ -17,10 +17,9 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.data.datasets import Data
+from utils.data.formats.class_folders import some
 from utils.data.preprocessing import Preprocessing
 from utils.optim.distillation import Origin, Teacher
-
-SHOWN_CLASSES = 3  # in a message
 
 
 class TrainedNetwork(NamedTuple):
@@ -110,16 +109,11 @@ def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Te
     lacking = sorted(set(classes) - set(theirs))
     more = sorted(set(theirs) - set(classes))
     if lacking or more:
-        parts = [f"lacks {_some(lacking)}"] if lacking else []
-        parts += [f"has {_some(more)} besides"] if more else []
+        parts = [f"lacks {some(lacking)}"] if lacking else []
+        parts += [f"has {some(more)} besides"] if more else []
         raise UserError(f"{flag}: knows other classes than the data: it {' and '.join(parts)}")
     places = {name: place for place, name in enumerate(theirs)}
     return torch.tensor([places[name] for name in classes])
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN_CLASSES])
-    return f"{shown} and {len(names) - SHOWN_CLASSES:,} more" if len(names) > SHOWN_CLASSES else shown
 
 
 def _digest(known: TrainedNetwork) -> str:

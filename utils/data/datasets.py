@@ -34,7 +34,7 @@ from utils.data.formats.shards.members import Members
 from utils.data.formats.shards.reading import holds_shards, read_shards
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
-from utils.data.progress_log import Log
+from utils.data.progress_log import Log, silent
 from utils.runtime.distributed import Distributed
 
 # files of a split whose content is part of the fingerprint
@@ -398,10 +398,6 @@ def _splits(settings: DataSettings, device: torch.device, lister: Lister, evalua
     return reader()
 
 
-def _quietly(_: str) -> None:
-    pass
-
-
 def _what_is_missing(root: Path, name: str, evaluate: bool) -> str:
     if name == "shards":
         return (
@@ -435,7 +431,7 @@ def _reader(settings: DataSettings, lister: Lister = LISTER) -> Callable[[], Spl
     name = settings.dataname
     colour = Colour(SPECS[name].colour, settings.pixel_range)
     if name == "shards" or holds_shards(root):
-        ensure_index(root, _quietly)  # of a tool; main.py has called ``prepare``
+        ensure_index(root, silent)  # of a tool; main.py has called ``prepare``
     if holds_shards(root):
         _refuse_two_sets(root, name)
         if settings.val_split is not None:

@@ -78,21 +78,6 @@ def decoded(
     return MemoryImages(pixels, images.labels, unreadable)
 
 
-def shared(
-    images: MemoryImages, folder: Path | None, *, local_world_size: int, log: Log, is_main: bool = True
-) -> MemoryImages:
-    """The same images, their pixels mapped from one file in ``folder``, instead of one copy in each process.
-
-    The file is named after the pixels' SHA-256. With one process, or without a folder, gives ``images``.
-    """
-    if local_world_size == 1 or folder is None or images.pixels.device.type != "cpu":
-        return images
-    pixels = images.pixels.contiguous()
-    path = folder / f"{hashlib.sha256(pixels.numpy()).hexdigest()[:32]}.npy"
-    pixels, _ = _kept(path, tuple(pixels.shape), lambda: (pixels, []), log, is_main)
-    return MemoryImages(pixels, images.labels)
-
-
 def fingerprint(images: ImageFiles, view: View, folder: Path) -> str:
     """32 hexadecimal digits of the SHA-256 over all that determines the pixels; files by ``version_of``.
 

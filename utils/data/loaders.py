@@ -20,7 +20,7 @@ from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.data.augmentations import Context, build_augmentations, chosen_names
 from utils.data.datasets import Data
-from utils.data.decoded import decoded, folder_for, shared
+from utils.data.decoded import decoded, folder_for
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.members import Members
 from utils.data.formats.shards.read_ahead import ReadAhead
@@ -389,18 +389,15 @@ class _SourceBuilder:
         )
 
     def _in_memory(self, images: Images, view: View, workers: int) -> MemoryImages:
-        folder = folder_for(self.args.data)
-        is_main = self.distributed.is_main
         if isinstance(images, MemoryImages):
-            local = self.distributed.local_world_size
-            return shared(images, folder, local_world_size=local, log=self.progress.log, is_main=is_main)
+            return images
         return decoded(
             images,
             view,
-            folder,
+            folder_for(self.args.data),
             workers=workers,
             progress=self.progress,
-            is_main=is_main,
+            is_main=self.distributed.is_main,
             skip_bad=self.args.data.skip_bad_images,
         )
 

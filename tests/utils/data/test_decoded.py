@@ -19,7 +19,7 @@ from utils.config.settings import UserError
 from utils.data import decoded as cache
 from utils.data import progress_log
 from utils.data.formats import class_folders
-from utils.data.formats.readers import ImageFiles, MemoryImages
+from utils.data.formats.readers import ImageFiles
 from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
@@ -412,36 +412,3 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
-
-
-# ------------------------------------------------------------------------------------------ sharing
-
-
-def some_images():
-    pixels = torch.randint(0, 256, (6, 1, 5, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    return MemoryImages(pixels, torch.arange(6))
-
-
-def test_images_of_several_processes_are_mapped_from_one_file_and_keep_pixels_and_labels(folder):
-    images = some_images()
-    parts = [cache.shared(images, folder, local_world_size=2, log=lambda line: None) for _ in range(2)]
-    for part in parts:
-        assert torch.equal(part.pixels, images.pixels) and part.labels is images.labels
-        assert part.pixels.data_ptr() != images.pixels.data_ptr()
-    assert len(names(folder)) == 1
-
-
-def test_other_pixels_are_shared_through_another_file(folder):
-    images = some_images()
-    other = MemoryImages(images.pixels.clone(), images.labels)
-    other.pixels[5, 0, 4, 4] ^= 1
-    for part in (images, other):
-        assert torch.equal(cache.shared(part, folder, local_world_size=2, log=print).pixels, part.pixels)
-    assert len(names(folder)) == 2
-
-
-def test_one_process_or_no_folder_shares_nothing_and_makes_no_file(folder):
-    images = some_images()
-    assert cache.shared(images, folder, local_world_size=1, log=print) is images
-    assert cache.shared(images, None, local_world_size=2, log=print) is images
-    assert not folder.exists()
