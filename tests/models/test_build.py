@@ -1,6 +1,5 @@
 """Networks by name: sizes, stems, channels and answers to what cannot be built."""
 
-import itertools
 import logging
 
 import pytest
@@ -71,11 +70,6 @@ def test_a_pooled_network_has_the_convolutions_of_the_other_and_averages_what_th
     assert model.classifier.weight.shape == (10, width)
 
 
-@pytest.mark.parametrize("arch", ["conv2a", "conv4a", "conv6a"])
-def test_a_pooled_network_has_as_many_weights_for_images_of_any_size(arch):
-    assert len({parameters_of(build(arch, image_size=size)) for size in (1, 8, 32, 64)}) == 1
-
-
 @pytest.mark.parametrize("depth", [11, 13, 16, 19])
 def test_small_vgg_is_torchvisions_convolutions_without_biases_and_one_linear_layer(depth):
     with torch.device("meta"):  # only shapes are needed
@@ -84,22 +78,11 @@ def test_small_vgg_is_torchvisions_convolutions_without_biases_and_one_linear_la
     assert parameters_of(build(f"vgg{depth}")) == parameters_of(features) - biases + 512 * 10 + 10
 
 
-def test_vgg16_has_the_number_of_parameters_worked_out_by_hand():
-    channels = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
-    convolutions = sum(9 * a * b for a, b in itertools.pairwise(channels))
-    assert parameters_of(build("vgg16")) == convolutions + 2 * sum(channels[1:]) + 512 * 10 + 10 == 14_724_042
-
-
 @pytest.mark.parametrize("arch", OWN)
-@pytest.mark.parametrize(("channels", "image_size"), [(1, 8), (1, 28), (3, 32)])
+@pytest.mark.parametrize(("channels", "image_size"), [(1, 1), (1, 28), (3, 32)])
 def test_own_network_takes_images_of_any_size_and_colour(arch, channels, image_size):
     model = build(arch, channels=channels, image_size=image_size, classes=7)
     assert answer(model, channels, image_size).shape == (2, 7)
-
-
-@pytest.mark.parametrize("arch", OWN)
-def test_own_network_takes_a_single_pixel(arch):
-    assert answer(build(arch, channels=1, image_size=1), 1, 1).shape == (2, 10)
 
 
 @pytest.mark.parametrize("arch", ["fc", "conv4", "vgg11", "resnet18"])
@@ -147,12 +130,6 @@ def test_residual_network_keeps_its_own_stem_for_larger_images(image_size):
     theirs = timm.create_model("resnet18", num_classes=10)
     assert str(ours) == str(theirs)
     assert ours.conv1.kernel_size == (7, 7)
-
-
-def test_small_stem_costs_no_other_weights():
-    small = build("resnet18", image_size=32)
-    large = build("resnet18", image_size=224)
-    assert parameters_of(large) - parameters_of(small) == 3 * 64 * (49 - 9)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import torch
 import torchvision
 from torch import nn
 
-import main
 from models import build_model, load_model
 from models.layers.recomputing import checkpoint_gradients
 from tests.faults.small_run import told
@@ -138,20 +137,6 @@ def test_networks_without_such_blocks_are_refused(arch, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     code, (line,) = told(capsys, (*FLAGS, "--arch", arch, "--image-size", "32", "--grad-checkpointing"))
     assert code == 2 and f"--grad-checkpointing: {arch} cannot; networks of timm" in line
-
-
-def test_a_run_computes_again_and_gets_the_same_weights(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    flags = [*FLAGS, "--arch", "timm/test_resnet", "--deterministic", "--ema-decay", "0.9"]
-    assert (
-        main.main([*flags, "--output", "a"]) == 0 and main.main([*flags, "--output", "b", "--grad-checkpointing"]) == 0
-    )
-    a, b = (
-        torch.load(next(tmp_path.glob(f"{name}/digits/*/*/checkpoints/final.pt")), weights_only=True) for name in "ab"
-    )
-    assert all(torch.equal(value, b["model"][name]) for name, value in a["model"].items())
-    code, (line,) = told(capsys, (*flags, "--grad-checkpointing", "--compile"))
-    assert code == 2 and "remove --grad-checkpointing" in line
 
 
 def test_synchronised_batch_norm_needs_gpus(tmp_path, monkeypatch, capsys):

@@ -3,7 +3,6 @@
 import re
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -12,7 +11,6 @@ from torch.nn import functional
 import main
 from models import load_model
 from models.teacher import build_teacher
-from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import told
 from tests.models.test_pretrained import timm_weights
@@ -174,17 +172,3 @@ def test_the_plan_says_how_it_distils_and_what_memory_the_teacher_takes(teacher,
     assert row.endswith("soft distillation, alpha 0.5, temperature 1")
     changed = [("--distillation", "hard"), ("--distillation-alpha", "0.1"), ("--distillation-temperature", "3")]
     assert len({row, *(plan(*given, *flags)["Teacher"] for flags in changed)}) == 4
-
-
-def test_ranks_and_accumulation_have_the_losses_of_one_process(teacher, tmp_path):
-    flags = ("--teacher", teacher, "--max-steps", 4, "--global-batch-size", 24, "--cutmix", 1)
-    two = Forked(*SHORT, *flags, "--output", tmp_path / "two", processes=2)
-    runs = {"one": train(tmp_path / "one", *flags), "three": train(tmp_path / "three", *flags, "--accumulate", 3)}
-    _, err = two.communicate()
-    assert two.returncode == 0, err
-    (runs["two"],) = (tmp_path / "two").glob("digits/fc/*")
-    losses = {name: np.load(run / "metrics.npz")["loss"] for name, run in runs.items()}
-    shares = {name: float(rows(run)[-1]["train_distillation"]) for name, run in runs.items()}
-    for name in ("two", "three"):
-        np.testing.assert_allclose(losses[name], losses["one"], rtol=1e-5)
-        assert shares[name] == pytest.approx(shares["one"], rel=1e-5)

@@ -206,12 +206,6 @@ def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_
     assert figures[0] == figures[1]
 
 
-def test_without_weights_a_new_head_does_nothing_and_is_warned_of(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    code, (line,) = told(capsys, (*DIGITS, "--arch", "fc", "--new-head", "--dry-run"))
-    assert code == 0 and line == "main.py: warning: --new-head does nothing: it needs --weights or --pretrained"
-
-
 # -------------------------------------------------------------------------------------- files of others
 
 

@@ -12,7 +12,7 @@ from utils.checkpoint.resume import ResumePoint
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
-from utils.data.formats import archives, class_folders
+from utils.data.formats import class_folders
 
 CPU = torch.device("cpu")
 
@@ -229,16 +229,3 @@ def test_a_class_named_like_a_split_is_a_class_where_other_classes_lie_beside_it
         for name in ("train", "ants"):
             plant(tmp_path / "splits" / split / name, 1)
     assert evaluated(tmp_path / "splits") == ["test/ants", "test/train"]
-
-
-def test_what_a_killed_unpacking_left_is_removed_and_whole_classes_stay(tmp_path, monkeypatch):
-    def unpack(root, split, log):
-        assert [path.name for path in (root / archives.UNPACKING).iterdir()] == ["train"]
-        (root / split).mkdir()
-
-    monkeypatch.setattr(archives, "_unpack_split", unpack)
-    (tmp_path / "ILSVRC2012_img_train.tar").touch()
-    for name in ("class.0123", "train", "val.4567/n01440764"):
-        (tmp_path / archives.UNPACKING / name).mkdir(parents=True)
-    archives.unpack_imagenet(tmp_path, ("train",), print)
-    assert (tmp_path / "train").is_dir()

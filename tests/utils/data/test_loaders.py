@@ -70,12 +70,6 @@ def test_the_number_of_workers_changes_nothing(tree):
         assert same(collect(reference[1]), collect(other[1]))
 
 
-def test_a_later_start_gives_the_rest_of_the_same_epoch():
-    train, _, _ = make()
-    whole = collect(train, 2)
-    assert same(whole[5:], collect(train, 2, 5))
-
-
 def test_every_image_of_an_epoch_is_augmented_alike_on_one_two_and_three_ranks(tree):
     flags = ("--dataname", "folder", "--datapath", tree, "--image-size", 32, "--global-batch-size", 6, "--workers", 0)
 

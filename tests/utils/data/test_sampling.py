@@ -94,13 +94,6 @@ def test_a_share_that_is_filled_up_has_two_images_and_the_same_means(sampling, b
         assert sum(part.weight for part in parts) == pytest.approx(len(ranks))
 
 
-def test_another_epoch_or_seed_has_another_order():
-    available = np.arange(500)
-    for more in ({"repeats": 3}, {"labels": available % 3}, {}):
-        orders = {Sampling(seed, available, **more).epoch(epoch)[0].tobytes() for seed in (0, 1) for epoch in (0, 1)}
-        assert len(orders) == 4
-
-
 # ------------------------------------------------------------------------------ repeated augmentation
 
 
@@ -119,12 +112,6 @@ def test_samples_are_repeated_as_by_the_sampler_of_timm_and_torchvision(repeats,
     # As torchvision's RASampler: a random n / R of the samples R times each, the rest not at all in this epoch.
     assert histogram[repeats] == count // repeats and len(histogram) <= 2
     assert all(sorted(copies[ours == index]) == list(range((ours == index).sum())) for index in set(ours.tolist()))
-
-
-def test_over_the_epochs_every_sample_is_repeated_alike():
-    sampling = Sampling(0, np.arange(20), repeats=4)
-    met = np.bincount(np.concatenate([sampling.epoch(epoch)[0] for epoch in range(2000)]), minlength=20)
-    assert stats.chisquare(met / 4).pvalue > 1e-3
 
 
 def test_a_samples_copies_are_in_one_step_on_different_ranks_and_no_neighbours():

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import tarfile
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from utils.data.formats.shards.window import WindowedOrder
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders, sample_plan
 from utils.data.progress_log import ProgressLog
-from utils.data.sample_plan import SamplePlan
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -73,18 +71,6 @@ def test_shards_that_are_sorted_by_class_are_reported_and_mixed_ones_are_not():
         text = str(WindowedOrder(3, shards, 1, np.arange(COUNT), labels))
         assert (f"{count} % of the images would have to be of other classes" in text) == (count is not None)
         assert "other classes" not in str(WindowedOrder(3, shards, SHARDS, np.arange(COUNT), labels))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_number_of_ranks_sees_the_same_samples_in_a_step_and_any_step_is_found_at_once(ranks):
-    plan = SamplePlan(COUNT, 60, 60, 3, sampling=order_of())
-    for step in (0, 7, plan.steps_per_epoch - 1):
-        alone = np.concatenate([part.indices for part in plan.micro_batches(1, step)])
-        parts = [replace(plan, rank=rank, world_size=ranks).micro_batches(1, step) for rank in range(ranks)]
-        together = np.concatenate([part.indices for rank in parts for part in rank])
-        assert sorted(together) == sorted(alone)
-        start = plan._start(step)
-        assert np.array_equal(alone, order_of().epoch(1)[0][start : start + len(alone)])
 
 
 # ------------------------------------------------------------------------------------------ foreign tar files
