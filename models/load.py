@@ -14,8 +14,10 @@ from torch import nn
 
 from models.build import build_model
 from utils.checkpoint import checkpoint
+from utils.config.arguments import convert
 from utils.config.groups.model import ModelSettings
-from utils.config.settings import UserError
+from utils.config.rules import OPTIONS
+from utils.config.settings import UserError, shaping
 from utils.data.preprocessing import Preprocessing
 from utils.optim.batch_norm_statistics import layers_with_statistics
 
@@ -162,9 +164,12 @@ def _epochs(state: Mapping[str, Any]) -> tuple[int, int, bool]:
 
 def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:
     """The settings that shape a network, of all ``settings`` of a checkpoint or an exported file."""
-    found = settings.get("model_kwargs")
-    options = tuple(map(str, found)) if isinstance(found, list | tuple) else ()
-    return ModelSettings(arch=arch, model_kwargs=options, blur_pool=settings.get("blur_pool") is True)
+    shape: dict[str, Any] = {"model_kwargs": ()}
+    for name in shaping("network"):
+        value, mistake = convert(OPTIONS[name], settings.get(name, OPTIONS[name].default))
+        if value is not None and not mistake:
+            shape[name] = value
+    return ModelSettings(arch=arch, **shape)
 
 
 def _are_names(classes: Any) -> bool:

@@ -16,7 +16,7 @@ from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
-from utils.config.settings import Settings, UserError
+from utils.config.settings import Settings, UserError, flag_of, shaping
 from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing
@@ -149,9 +149,10 @@ def read_weights(args: Settings, resume_point: ResumePoint | None) -> WeightsFil
         return None
     weights = WeightsFile(checkpoint.load(Path(args.model.weights)), Path(args.model.weights))
     stored = weights.state.get("settings")
-    if isinstance(stored, dict) and stored.get("blur_pool") is True and not args.model.blur_pool:
-        # They fit the network without it, which computes something else.
-        raise UserError(f"--weights {weights.path}: was trained with --blur-pool; give that flag, too")
+    for name in shaping("network"):
+        if isinstance(stored, dict) and stored.get(name) is True and not getattr(args.model, name):
+            # They fit the network without it, which computes something else.
+            raise UserError(f"--weights {weights.path}: was trained with {flag_of(name)}; give that flag, too")
     return weights
 
 

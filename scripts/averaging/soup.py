@@ -16,11 +16,10 @@ from models.load import read_checkpoint
 from scripts.common.command_line import say
 from scripts.common.trained import find_run
 from utils.checkpoint import checkpoint
-from utils.config.settings import UserError
+from utils.config.settings import UserError, shaping
 
 DESCRIPTION = ("format", "arch", "classes", "preprocessing", "settings", "versions", "fingerprint")
 SAME = {"arch": "network", "classes": "classes", "preprocessing": "preprocessing"}
-SHAPING = ("model_kwargs", "blur_pool")  # settings that make another network of the same weights
 StateDict = dict[str, torch.Tensor]
 
 
@@ -69,7 +68,7 @@ def _differences(first: Ingredient, other: Ingredient) -> list[str]:
     settings = (first.description["settings"], other.description["settings"])
     words += [
         f"was made with other --{name.replace('_', '-')} {whose}"
-        for name in SHAPING
+        for name in shaping("network")
         if (settings[0].get(name) or None) != (settings[1].get(name) or None)  # an older checkpoint may lack one
     ]
     shapes = [{name: value.shape for name, value in one.weights.items()} for one in (first, other)]

@@ -16,6 +16,7 @@ from models.load import Loaded, shape_of
 from utils.checkpoint.progress import Progress
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
+from utils.config.settings import shaping
 from utils.record.metrics import Report
 
 
@@ -121,8 +122,7 @@ class Subject:
         """What programs need beside the weights; plain values."""
         return {
             "arch": self.loaded.arch,
-            "model_kwargs": list(self.shape_settings.model_kwargs),
-            "blur_pool": self.shape_settings.blur_pool,
+            **{name: getattr(self.shape_settings, name) for name in shaping("network")},
             "classes": list(self.loaded.classes),
             "preprocessing": self.loaded.preprocessing.state(),
             "input": "uint8 pixels" if self.inside else "float32, normalised",

@@ -88,7 +88,7 @@ def _resolve(line: CommandLine, world_size: int, checkpoint: dict[str, Any] | No
         for name, raw in layer.items():
             label = flag_of(name) if origin == FLAG else f"{where}: {name.replace('_', '-')}"
             takes_back = origin == FLAG and _takes_back(OPTIONS[name], raw)
-            value, mistake = (None, None) if takes_back else _convert(OPTIONS[name], raw)
+            value, mistake = (None, None) if takes_back else convert(OPTIONS[name], raw)
             if mistake:
                 others = other_programs()
                 meaning = (others.bare if "needs a value" in mistake else others.other_meaning).get(name)
@@ -306,7 +306,7 @@ def _takes_back(option: dataclasses.Field, raw: Any) -> bool:
     return optional and raw in ("none", ["none"]) and {"none", "off"}.isdisjoint(option.metadata["choices"] or ())
 
 
-def _convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
+def convert(option: dataclasses.Field, raw: Any) -> tuple[Any, str | None]:
     """Convert a raw value (text from a flag, anything from YAML) to (value, None), or to (None, what is wrong)."""
     meta = option.metadata
     if raw is None:

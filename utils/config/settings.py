@@ -121,6 +121,24 @@ def all_settings() -> tuple[tuple[str, dataclasses.Field], ...]:
     return tuple((name, option) for name, group in GROUPS.items() for option in dataclasses.fields(group))
 
 
+def shaping(what: str) -> tuple[str, ...]:
+    """The settings that shape ``what``, as their fields say."""
+    return tuple(option.name for _, option in all_settings() if option.metadata["shapes"] == what)
+
+
+def plan_words(group: Any) -> list[str]:
+    """What the plan says of a group's settings that differ from their defaults and have words for it."""
+    words = []
+    for option in dataclasses.fields(group):
+        value = getattr(group, option.name)
+        if option.metadata["plan"] and value != option.default:
+            several = isinstance(value, tuple)
+            more = f" and {len(value) - MOST_SHOWN} more" if several and len(value) > MOST_SHOWN else ""
+            text = ", ".join(value[:MOST_SHOWN]) + more if several else as_text(value)
+            words.append(option.metadata["plan"].format(text))
+    return words
+
+
 def unused(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of an algorithm that a higher layer has replaced, each with its default.
 
@@ -131,6 +149,7 @@ def unused(values: dict[str, Any]) -> dict[str, Any]:
     return {option.name: option.default for option in algorithms if not option.metadata["effect"][0].holds(v)}
 
 
+MOST_SHOWN = 6  # values of one setting in the plan
 IS_GONE = "is gone; CHANGELOG.md says what to use instead"
 # Settings of earlier versions, each with the value that did nothing.
 GONE = {"local_sgd_steps": None, "local_sgd_after_epochs": 0.0, "local_sgd_group": "machine"}

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.groups.optimisation import RESTARTING_POLICIES, RISING_POLICIES, SCHEDULE_FREE, WITH_NESTEROV
-from utils.config.settings import Settings, as_text
+from utils.config.settings import Settings, as_text, plan_words
 from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.distillation import Distillation
 from utils.optim.groups import lr_scales
@@ -217,15 +217,7 @@ def _network(args: Settings, point: ResumePoint | None, components: Any) -> str:
     resumes = f"; resumes from {point.path}" if point is not None else ""
     anew = f"; {components.network.untrained} begins anew" if components.network.untrained else ""
     frozen = f"; {components.network.freezing}" if components.network.freezing else ""
-    options = {"dropout": model.drop, "stochastic depth": model.drop_path}
-    built = "".join(f", {name} {value:g}" for name, value in options.items() if value is not None)
-    built += "".join(f", {item}" for item in model.model_kwargs or ())
-    built += ", blurred before strides" if model.blur_pool else ""
-    built += ", compiled" if model.compile else ""
-    if model.matmul_weight_grad:
-        built += f", weight gradients as matrix products ({_first_few([*model.matmul_weight_grad])})"
-    built += ", synchronised batch norm" if model.sync_bn else ""
-    built += ", activations computed again" if model.grad_checkpointing else ""
+    built = "".join(f", {words}" for words in plan_words(model))
     return f"{model.arch}{built}, {start}{resumes}{anew}{frozen}"
 
 

@@ -193,6 +193,7 @@ class ModelSettings:
         metavar="NAME",
         check=all_not_empty,
         in_evaluation=False,
+        plan="weight gradients as matrix products ({})",
         effect=Needs("one of these layers to train", lambda v: v.trains_products or "auto" in v.matmul_weight_grad),
         example="features.0",
     )
