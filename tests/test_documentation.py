@@ -1,4 +1,4 @@
-"""What the pages say exists: links, anchors, paths, names, and the flags of every command, also in headers of files."""
+"""What the pages say exists, and agrees: links, paths, names, the flags of every command, figures on several pages."""
 
 import ast
 import importlib
@@ -10,8 +10,10 @@ import pytest
 
 from models.prepare import known_preprocessing
 from models.small import OWN
+from scripts.lab import write_pages
 from tests.end_to_end.processes import FINAL_LINE
 from tests.test_structure import FILES, LAYERS, ROOT
+from tests.utils.config.test_other_programs import OF_TIMM, OF_TORCHVISION
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.augmentation import AUGMENTATIONS
@@ -19,7 +21,8 @@ from utils.config.settings import GONE, flag_of
 from utils.data.preprocessing import resolve
 
 PAGES = {
-    str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/**/*.md"))
 }
 
 
@@ -91,9 +94,21 @@ def test_every_link_leads_somewhere(page):
             assert anchor in anchors(path.read_text()), target
 
 
-def test_every_page_is_linked_from_the_readme():
-    linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"])}
-    assert {page for page in PAGES if page != "README.md"} <= linked
+def links(page):
+    """The files that a page links to."""
+    targets = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", PAGES[page])}
+    inside = {target for target in targets if target and not target.startswith("https://")}
+    return {str(((ROOT / page).parent / target).resolve().relative_to(ROOT)) for target in inside}
+
+
+def test_every_page_is_linked_from_the_index_and_this_from_the_readme():
+    assert "docs/index.md" in links("README.md")
+    assert set(PAGES) - {"docs/index.md"} <= links("docs/index.md") | links("README.md") | {"README.md"}
+    assert {page for page in PAGES if page.startswith("docs/")} - {"docs/index.md"} <= links("docs/index.md")
+
+
+def test_the_readme_is_read_in_three_minutes():
+    assert len(PAGES["README.md"].splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", [*PAGES, *HEADERS])
@@ -192,6 +207,8 @@ def test_every_flag_that_a_page_mentions_exists():
     known = {flag for parser in parsers for action in parser._actions for flag in action.option_strings}
     gone = {flag_of(name) for name in GONE}
     for page, text in PAGES.items():
+        if page.startswith("docs/coming_from_"):  # half of their flags are of other programs
+            continue
         mentioned = {flag for span in code_spans(text) for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span)}
         assert mentioned - known - OTHERS_FLAGS == (gone if page == "CHANGELOG.md" else set()), page
 
@@ -209,6 +226,21 @@ def test_every_message_that_troubleshooting_quotes_is_one_of_ours():
     code = "\n".join(path.read_text() for path in FILES.values())
     assert quoted > others
     assert {message for message in quoted - others if message not in code} == set()
+
+
+# ------------------------------------------------------------------------------------ written pages
+
+
+@pytest.mark.parametrize("page", write_pages.pages(), ids=lambda path: path.stem)
+def test_a_written_page_is_what_its_table_gives(page):
+    assert page.read_text() == write_pages.pages()[page], "python scripts/lab/write_pages.py writes it anew"
+
+
+@pytest.mark.parametrize("name, flags", [("timm", OF_TIMM), ("torchvision", OF_TORCHVISION)])
+def test_the_page_for_users_of_another_program_has_each_of_its_flags(name, flags):
+    wanted = {flag.replace("_", "-") for names in flags.values() for flag in names.split()}
+    shown = {span.lstrip("-") for span in code_spans(PAGES[f"docs/coming_from_{name}.md"])}
+    assert wanted - shown == set()
 
 
 # ------------------------------------------------------------------------------------ completeness

@@ -5,7 +5,7 @@
     python scripts/lab/benchmark_techniques.py --images DIR         # JPEG files in class folders
 
 A row's figure is the median of the rounds' own ratios to the same training without the technique, and the quartiles.
-The table is the cost columns of docs/techniques.md. The functions do the slow imports, so that --help and mistakes
+The table stands in docs/benchmarks/cpu.md. The functions do the slow imports, so that --help and mistakes
 answer at once.
 """
 

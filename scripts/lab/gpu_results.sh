@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures everything that needs a GPU and shows it in one table with the aims; see docs/gpu_results.md:
+# Measures everything that needs a GPU and shows it in one table with the aims; see docs/benchmarks/h100.md:
 #
 #   bash scripts/lab/gpu_results.sh --cifar10 DIR --imagenette DIR --timm-train FILE --airbench FILE
 #   bash scripts/lab/gpu_results.sh --list

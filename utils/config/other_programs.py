@@ -19,12 +19,15 @@ class Silent(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program: its flags that are synonyms, what to do about its other ones, and its silent defaults."""
+    """A program: its flags that are synonyms, what to do about its other ones, its silent defaults, and its flags that
+    mean the ``same`` here.
+    """
 
     title: str
     synonyms: frozenset[str]
     instead: dict[str, str]
     silent: tuple[Silent, ...]
+    same: frozenset[str]
 
 
 class OtherPrograms(NamedTuple):
@@ -64,7 +67,8 @@ def _program(entry: dict[str, Any]) -> Program:
         Silent(row["words"], _words(row["unless"]), _words(row.get("needs", ""))) for row in entry.get("silent", ())
     )
     advice = {name: text for names, text in entry["instead"].items() for name in names.split()}
-    return Program(entry["title"], _words(entry.get("synonyms", "")), advice, tuple(silent))
+    same = _words(entry.get("same", ""))
+    return Program(entry["title"], _words(entry.get("synonyms", "")), advice, tuple(silent), same)
 
 
 def _words(text: str) -> frozenset[str]:

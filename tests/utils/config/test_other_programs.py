@@ -22,11 +22,7 @@ NONE = " and has no equivalent"
 
 # Every flag of each program, by the answer: OURS, the flag that "did you mean" names, or how the advice begins.
 OF_TIMM = {
-    OURS: "amp batch-size bce-pos-weight bce-sum bce-target-thresh channels-last color-jitter color-jitter-prob config "
-    "crop-pct cutmix device drop drop-path epochs gaussian-blur-prob grad-checkpointing grayscale-prob interpolation "
-    "layer-decay lr lr-base lr-base-scale lr-base-size lr-cycle-decay lr-cycle-mul mean mixup mixup-mode "
-    "mixup-off-epoch mixup-prob mixup-switch-prob model-kwargs momentum opt-betas opt-eps opt-kwargs output pretrained "
-    "resume seed std sync-bn tta val-split warmup-epochs warmup-lr warmup-prefix weight-decay workers",
+    OURS: " ".join(other_programs().programs["timm"].same),
     "--datapath": "data-dir",
     "--dataname": "dataset",
     "--download": "dataset-download",
@@ -91,8 +87,7 @@ OF_TIMM = {
     "kd-student-feature-dim kd-teacher-feature-dim kd-token-distill-type",
 }
 OF_TORCHVISION = {
-    OURS: "device batch-size epochs workers lr momentum weight-decay label-smoothing lr-gamma lr-min print-freq resume "
-    "sync-bn auto-augment random-erase amp interpolation clip-grad-norm weights pretrained",
+    OURS: " ".join(other_programs().programs["torchvision"].same),
     "--datapath": "data-path",
     "--arch": "model",
     "--workers": "j",

@@ -1,0 +1,145 @@
+"""Write the pages of docs/ that are lists: every setting from its field, other programs' flags from the table of them.
+
+python scripts/lab/write_pages.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.common.command_line import ToolParser, run_tool
+from utils.config.other_programs import Program, other_programs
+from utils.config.settings import Settings, all_settings, as_text, flag_of
+from utils.config.synonyms import SYNONYMS
+
+NAME = "write_pages.py"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}
+SETTINGS_HEAD = """# Settings
+
+Written by `python scripts/lab/write_pages.py` from the fields in `utils/config/groups/`; `python main.py --help` prints
+the same. A flag overrides the recipe (`--config`), a recipe the checkpoint (`--resume`), a checkpoint the default. In a
+recipe, a setting stands without its dashes: `batch-size: 128`. The value `none` takes back an optional setting that a
+recipe makes; `no-` before a switch's name takes it back, as in `--no-nesterov`. *Free* settings may change when a run
+is resumed; those without the word shape the result, and a resume that changes one is refused.
+"""
+PROGRAM_HEAD = """# Coming from {title}
+
+Written by `python scripts/lab/write_pages.py` from the table that `main.py` answers with. You need not read it:
+paste your command after `python main.py`, and each flag is answered in one line, as is what {title} does unasked.
+"""
+TIMM_EXAMPLE = """
+```bash
+# timm's python train.py DIR --model resnet50 --opt sgd --lr 0.5 --batch-size 256 --amp --smoothing 0.1
+python main.py --dataname folder --datapath DIR --arch resnet50 --lr 0.5 --batch-size 256 --label-smoothing 0.1
+```
+
+**This, or timm's `train.py`?** timm's when you need what the last table lists: several image sizes in a batch, more
+schedules and optimizers with every switch, Weights & Biases, years of use on many GPUs. This one when a run has to
+survive kills with the same bits, when validation must count each image once, or when images are small. Both train the
+same networks, and `scripts/export.py RUN --to timm` gives a trained one back to timm.
+"""
+TORCHVISION_EXAMPLE = """
+```bash
+# torchvision's train.py --data-path DIR --model resnet18 --batch-size 64 --lr-scheduler cosineannealinglr
+python main.py --dataname imagenet --datapath DIR --arch torchvision/resnet18 --batch-size 64 --lr-policy cosine
+```
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool. Returns its exit code."""
+    build_parser().parse_args(argv)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path)
+    return 0
+
+
+def build_parser() -> ToolParser:
+    return ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
+
+
+def pages() -> dict[Path, str]:
+    """Each page's text."""
+    return {
+        DOCS / "settings.md": settings_page(),
+        DOCS / "coming_from_timm.md": program_page(other_programs().programs["timm"], TIMM_EXAMPLE),
+        DOCS / "coming_from_torchvision.md": program_page(
+            other_programs().programs["torchvision"], TORCHVISION_EXAMPLE
+        ),
+    }
+
+
+def settings_page() -> str:
+    """Every setting by its group: flag, values, default, help."""
+    parts = [SETTINGS_HEAD]
+    for group, options in itertools.groupby(all_settings(), key=lambda pair: pair[0]):
+        about = type(getattr(Settings(), group)).__doc__.partition("\n")[0]
+        parts.append(f"\n## {group.capitalize()}\n\n{about}\n\n| flag | default | what |\n|---|---|---|\n")
+        parts += [settings_row(option) for _, option in options]
+    return "".join(parts)
+
+
+def settings_row(option: dataclasses.Field) -> str:
+    meta = option.metadata
+    flag = " ".join(filter(None, (meta["short"], flag_of(option.name))))
+    values = f"; one of {', '.join(f'`{choice}`' for choice in meta['choices'])}" if meta["choices"] else ""
+    free = "" if meta["affects_result"] else " *Free.*"
+    return row([f"`{flag}`", default(option.default), f"{meta['help']}{values}.{free}"])
+
+
+def default(value: object) -> str:
+    return "" if value in (None, ()) else f"`{as_text(value)}`"
+
+
+def row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/").replace("<", "&lt;") for cell in cells) + " |\n"
+
+
+def program_page(program: Program, example: str) -> str:
+    """Every flag of a program: the same here, another name here, something else to write, or nothing like it."""
+    title = program.title.partition("'")[0]
+    kinds: dict[str, dict[str, list[str]]] = {"write": {}, "leave it out": {}, "no equivalent": {}}
+    for name, advice in program.instead.items():
+        kind = next((kind for kind in kinds if advice.startswith(kind)), "write")
+        words = advice.removeprefix(kind).removeprefix(":").strip()
+        kinds[kind].setdefault(words, []).append(f"`{flag(name)}`")
+    renamed: dict[str, list[str]] = {}
+    for name in sorted(program.synonyms):
+        renamed.setdefault(f"`{flag_of(SYNONYMS[name])}`", []).append(f"`{flag(name)}`")
+    parts = [PROGRAM_HEAD.format(title=title), example, "\n## The same name\n\n"]
+    parts.append(textwrap.fill(" ".join(f"`{flag(name)}`" for name in sorted(program.same)), 120, **WHOLE_WORDS) + "\n")
+    elsewhere = other_programs().bare | other_programs().other_meaning
+    notes = {name: elsewhere.get(name.replace("-", "_")) for name in sorted(program.same)}
+    if any(notes.values()):
+        parts.append(
+            "\nWith a difference:\n\n" + "".join(f"- `{flag(n)}`: {note}\n" for n, note in notes.items() if note)
+        )
+    for heading, what, found in (
+        ("Another name", "here", renamed),
+        ("Something else to write", "here", kinds["write"]),
+        ("To leave out", "why", kinds["leave it out"]),
+        ("No equivalent", "why, or what is nearest", kinds["no equivalent"]),
+    ):
+        parts.append(f"\n## {heading}\n\n| {title} | {what} |\n|---|---|\n")
+        parts += [row([" ".join(names), words]) for words, names in found.items()]
+    parts.append(f"\n## What {title} does unasked\n\nIn brackets, the flag that asks for it here.\n\n")
+    parts += [f"- {words}\n" for words in dict.fromkeys(one.words for one in program.silent)]
+    return "".join(parts)
+
+
+def flag(name: str) -> str:
+    """A flag of another program as its own command line has it."""
+    return f"-{name}" if len(name) == 1 else f"--{name}"
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(NAME, main))
