@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from main import main
 from tests.end_to_end.forked import _ranks, server
 from tests.end_to_end.processes import FINAL_LINE, load, rows, start, train
+from tests.helpers import image_tree
 
 
 def test_a_mistake_is_told_once_by_several_processes_with_no_traceback_of_ours(tmp_path):
@@ -71,11 +71,7 @@ def rank_in(folder, environment, flags):
 def on_own_disks(tmp_path, change, *flags):
     """Exit codes and stderr of two processes whose disks hold the same images, but for a ``change`` of the second's."""
     for disk in ("0", "1"):
-        for place in ("train/a", "train/b", "val/a", "val/b"):
-            folder = tmp_path / disk / "data" / place
-            folder.mkdir(parents=True)
-            for number in range(3):
-                Image.new("RGB", (8, 8)).save(folder / f"{number}.png")
+        image_tree(tmp_path / disk / "data", {"train": 3, "val": 3})
     change(tmp_path / "1/data")
     line = (
         "--dataname folder --datapath data --device cpu --arch timm/test_vit --image-size 32 -w 0 --max-steps 1 "

@@ -1,13 +1,12 @@
 """The recipes for images of one's own: any network of which there is a file begins with it, but for the last layer."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from models import build_model
 from tests.end_to_end.processes import load
 from tests.faults.small_run import told
+from tests.helpers import image_tree
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 
@@ -23,14 +22,7 @@ HEADS = {
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     """Two classes of ten images, which have no val/."""
-    root = tmp_path_factory.mktemp("photographs")
-    numbers = np.random.default_rng(0)
-    for name in ("ant", "bee"):
-        (root / name).mkdir()
-        for number in range(10):
-            pixels = numbers.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number}.jpg")
-    return root
+    return image_tree(tmp_path_factory.mktemp("photographs"), {".": 10}, ("ant", "bee"), 48, "jpg")
 
 
 def flags(recipe, photographs):

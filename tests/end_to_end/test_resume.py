@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from main import main
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows
 from tests.faults.small_run import with_contents
+from tests.helpers import image_tree
 from utils.loop.hooks import Hooks
 
 FLAGS = "--device cpu --deterministic --arch fc --no-progress".split()
@@ -118,11 +118,7 @@ def test_a_checkpoint_from_before_there_were_arguments_goes_on_as_it_was_and_tak
 
 
 def test_a_run_that_meets_a_bad_image_goes_on_with_skip_bad_images(tmp_path, capsys):
-    tree = tmp_path / "tree"
-    for number in range(24):
-        folder = tree / ("train" if number < 16 else "val") / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (28, 28), number).save(folder / f"{number}.png")
+    tree = image_tree(tmp_path / "tree", {"train": 8, "val": 4}, size=28)
     data = f"--dataname folder --datapath {tree} --image-size 28 --loader stream --workers 0"
     flags = (*data.split(), "--epochs", "2", "--batch-size", "4", "--output", str(tmp_path / "runs"))
     run = in_process(capsys, *flags, "--max-steps", 2)

@@ -202,25 +202,14 @@ def test_an_overflow_in_one_ranks_part_of_the_gradient_skips_the_step_on_all_ran
 # ----------------------------------------------------------------------------------- contradictions
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--optimizer muon",
-        "--optimizer lamb",
-        "--clip-grad-agc 0.01",
-        "--sam-rho 0.05",
-        "--grad-penalty 0.1",
-        "--lookahead 6 0.5",
-        "--swa-start-epoch 2",
-        "--compile",
-        "--freeze patch_embed --unfreeze-epoch 1",
-        "--freeze patch_embed --freeze-epoch 1",
-        "--fp32-layers head",
-        "--dump-bad-batch",
-        "--bucket-mb 8",
-        "--grad-compression bf16",
-    ],
+CONTRADICTIONS = (
+    "--optimizer muon; --optimizer lamb; --clip-grad-agc 0.01; --sam-rho 0.05; --grad-penalty 0.1; --lookahead 6 0.5; "
+    "--swa-start-epoch 2; --compile; --freeze patch_embed --unfreeze-epoch 1; --freeze patch_embed --freeze-epoch 1; "
+    "--fp32-layers head; --dump-bad-batch; --bucket-mb 8; --grad-compression bf16"
 )
+
+
+@pytest.mark.parametrize("flags", CONTRADICTIONS.split("; "))
 def test_what_needs_whole_parameters_is_refused_before_the_start(flags):
     command_line = arguments.read(["--shard-model", *flags.split()])
     with pytest.raises(UserError) as caught:

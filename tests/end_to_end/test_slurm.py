@@ -10,6 +10,7 @@ import pytest
 
 from tests.end_to_end.processes import FINAL_LINE, ROOT, load
 from tests.end_to_end.scripts import SBATCH, SCRIPTS, SYNTHETIC, executable, variables
+from tests.helpers import wait_for
 
 # srun starts a task a node, here all on this machine, hands SIGUSR1 on to them and ends with their highest exit code.
 FAKE_SRUN = """#!/usr/bin/env bash
@@ -81,10 +82,8 @@ def test_a_slurm_job_whose_time_is_up_saves_requeues_itself_and_goes_on_to_the_e
     ]
     flags += ["--output", tmp_path / "runs"]
     first = job.start(*flags)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/**/last.pt")):
-        assert first.poll() is None and time.monotonic() < deadline, first.communicate()
-        time.sleep(0.1)
+    wait_for(lambda: list(tmp_path.glob("runs/**/last.pt")) or first.poll() is not None, 120)
+    assert first.poll() is None, first.communicate()
     first.send_signal(signal.SIGUSR1)
     out, err = first.communicate(timeout=120)
     assert first.returncode == 75, err
@@ -139,9 +138,7 @@ def test_a_slurm_job_is_requeued_only_when_its_time_is_up_and_its_state_saved(si
         SLURM_NNODES="1",
         SLURM_RESTART_COUNT=str(before),
     )
-    deadline = time.monotonic() + 60
-    while signals and not (job.folder / "started").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(lambda: not signals or (job.folder / "started").exists())
     for name in signals.split():
         process.send_signal(getattr(signal, f"SIG{name}"))
         time.sleep(0.05)  # two at once would be handled in the order of their numbers

@@ -3,26 +3,18 @@
 from functools import partial
 
 import pytest
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from main import main
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, points, rows
+from tests.helpers import image_tree
 
 STEPS_AN_EPOCH = 5  # 150 images
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """Class folders of the digits as JPEG files of 24 pixels: 150 to train on, 60 to validate."""
-    root = tmp_path_factory.mktemp("tree")
-    digits = load_digits()
-    for number in range(210):
-        folder = root / ("train" if number < 150 else "val") / str(digits.target[number])
-        folder.mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray((digits.images[number] * 15).astype("uint8")).resize((24, 24))
-        image.convert("RGB").save(folder / f"{number}.jpg", quality=90)
-    return root
+    """150 images to train on, 60 to validate."""
+    return image_tree(tmp_path_factory.mktemp("tree"), {"train": 15, "val": 6}, "0123456789", 24, "jpg")
 
 
 def train(capsys, *flags):

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from main import main
 from tests.end_to_end.forked import ROOT, Forked, train_with
 from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows, start, train
+from tests.helpers import wait_for
 from utils.checkpoint import checkpoint
 from utils.loop.hooks import Hooks
 from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN, StopConsensus, StoppedAtOnce, StopSignals
@@ -264,9 +264,7 @@ def test_all_ranks_stop_at_one_step_and_the_resumed_run_equals_the_whole(process
     )
     begin = start if whom == "launcher" else Forked
     process = begin(*flags, "--output", tmp_path / "cut", processes=processes)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("cut/digits/fc/*/checkpoints/best.pt")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: list(tmp_path.glob("cut/digits/fc/*/checkpoints/best.pt")), 120)
     os.kill(process.pid if whom == "launcher" else process.ranks[-1].pid, number)
     out, err = process.communicate(timeout=60)
     (line,) = [line for line in out.splitlines() if " stopped by " in line]

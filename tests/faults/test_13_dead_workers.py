@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import Dataset
 
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, command, differences
 from tests.faults.conftest import SECONDS
+from tests.helpers import image_tree, wait_for
 from utils.config.settings import UserError
 from utils.data import decoded as cache
 from utils.data import sources
@@ -35,16 +35,8 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds p
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """Class folders for training and validation, two classes, images of 64 by 64 pixels."""
-    root = tmp_path_factory.mktemp("tree")
-    generator = np.random.default_rng(0)
-    for split, count in (("train", COUNT), ("val", 4)):
-        for number in range(count):
-            folder = root / split / "ab"[number % 2]
-            folder.mkdir(parents=True, exist_ok=True)
-            pixels = generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.jpg")
-    return root
+    """Two classes of images of 64 by 64 pixels."""
+    return image_tree(tmp_path_factory.mktemp("tree"), {"train": COUNT // 2, "val": 2}, size=64, ending="jpg")
 
 
 @pytest.fixture
@@ -134,10 +126,7 @@ def test_a_worker_that_dies_between_two_batches_is_told_at_the_next_not_where_tr
     next(batches)
     victim = source._pool._processes[0].pid
     os.kill(victim, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while state(victim) != "Z":  # here torch alone raises RuntimeError
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: state(victim) == "Z")  # here torch alone raises RuntimeError
     time.sleep(0.1)
     with pytest.raises(UserError, match=f"process {victim}, .* was killed"):
         list(batches)
@@ -251,11 +240,9 @@ def state(pid):
 
 def workers_of(process):
     """The two workers that train and the two that validate, once all of them have begun."""
-    deadline = time.monotonic() + 60
-    while len(found := workers_below(process.ranks[0].pid)) < 4:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate(0)
-        time.sleep(0.02)
-    return found
+    wait_for(lambda: len(workers_below(process.ranks[0].pid)) == 4 or process.poll() is not None)
+    assert process.poll() is None, process.communicate(0)
+    return workers_below(process.ranks[0].pid)
 
 
 @linux
@@ -352,7 +339,4 @@ def test_a_run_ends_while_a_signal_of_another_process_waits_for_its_worker():
 
 
 def assert_gone(workers):
-    deadline = time.monotonic() + SECONDS
-    while left := [worker for worker in workers if state(worker) != "Z"]:
-        assert time.monotonic() < deadline, f"left running: {left}"
-        time.sleep(0.1)
+    wait_for(lambda: all(state(worker) == "Z" for worker in workers), SECONDS)

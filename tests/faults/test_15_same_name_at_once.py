@@ -1,11 +1,11 @@
 """Runs that would share a folder: each gets its own, and a run is written by one process at a time."""
 
 import shutil
-import time
 
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import FINAL_LINE, load, rows
 from tests.faults.small_run import FLAGS, begin
+from tests.helpers import wait_for
 
 SECONDS = 120
 
@@ -29,9 +29,7 @@ def test_of_two_processes_that_continue_one_run_at_once_the_second_is_refused(tm
     run = begin(tmp_path, "--epochs", 10_000, "--max-steps", 5)
     processes = [Forked(*flags) for _ in range(2)]
     try:
-        deadline = time.monotonic() + SECONDS
-        while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(lambda: any(process.poll() is not None for process in processes), SECONDS)
         ended = [process for process in processes if process.poll() is not None]
         assert [process.returncode for process in ended] == [2]
         out, err = ended[0].communicate()

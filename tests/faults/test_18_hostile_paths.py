@@ -11,6 +11,7 @@ import torch
 import main
 from tests.end_to_end.processes import load, start
 from tests.faults.small_run import FLAGS, copy_of, told
+from tests.helpers import image_tree
 
 SHORT = (*FLAGS, "--max-steps", "1")
 
@@ -243,14 +244,7 @@ def test_a_current_folder_whose_name_is_no_text_does_not_matter(workplace, monke
 
 @pytest.fixture
 def data(workplace):
-    from PIL import Image
-
-    for split in ("train", "val"):
-        for name in "ab":
-            (workplace / "data" / split / name).mkdir(parents=True)
-            for n in range(4):
-                Image.new("RGB", (8, 8), (n, n, n)).save(workplace / "data" / split / name / f"{n}.png")
-    return workplace / "data"
+    return image_tree(workplace / "data", {"train": 4, "val": 4})
 
 
 ON_DATA = (*SHORT, "--dataname", "folder", "--datapath", "data", "--image-size", "8", "--workers", "0")

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torchvision.datasets import imagenet
 
 from tests.end_to_end import forked
 from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE
 from tests.faults import imagenet_archives as made_up
+from tests.helpers import image_tree, wait_for
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, prepare
@@ -74,11 +74,10 @@ def begin(tmp_path, monkeypatch):
     def start(*flags, processes=2, work="prepare", seconds=600, **environment):
         environment |= {"WORK": work, "WORK_SECONDS": str(seconds)}
         run = Forked(*FLAGS, *flags, processes=processes, program=tmp_path / "program.py", **environment)
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "at_work").exists() or not (tmp_path / "at_work").read_text().endswith("\n"):
-            assert time.monotonic() < deadline and run.poll() is None, run.communicate(1)
-            time.sleep(0.05)
-        return run, int((tmp_path / "at_work").read_text().split()[0])
+        at_work = tmp_path / "at_work"
+        wait_for(lambda: (at_work.exists() and at_work.read_text().endswith("\n")) or run.poll() is not None)
+        assert run.poll() is None, run.communicate(1)
+        return run, int(at_work.read_text())
 
     return start
 
@@ -91,15 +90,9 @@ def ended(run, started):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Class folders of small images."""
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            folder = tmp_path / "tree" / split / name
-            folder.mkdir(parents=True)
-            for number in range(4):
-                pixels = np.full((8, 8, 3), 20 * number, dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    return f"--dataname folder --datapath {tmp_path / 'tree'} --image-size 8 --loader resident --augment flip".split()
+    """Flags for class folders of small images."""
+    data = image_tree(tmp_path / "tree", {"train": 4, "val": 4})
+    return f"--dataname folder --datapath {data} --image-size 8 --loader resident --augment flip".split()
 
 
 def test_the_others_wait_longer_than_the_timeout_and_it_is_said_for_whom(begin):

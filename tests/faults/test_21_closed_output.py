@@ -5,13 +5,12 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from PIL import Image
 
 from tests.end_to_end.forked import ROOT, Forked
 from tests.end_to_end.processes import FINAL_LINE, load
+from tests.helpers import image_tree, wait_for
 from utils.loop.stop_signals import TRY_AGAIN
 from utils.runtime.console import INTERRUPTED
 
@@ -73,13 +72,6 @@ def check_whole(run, epochs=3):
     assert sum("  validation " in line for line in lines) == epochs
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 # ------------------------------------------------------------------------------------------------- pipes
 
 
@@ -136,10 +128,7 @@ def test_what_only_prints_keeps_its_exit_code(begin, flags, code):
 
 
 def test_a_tool_that_finds_faults_says_so_by_its_exit_code_whether_its_report_is_read_or_not(begin, tmp_path):
-    for split in ("train", "val"):
-        for name in "ab":
-            (tmp_path / "data" / split / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8)).save(tmp_path / "data" / split / name / "whole.png")
+    image_tree(tmp_path / "data", {"train": 1, "val": 1})
     (tmp_path / "data/train/a/cut.png").write_bytes(b"no image")
     flags = ("--dataname", "folder", "--datapath", tmp_path / "data", "--output", tmp_path / "checks")
     process = begin(*flags, PROGRAM=str(ROOT / "scripts/check_data.py"), NOBODY_READS="1")

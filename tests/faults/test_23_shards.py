@@ -15,6 +15,7 @@ from PIL import Image
 
 import main
 from scripts import pack
+from tests.helpers import wait_for
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -238,9 +239,7 @@ def test_copies_outlast_a_few_batches_and_give_way_only_where_there_is_no_room(s
     def after(limit, samples, expected):
         ahead = read_ahead.ReadAhead(images.paths, cache, limit, is_first=True, log=print)
         with ahead.of([np.array(samples)]):
-            deadline = time.monotonic() + 20
-            while {path.name for path in cache.iterdir()} != expected and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for(lambda: {path.name for path in cache.iterdir()} == expected, 20)
         return {path.name for path in cache.iterdir()}
 
     names = [Path(members.copy_of(path, str(cache))).name for path in images.paths.files]
@@ -282,9 +281,7 @@ def test_a_copy_that_was_spoilt_or_cut_is_passed_over_and_one_of_another_size_ma
     os.truncate(copy_of_cut, 100)  # as a power cut may
     assert value(cut) == 20
     with ahead.of([np.arange(36)]):
-        deadline = time.monotonic() + 20
-        while os.stat(copy_of_cut).st_size == 100 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: os.stat(copy_of_cut).st_size != 100, 20)
     assert Path(copy_of_cut).read_bytes() == Path(cut.shard).read_bytes()
 
 
@@ -340,6 +337,4 @@ def test_what_another_run_is_copying_stays_and_what_a_killed_one_left_goes(shard
 
 
 def await_copies(cache, count):
-    deadline = time.monotonic() + 20
-    while len(list(cache.glob("*.shard"))) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: len(list(cache.glob("*.shard"))) == count, 20)

@@ -14,6 +14,7 @@ import torch
 import main
 from tests.faults.small_run import FLAGS
 from tests.utils.config.examples import SHAPES_RESULT, context, example
+from tests.helpers import equal
 from utils.checkpoint import checkpoint, resume
 from utils.checkpoint.inventory import parts
 from utils.checkpoint.resume import ResumePoint, find, from_path, newest_run
@@ -67,16 +68,6 @@ def test_what_the_other_processes_are_told_of_a_checkpoint_holds_no_tensor(run):
     assert len(pickle.dumps(found)) < 0.1 * found.path.stat().st_size
 
 
-def same(left, right):
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return type(left) is type(right) and (left == right or left != left)
-
-
 def test_a_list_of_tensors_is_kept_without_them():
     whole = {"state": [torch.ones(2), 3, {"buffers": (torch.ones(1), "x")}]}
     assert resume._plain_parts(whole) == {"state": [None, 3, {"buffers": (None, "x")}]}
@@ -84,7 +75,7 @@ def test_a_list_of_tensors_is_kept_without_them():
 
 def test_read_gives_the_whole_checkpoint(run):
     found = from_path(run, pytest.fail)
-    assert same(checkpoint.load(found.path), found.read())
+    assert equal(checkpoint.load(found.path), found.read())
 
 
 def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_stand(tmp_path):
@@ -95,10 +86,10 @@ def test_read_gives_what_was_changed_meanwhile_and_all_tensors_wherever_they_sta
     }
     torch.save(whole, tmp_path / "file.pt")
     found = ResumePoint.of(tmp_path / "file.pt", whole)
-    assert same(found.read(), whole)
+    assert equal(found.read(), whole)
     whole["progress"] = {"step": 0, "sums": [0.0]}
     whole["optimizer"][0]["param_groups"] = [{"lr": 0.5}]
-    assert same(dataclasses.replace(found, state=ResumePoint.of(found.path, whole).state).read(), whole)
+    assert equal(dataclasses.replace(found, state=ResumePoint.of(found.path, whole).state).read(), whole)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 import main
 from tests.end_to_end.processes import load, rows
-from tests.utils.loop.test_between_steps import THREE_STEPS, equal, results, watched  # noqa: F401 - a fixture
+from tests.helpers import equal
+from tests.utils.loop.test_between_steps import THREE_STEPS, results, watched  # noqa: F401 - a fixture
 from tests.utils.test_train_validation import make
 from utils.checkpoint.checkpoint import average_moved_since_validation
 from utils.config.arguments import parse

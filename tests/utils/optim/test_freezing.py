@@ -14,6 +14,7 @@ from models import build_model
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import load, rows
 from tests.faults.small_run import told
+from tests.helpers import equal
 from tests.utils.test_train_validation import make, steps
 from utils.config import arguments
 from utils.config.arguments import parse
@@ -45,15 +46,6 @@ def below(names, *layers):
 
 def trained(model):
     return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def same(state, other):
-    """Whether nested states have the same bits."""
-    if isinstance(state, dict):
-        return state.keys() == other.keys() and all(same(state[key], other[key]) for key in state)
-    if isinstance(state, list | tuple):
-        return len(state) == len(other) and all(map(same, state, other))
-    return torch.equal(state, other) if torch.is_tensor(state) else state == other
 
 
 # --------------------------------------------------------------------------------------------- which
@@ -268,7 +260,7 @@ def test_what_is_frozen_after_an_epoch_stays_as_it_was_then(mixture):
     freezing.separate(traval.optimizers)
     before = copy.deepcopy(model.state_dict())
     for epoch in (0, 1):
-        assert epoch == 0 or not same(before, model.state_dict())
+        assert epoch == 0 or not equal(before, model.state_dict())
         then = copy.deepcopy(model.state_dict())
         states = copy.deepcopy([o.state_dict() for o in traval.optimizers])
         traval.train(epoch)
@@ -283,7 +275,7 @@ def test_what_is_frozen_after_an_epoch_stays_as_it_was_then(mixture):
         names = {id(p): name for name, p in model.named_parameters()}
         held = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         for number, name in enumerate(held):
-            assert same(now["state"][number], state["state"][number]) == bool(below({name}, *parts)), name
+            assert equal(now["state"][number], state["state"][number]) == bool(below({name}, *parts)), name
     if mixture == "schedule-free":  # what is evaluated has the frozen weights that the others were trained beside
         assert all(
             torch.equal(traval.ema.module.state_dict()[name], then[name]) for name in below(then, "layer1.0.conv1")
@@ -373,7 +365,7 @@ def test_ranks_train_as_one_process_and_resume_to_the_same_bits(tmp_path, monkey
     resumed = Forked(*flags, "--output", "cut", "--resume", "auto", processes=2)
     assert resumed.communicate()[1] == "" and [run.returncode for run in (*runs, resumed)] == [0, 0, 0]
     one, two, cut = (next(tmp_path.glob(f"{name}/digits/*/*")) for name in ("one", "two", "cut"))
-    assert same(finals(two), finals(cut))
+    assert equal(finals(two), finals(cut))
     for row, other in zip(rows(one), rows(two), strict=True):
         assert float(row["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)
         assert float(row["val_loss"]) == pytest.approx(float(other["val_loss"]), rel=1e-3)

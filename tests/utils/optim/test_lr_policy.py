@@ -78,18 +78,6 @@ def torch_rates(make, steps):
     return rates
 
 
-def test_cosine_equals_torchs_cosine_annealing():
-    policy = LRPolicy("cosine", 0.4, total_steps=37)
-    expected = torch_rates(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=37), 38)
-    assert [policy(step) for step in range(38)] == pytest.approx(expected, abs=1e-12)
-
-
-def test_multistep_equals_torchs_multistep():
-    policy = LRPolicy("multistep", 0.4, total_steps=40, milestones=(7, 20, 33), gamma=0.3)
-    expected = torch_rates(lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [7, 20, 33], gamma=0.3), 40)
-    assert [policy(step) for step in range(40)] == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 def test_warm_up_then_cosine_equals_torchs_sequence_of_both():
     def make(optimizer):
@@ -152,15 +140,6 @@ def test_one_cycle_equals_torchs_one_cycle(floor, div_factor, total, share):
     policy = LRPolicy("one-cycle", 0.4, total, pct_start=share, div_factor=div_factor, lr_min=floor)
     expected = [max(floor, rate) for rate in torch_rates(make, total - 1)]  # our floor holds for the first steps too
     assert [policy(step) for step in range(total - 1)] == pytest.approx(expected, abs=1e-12)
-
-
-def test_linear_equals_torchs_linear_and_step_its_step():
-    linear = LRPolicy("linear", 0.4, 37)
-    step = LRPolicy("step", 0.4, 37, step_length=8, gamma=0.3)
-    expected = torch_rates(lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=37), 37)
-    assert [linear(n) for n in range(37)] == pytest.approx(expected, abs=1e-12)
-    expected = torch_rates(lambda optimizer: lr_scheduler.StepLR(optimizer, 8, gamma=0.3), 37)
-    assert [step(n) for n in range(37)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_triangular_is_numpys_interpolation_as_in_airbench():
@@ -281,43 +260,24 @@ def test_rate_depends_on_the_step_alone(name):
     assert [policy(step) for step in reversed(range(12))] == forward[::-1]
 
 
-def test_epochs_of_the_settings_become_steps():
-    settings = OptimisationSettings(
-        epochs=8, lr=0.2, lr_policy="multistep", lr_milestones=(2.0, 4.5), lr_gamma=0.5, warmup_epochs=0.3
-    )
-    policy = build_lr_policy(settings, steps_per_epoch=10)
-    assert policy == LRPolicy("multistep", 0.2, total_steps=80, warmup_steps=3, milestones=(20, 45), gamma=0.5)
-
-
-def test_each_policys_settings_reach_it_in_steps():
+def test_the_settings_reach_the_policy_and_their_epochs_become_steps():
+    rest = {"lr_min": 0.01, "warmup_lr": 0.05, "warmup_prefix": False, "pct_start": 0.4, "div_factor": 7.0}
+    cycles = {"cycle_mul": 2.0, "cycle_decay": 0.5, "power": 3.0}
     settings = OptimisationSettings(
         epochs=9,
         lr=0.2,
-        lr_policy="step",
-        lr_min=0.01,
+        lr_policy="multistep",
+        lr_milestones=(2.0, 4.5),
+        lr_gamma=0.5,
+        warmup_epochs=0.3,
         lr_step_epochs=1.5,
-        lr_power=3.0,
         lr_cycle_epochs=2.5,
-        lr_cycle_mul=2.0,
-        lr_cycle_decay=0.5,
-        lr_pct_start=0.4,
-        lr_div_factor=7.0,
+        lr_per_epoch=True,
+        **{
+            name if name.startswith(("lr_", "warmup")) else f"lr_{name}": value
+            for name, value in (rest | cycles).items()
+        },
     )
-    assert build_lr_policy(settings, steps_per_epoch=10) == LRPolicy(
-        "step",
-        0.2,
-        total_steps=90,
-        lr_min=0.01,
-        step_length=15,
-        power=3.0,
-        cycle_steps=25,
-        cycle_mul=2.0,
-        cycle_decay=0.5,
-        pct_start=0.4,
-        div_factor=7.0,
-    )
-
-
-def test_without_warm_up_the_first_step_has_the_highest_rate():
-    policy = build_lr_policy(OptimisationSettings(epochs=3, lr=0.2), steps_per_epoch=7)
-    assert (policy.total_steps, policy.warmup_steps, policy(0)) == (21, 0, 0.2)
+    steps = {"total_steps": 90, "warmup_steps": 3, "milestones": (20, 45), "step_length": 15, "cycle_steps": 25}
+    expected = LRPolicy("multistep", 0.2, gamma=0.5, hold_steps=10, **steps, **rest, **cycles)
+    assert build_lr_policy(settings, steps_per_epoch=10) == expected

@@ -76,14 +76,6 @@ def test_under_a_scaler_the_ascent_is_along_the_true_gradient():
     assert_close(traval.model, reference, rtol=1e-4, atol=1e-5)
 
 
-def test_accumulation_equals_the_large_batch():
-    small = make("--arch", "fc", "--sam-rho", "0.1", "--batch-size", "25", "--accumulate", "4", "--lr", "0.05")
-    large = make("--arch", "fc", "--sam-rho", "0.1", "--batch-size", "100", "--lr", "0.05")
-    small.train(0)
-    large.train(0)
-    assert_close(small.model, large.model, rtol=1e-3, atol=1e-4)
-
-
 class Noisy(nn.Module):
     """Records the dropout masks and batch-norm statistics of each pass."""
 

@@ -10,7 +10,8 @@ from torch import nn
 import main
 from models.load import load_model
 from tests.end_to_end.processes import load, rows
-from tests.utils.loop.test_between_steps import THREE_STEPS, equal, watched
+from tests.helpers import equal
+from tests.utils.loop.test_between_steps import THREE_STEPS, watched
 from tests.utils.optim.test_epoch_average import with_batch_norm
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
 from utils.config.arguments import parse

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.helpers import wait_for
 from utils.record.writer import RunWriter
 from utils.runtime import console, heartbeat
 from utils.runtime.heartbeat import Heartbeat
@@ -13,13 +14,6 @@ from utils.runtime.heartbeat import Heartbeat
 def impatient(monkeypatch):
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.1)
     console.note_line()
-
-
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_silence_is_broken_again_and_again_until_the_work_ends():
