@@ -1,4 +1,4 @@
-"""Every recipe under configs/ is read, says what it is, can be planned, and trains, each on small data of its format."""
+"""Every recipe under configs/ is read, says what it is, and trains, each on small data of its format."""
 
 import os
 import re
@@ -29,6 +29,8 @@ CLASS_FOLDERS = (
     ("imagenet", 1000, "jpg", (40, 48, 3)),
     ("imagenette", 10, "jpg", (40, 48, 3)),
 )
+# What has no effect on so few images, or without half precision.
+IDLE_HERE = ("warmup-epochs: ", "drop-last: ", "init-scale: ", "fp32-layers: ", "--ema-bn-batches")
 VGG = ("vgg11", "vgg13", "vgg16", "vgg19")
 
 
@@ -114,7 +116,7 @@ def test_a_header_is_read_part_by_part(tmp_path, monkeypatch):
     assert (recipe.reference_figure, recipe.measured_figure, recipe.command) == ("none known", "not measured", "")
 
 
-# -------------------------------------------------------------------------------- plan and training
+# ----------------------------------------------------------------------------------------- training
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +149,7 @@ def flags(name, data):
 
 
 @pytest.mark.parametrize("name", OF_A_SET)
-def test_a_recipe_can_be_planned(name, data, capsys):
-    whole = [] if not parsed(name).data.drop_last else ["--global-batch-size", "8"]
-    assert main.main([*flags(name, data), *whole, "--dry-run"]) == 0
-    out, err = capsys.readouterr()
-    assert f"Network        {parsed(name).model.arch}, " in out
-    idle = [line for line in err.splitlines() if "does nothing" in line]
-    of_so_few_images = ("warmup-epochs: ", "drop-last: ")
-    assert [line for line in idle if not any(name in line for name in of_so_few_images)] == []
-
-
-@pytest.mark.parametrize("name", OF_A_SET)
-def test_a_recipe_trains(name, data, tmp_path, monkeypatch, capsys):
+def test_a_recipe_trains_and_all_that_it_sets_has_an_effect(name, data, tmp_path, monkeypatch, capsys):
     recipe = parsed(name)
     small = []
     if name.split("/")[0] in OF_ANY_SIZE:
@@ -175,5 +166,7 @@ def test_a_recipe_trains(name, data, tmp_path, monkeypatch, capsys):
     code = main.main([*flags(name, data), *small, "--max-steps", "2", "--output", str(tmp_path)])
     out, err = capsys.readouterr()
     assert code == 0, err
+    idle = [line for line in err.splitlines() if "does nothing" in line]
+    assert [line for line in idle if not any(name in line for name in IDLE_HERE)] == []
     assert re.search(r"^val_top1=\d.* val_count=\d+ val_epoch=1 ", out.splitlines()[-1])
     shutil.rmtree(tmp_path)

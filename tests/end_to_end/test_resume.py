@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from main import main
-from tests.end_to_end.processes import FINAL_LINE, curves, differences, load, points, rows
+from tests.end_to_end.processes import curves, differences, load, points, rows
 from tests.faults.small_run import with_contents
 from tests.helpers import image_tree
 from utils.loop.hooks import Hooks
 
 FLAGS = "--device cpu --deterministic --arch fc --no-progress".split()
 # Each: flags, and the steps after which the run is cut; an epoch has 23 steps, or 3 with RESNET.
-RESNET = "--arch timm/test_resnet --batch-size 64 --train-samples 192 --epochs 4"
+RESNET = (
+    "--arch timm/test_resnet --batch-size 64 --train-samples 192 --epochs 4 --val-batch-size 40 --max-val-batches 1"
+)
 RELEASED = "--freeze all-but-head --unfreeze-epoch 2"
 FROZEN = "--freeze all-but-head --freeze-epoch 2"
 MIXTURES = {
@@ -23,6 +25,12 @@ MIXTURES = {
         [34],
     ),
     "batch norm of the average": (f"{RESNET} --ema-decay 0.9 --ema-bn-batches 3 --print-freq 2", [5]),
+    "mean of epochs with batch norm": (f"{RESNET} --swa-start-epoch 2 --swa-lr 0.02", [2, 6, 8]),
+    "schedule-free, SAM, scaler": (
+        "--epochs 2 --optimizer schedulefree-sgd --lr 0.02 --warmup-epochs 1 --layer-decay 0.7 --sam-rho 0.05 "
+        "--accumulate 2 --clip-grad-norm 1 --amp fp16 --init-scale 1e9",
+        [15],
+    ),
     "muon, penalty": (
         "--epochs 1 --optimizer muon --grad-penalty 0.01 --amp fp16 --ema-decay 0.9 --init-scale 1e7 --save-every-steps 5",
         [10],
@@ -65,7 +73,7 @@ MIXTURES = {
 def in_process(capsys, *flags):
     """A run of the program in this process; gives its folder."""
     assert main([*FLAGS, *map(str, flags)]) == 0
-    return Path(FINAL_LINE.fullmatch(capsys.readouterr().out.splitlines()[-1])["run"])
+    return Path(capsys.readouterr().out.rpartition(" run=")[2].strip())
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)

@@ -23,7 +23,6 @@ CPU = ("--device", "cpu", "--no-progress", "--arch", "fc", "--batch-size", "240"
 SGD, ADAMW = (("--optimizer", name) for name in SCHEDULE_FREE)
 FACTORS = [0.25, 0.5, 0.75] + 7 * [1.0] + 2 * [0.5]  # of the peak learning rate, a step each
 DECAY = 0.1
-MORE = "--sam-rho 0.05 --batch-size 240 --accumulate 2 --clip-grad-norm 1 --amp fp16 --init-scale 1048576"
 
 
 def network():
@@ -170,34 +169,6 @@ def test_validation_and_checkpoints_have_x_with_batch_norm_statistics_of_its_own
     expected, raw = (validate(model, *common, lambda: None) for model in (separate, traval.model))
     (row,) = recorder.of("epoch")[-1]
     assert (row["val_loss"], row["raw_val_loss"]) == (expected.loss, raw.loss) and expected.loss != raw.loss
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "cut"),
-    [(ADAMW, "in an epoch"), (ADAMW, "in validation"), ((*SGD, *MORE.split()), "in an epoch")],
-    ids=["adamw, in an epoch", "adamw, in validation", "sgd with more, in an epoch"],
-)
-def test_an_interrupted_run_ends_with_the_same_bits_and_results(optimizer, cut):
-    flags = ("--epochs", "2", *optimizer, "--lr", "0.02", "--warmup-epochs", "1", "--layer-decay", "0.7")
-    whole, first, second = (with_batch_norm(*flags) for _ in range(3))
-    whole.fit()
-    first.train(0)
-    first.validation(0)
-    if cut == "in an epoch":
-        planned = first.args
-        first.args = with_batch_norm(*flags, "--max-steps", "5").args
-        first.train(1)
-        first.args = planned
-    else:
-        first.train(1)
-    state = copy.deepcopy(first.state())
-    assert all(torch.equal(state["ema"]["model"][name], value) for name, value in x_of(first).items())
-    second.load_state(state)
-    assert equal(first.state(), second.state())
-    first.fit()  # saving in between changes nothing either
-    second.fit()
-    assert equal(second.state(), whole.state()) and equal(first.state(), whole.state())
-    assert (whole.progress.skipped_steps > 0) is ("fp16" in optimizer) and whole.progress.moved_steps > 2
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW])
