@@ -13,8 +13,8 @@ import torch
 
 import main
 from tests.faults.small_run import FLAGS
-from tests.utils.config.examples import SHAPES_RESULT, context, example
 from tests.helpers import equal
+from tests.utils.config.examples import SHAPES_RESULT, context, example
 from utils.checkpoint import checkpoint, resume
 from utils.checkpoint.inventory import parts
 from utils.checkpoint.resume import ResumePoint, find, from_path, newest_run
