@@ -1,19 +1,22 @@
 """Mistakes on the tools' command lines: a line each on stderr, exit code 2, no code run, nothing left behind."""
 
 import os
+import socket
 import struct
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
-from scripts import evaluate, explain, export, predict, report, serve
+from scripts import check_data, doctor, evaluate, explain, export, find_lr, pack, predict, report, serve
 from scripts.common.command_line import run_tool
 
 LONG = "x" * 300  # longer than a file system lets a name be
 TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, predict, report, serve)}
+OF_SETTINGS = {tool.NAME.removesuffix(".py"): tool for tool in (check_data, doctor, find_lr, pack)}  # which take no RUN
 # What each tool is told beside RUN.
 REST = {
     "evaluate": "--device cpu --no-progress --output evaluation",
@@ -36,15 +39,19 @@ NO_RUNS = {
     "code.pt": "it holds GLOBAL posix.system",
     "foreign.pt": "does not name its network",
 }
-# A tool's line after RUN, and what the line on stderr says.
+# A tool's line after RUN, and what the lines on stderr say.
 LINES = (
     ("predict", "none.png", "no such file"),
     ("predict", "@none.txt", "the list cannot be read"),
+    ("predict", "@empty.txt --output old.csv", "the list is empty"),
+    ("predict", "@empty.txt", "the list is empty"),
     ("predict", "empty", "holds no images"),
     ("predict", "good.png --top-k 0", "--top-k"),
     ("predict", "good.png --top-k 999", "knows only 10 classes"),
     ("predict", "good.png --batch-size 0", "--batch-size"),
+    ("predict", "good.png --workers x", "--workers"),
     ("predict", "good.png --amp wrong", "--amp"),
+    ("predict", "good.png --output a.txt", "must end with"),
     ("predict", "good.png --output empty --format csv", "is no file"),
     ("predict", "good.png --output /proc/x.csv", "cannot be written"),
     ("predict", "good.png --output good.png/a.csv", "--output good.png/a.csv: cannot be written"),
@@ -52,21 +59,78 @@ LINES = (
     ("explain", "none.png", "no such file"),
     ("explain", "bomb.png", "none of them can be read"),
     ("explain", "good.png --target nine", "knows no such class"),
+    ("explain", "good.png --target 30", "--target '30': the network knows no such class; did you mean 3"),
+    ("explain", "good.png --target cat", "'cat': the network knows no such class; it has 10, such as 0, 1, 2"),
     ("explain", f"good.png --target {'9' * 5000}", "knows no such class"),
+    ("explain", "good.png --output x.jpg", "must be the name of a .png file"),
+    ("explain", "good.png --output nowhere/x.png", "its folder does not exist"),
     ("explain", "good.png --output /proc/x.png", "cannot be written"),
     ("explain", f"good.png --output {LONG}.png", "cannot be written (File name too long)"),
+    ("evaluate", "--compare missing.pt", "missing.pt: no such run"),
     ("evaluate", "--output good.png", "cannot be made"),
+    ("evaluate", "--output ", "--output must not be empty"),
     ("evaluate", f"--output {LONG}", f"--output {LONG}: cannot be made"),
-    ("evaluate", "--datapath animals --output evaluation", "folders that are no classes"),
+    ("evaluate", "--split test --output new", "--split test: of digits no test images"),
+    ("evaluate", "--datapath missing --output new", "--datapath missing: no such folder"),
+    ("evaluate", "--datapath animals --output new", "folders that are no classes"),
+    ("evaluate", "--workers many", "--workers 'many'"),
+    ("evaluate", "--batch-size 0", "--batch-size: '0': must be at least 1"),
+    ("evaluate", "--tta rotate", "--tta"),
     ("report", "--output empty", "must be the name of an .html file"),
+    ("report", "--output nowhere/a.html", "its folder does not exist"),
+    ("report", "--output folder.html", "or it is a folder itself"),
     ("report", f"--output {LONG}.html", "cannot be written (File name too long)"),
     ("report", "--output report.html --heat-maps --no-predictions", "leave out one of them"),
+    ("report", "nowhere empty", "nowhere: no such run", "empty: holds no checkpoint"),
     ("export", "--to exe --output exported", "invalid choice: 'exe'"),
+    ("export", "--to onnx --output animals", "exists already"),
+    ("export", "--to timm --output good.png", "exists already"),
+    ("export", "--to torchvision --output old.pth", "old.json: exists already"),
     ("export", "--to safetensors --output empty/../good.png", "exists already"),
+    ("export", "--to onnx --output model.pt2", "give a name that ends in .onnx, or a folder"),
+    ("export", "--to timm --output model.safetensors", "give a folder"),
+    ("export", "--to safetensors --output good.png/model.safetensors", "cannot be written"),
     ("export", f"--to safetensors --output {LONG}", "cannot be written"),
     ("export", "--to safetensors --output exported --quantise static", "needs --to onnx"),
+    (
+        "export",
+        "--to timm --output exported --with-preprocessing --quantise static",
+        "holds weights alone",
+        "--quantise static needs --to onnx",
+    ),
+    ("export", "--to safetensors --output exported --images empty", "--images empty: holds no images"),
+    ("export", "--to safetensors --output exported --datapath gone", "no such folder"),
     ("serve", "--port 70000", "--port"),
     ("serve", "--host a..b", "cannot listen there"),
+    ("serve", "--host no.such.host.invalid", "cannot listen there"),
+    ("serve", "--max-megapixels 0", "--max-megapixels"),
+    ("serve", "--max-megapixels 179", "--max-megapixels 179: Pillow decodes at most 178 million"),
+    ("doctor", "--seconds nothing", "--seconds"),
+    ("doctor", "--seconds 0", "--seconds"),
+    ("doctor", "--no-such-flag", "'--no-such-flag' is not a flag"),
+    ("doctor", "--batch-size 0", "--batch-size"),
+    ("doctor", "--output ", "--output"),
+    ("doctor", "--arch nonesuch", "--arch 'nonesuch'"),
+    ("check_data", "--dataname synthetic", "nothing to check"),
+    ("check_data", "--dataname folder", "--datapath"),
+    ("check_data", "--dataname folder --datapath gone", "no such folder"),
+    ("check_data", "--dataname folder --datapath unfilled", "holds no val/ or test/"),
+    ("check_data", "--dataname folder --datapath unfilled/train --val-split 0.5", "holds no images"),
+    ("check_data", "--bogus", "'--bogus' is not a flag"),
+    (
+        "find_lr",
+        "--start-lr 1 --end-lr 0.1 --resume auto --picture nowhere/a.png",
+        "--start-lr",
+        "--resume",
+        "--picture",
+    ),
+    ("find_lr", "--picture a.jpg", "must be the name of a .png file"),
+    ("find_lr", "--picture .", "must be the name of a .png file"),
+    ("find_lr", "--start-lr 0", "'0': must be"),
+    ("pack", "--output new --format keep --resize 64", "--format keep contradicts --resize"),
+    ("pack", "--output new --resize-validation", "--resize-validation needs --resize"),
+    ("pack", "--output new --format png --quality 90", "--quality is for --format jpeg"),
+    ("pack", "--output new --verify /nowhere", "holds no shards.json"),
 )
 # Where each tool that writes is interrupted.
 BUSY = {
@@ -75,6 +139,11 @@ BUSY = {
     "export": "scripts.exporting.steps.check",
     "predict": "scripts.predict.rows_of",
     "report": "scripts.reporting.page.render",
+}
+# What runs out of memory, and how many images were computed together.
+FULL = {
+    "explain": ("scripts.common.heat_map.heat_map", 16),
+    "predict": ("scripts.common.predictions.Predictor.logits", 48),
 }
 
 
@@ -106,6 +175,10 @@ def place(digits_run, tmp_path_factory):
     torch.save({"model": RunsCode()}, folder / "code.pt")
     torch.save({"conv.weight": torch.zeros(3, 3)}, folder / "foreign.pt")
     Image.new("L", (8, 8), 90).save(folder / "good.png")
+    for name in ("old.csv", "old.json", "empty.txt"):
+        (folder / name).write_text("" if name == "empty.txt" else "old")
+    for name in ("folder.html", "unfilled/train/cat"):
+        (folder / name).mkdir(parents=True)
     (folder / "bomb.png").write_bytes(png(60_000, 60_000))
     for name in ("cat", "dog"):
         (folder / "animals" / "val" / name).mkdir(parents=True)
@@ -119,31 +192,59 @@ def nothing_left_behind(place, monkeypatch):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     yield
-    assert sorted(place.rglob("*")) == before
+    assert sorted(place.rglob("*")) == before and Path("old.csv").read_text() == Path("old.json").read_text() == "old"
 
 
-def told(tool, run, line, monkeypatch, capsys):
+def told(tool, words, monkeypatch, capsys):
     """The exit code, and the lines on stderr but for those about the progress."""
-    monkeypatch.setattr("sys.argv", [tool, str(run), *line.split()])
-    code = run_tool(f"{tool}.py", TOOLS[tool].main)
-    lines = capsys.readouterr().err.splitlines()
-    return code, [line for line in lines if not line.startswith(("reading ", "validating ", "warning: "))]
+    monkeypatch.setattr("sys.argv", [tool, *words])
+    code = run_tool(f"{tool}.py", (TOOLS | OF_SETTINGS)[tool].main)
+    said = capsys.readouterr()
+    assert tool != "predict" or code != 2 or said.out == "", "not even a header"
+    lines = [line for line in said.err.splitlines() if not line.endswith("fc, 10 classes")]
+    return code, [
+        line for line in lines if not line.startswith(("reading ", "validating ", "warning: ", "measuring: "))
+    ]
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_what_is_no_run_is_told_in_a_line(tool, monkeypatch, capsys):
     for run, text in NO_RUNS.items():
-        code, lines = told(tool, run, REST[tool], monkeypatch, capsys)
+        code, lines = told(tool, [run, *REST[tool].split()], monkeypatch, capsys)
         assert (code, len(lines)) == (2, 1), (run, lines)
         assert lines[0].startswith(f"{tool}.py: ") and text in lines[0], (run, lines)
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", TOOLS | OF_SETTINGS)
 def test_what_cannot_be_done_is_told_in_a_line(tool, digits_run, monkeypatch, capsys):
-    for line, text in [(line, text) for name, line, text in LINES if name == tool]:
-        code, lines = told(tool, digits_run, f"{line} --device cpu" if tool != "export" else line, monkeypatch, capsys)
-        assert (code, len(lines)) == (2, 1), (line, lines)
-        assert lines[0].startswith(f"{tool}.py: ") and text in lines[0], (line, lines)
+    for line, *texts in [rest for name, *rest in LINES if name == tool]:
+        words = [*([digits_run] if tool in TOOLS else []), *line.split(" ")]
+        code, lines = told(tool, words + ["--device", "cpu"] * (tool != "export"), monkeypatch, capsys)
+        assert (code, len(lines)) == (2, len(texts)), (line, lines)
+        for text, said in zip(texts, lines, strict=True):
+            assert said.startswith(f"{tool}.py: ") and text in said, (line, lines)
+
+
+def test_a_taken_port_and_packages_that_are_missing_are_told_before_any_work(digits_run, monkeypatch, capsys):
+    monkeypatch.setattr(serve, "build_service", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "cannot listen there" in told("serve", [digits_run, "--port", port], monkeypatch, capsys)[1][0]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for tool, line, needs in (
+        ("serve", "", "needs starlette and uvicorn"),
+        ("export", "--to onnx --output new", "--to onnx needs onnx, onnxscript, onnxruntime"),
+    ):
+        code, lines = told(tool, [digits_run, *line.split()], monkeypatch, capsys)
+        assert (code, lines) == (2, [f"{tool}.py: {needs}: python -m pip install -r requirements-tools.txt"])
+
+
+@pytest.mark.parametrize("tool", FULL)
+def test_a_batch_that_does_not_fit_is_told_in_a_line(tool, digits_run, monkeypatch, capsys):
+    name, together = FULL[tool]
+    monkeypatch.setattr(name, Mock(side_effect=torch.OutOfMemoryError("full")))
+    code, lines = told(tool, [digits_run, *REST[tool].split()], monkeypatch, capsys)
+    assert code == 2 and f"--batch-size {together}: there is not enough memory" in lines[-1]
 
 
 @pytest.mark.parametrize("tool", BUSY)
@@ -152,7 +253,7 @@ def test_an_interruption_leaves_nothing(tool, digits_run, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BUSY[tool], interrupted)
-    assert told(tool, digits_run, REST[tool], monkeypatch, capsys)[0] == 130
+    assert told(tool, [digits_run, *REST[tool].split()], monkeypatch, capsys)[0] == 130
 
 
 def test_links_that_lead_to_themselves_and_names_of_two_lines(digits_run, tmp_path, monkeypatch, capsys):

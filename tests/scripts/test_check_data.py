@@ -30,16 +30,6 @@ from utils.data.progress_log import ProgressLog
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_data.py"
 SIZE = (160, 120)
-HELP_AND_WHAT_IT_IMPORTED = """
-import sys
-sys.path.insert(0, "scripts")
-import check_data
-try:
-    check_data.main(["--help"])
-except SystemExit as end:
-    print("exit", end.code)
-print("heavy", sorted({"torch", "torchvision", "numpy", "PIL", "sklearn"} & set(sys.modules)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -500,32 +490,6 @@ def test_exit_code_and_output_folder_of_a_real_process(tree, tmp_path):
 
 
 # Each: the arguments, and the words that the mistake must hold.
-MISTAKES = [
-    (["--dataname", "synthetic"], "nothing to check"),
-    (["--dataname", "folder"], "--datapath"),
-    (["--dataname", "folder", "--datapath", "gone"], "no such folder"),
-    (["--dataname", "folder", "--datapath", "."], "holds no val/ or test/"),
-    (["--dataname", "folder", "--datapath", "train", "--val-split", "0.5"], "holds no images"),
-    (["--bogus"], "'--bogus' is not a flag"),
-]
-
-
-@pytest.mark.parametrize(("flags", "words"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
-def test_a_users_mistake_is_told_and_nothing_is_made(tool, tmp_path, monkeypatch, flags, words):
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=words):
-        tool.main(flags)
-    assert [path.name for path in tmp_path.iterdir()] == ["train"]
-
-
-def test_help_imports_nothing_heavy():
-    done = subprocess.run(
-        [sys.executable, "-c", HELP_AND_WHAT_IT_IMPORTED], check=False, cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.stdout.splitlines()[-2:] == ["exit 0", "heavy []"] and "--output" in done.stdout
-
-
 @pytest.fixture
 def slow(tmp_path):
     """A check by two processes that would take long, once it has begun."""

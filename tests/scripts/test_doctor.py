@@ -821,36 +821,6 @@ def test_the_whole_tool_prints_a_report_and_writes_only_where_it_is_told_to(tool
         assert {"speed", "trial, compute", "memory"} <= {row["kind"] for row in csv.DictReader(file)}
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--seconds", "nothing"], "--seconds"),
-        (["--seconds", "0"], "--seconds"),
-        (["--no-such-flag"], "'--no-such-flag' is not a flag"),
-        (["--batch-size", "0"], "--batch-size"),
-        (["--output", ""], "--output"),
-        (["--arch", "nonesuch"], "--arch 'nonesuch'"),
-    ],
-)
-def test_a_mistake_ends_with_2_and_a_line(tool, monkeypatch, capsys, flags, message):
-    monkeypatch.setattr(sys, "argv", ["doctor.py", *flags])
-    assert tool.run_tool(tool.NAME, tool.main) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("doctor.py: ") and message in last
-
-
-def test_help_needs_no_torch():
-    code = (
-        "import runpy, sys\nsys.argv = ['doctor.py', '--help']\n"
-        f"try:\n    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-        "except SystemExit as end:\n    assert not end.code\n"
-        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--no-largest-batch" in done.stdout and "main.py --help" in done.stdout
-
-
 def test_the_settings_of_a_run_count_but_not_its_weights_or_its_end(tool):
     args = tool.settings(["--resume", "auto", "--output", "/nonexistent", "--max-steps", "3", "--amp", "bf16"])
     assert (args.run.resume, args.run.max_steps, args.precision.amp) == (None, None, "bf16")

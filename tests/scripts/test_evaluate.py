@@ -395,34 +395,6 @@ def test_class_names_cannot_write_to_the_terminal():
 # ---------------------------------------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (["missing"], "missing: no such run or checkpoint"),
-        (["."], "holds no checkpoint"),
-        (["RUN", "--compare", "missing.pt"], "missing.pt: no such run"),
-        (["RUN", "--output", "file"], "--output file: cannot be made"),
-        (["RUN", "--output", ""], "--output must not be empty"),
-        (["RUN", "--split", "test", "--output", "new"], "--split test: of digits no test images"),
-        (["RUN", "--datapath", "missing", "--output", "new"], "--datapath missing: no such folder"),
-        (["RUN", "--datapath", "strange", "--output", "new"], "folders that are no classes of"),
-        (["RUN", "--workers", "many"], "--workers 'many'"),
-        (["RUN", "--batch-size", "0"], "--batch-size: '0': must be at least 1"),
-        (["RUN", "--tta", "rotate"], "--tta"),
-        ([], "RUN"),
-    ],
-    ids=str,
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(digits_run, tmp_path, monkeypatch, line, words):
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    tree_of_digits(tmp_path / "strange", {"cat": 1, "dog": 2})
-    with pytest.raises(UserError) as caught:
-        evaluate.main([digits_run if word == "RUN" else word for word in line] + list(CPU))
-    assert len(caught.value.mistakes) == 1 and words in str(caught.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "strange"]
-
-
 def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from models import load_model
 from scripts import export
 from scripts.common.predictions import Chosen, predict_split
-from scripts.exporting import checking, formats, images, onnx_files, reload, steps
+from scripts.exporting import checking, images, onnx_files, reload, steps
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
@@ -542,31 +542,6 @@ def test_a_full_disk_is_one_line(error, tmp_path):
     with pytest.raises(UserError, match="cannot be written") as raised, Place.of(str(tmp_path / "x"), "timm").writing():
         raise error
     assert len(raised.value.mistakes) == 1 and list(tmp_path.iterdir()) == []
-
-
-def test_mistakes_are_lines_and_leave_nothing(digits_run, tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "mine.txt").write_text("mine")
-    (tmp_path / "text").write_text("no folder")
-    out = tmp_path / "out"
-    assert "exists already" in refused(digits_run, "onnx", tmp_path / "there")[0]
-    assert "exists already" in refused(digits_run, "timm", tmp_path / "text")[0]
-    assert "give a name that ends in .onnx, or a folder" in refused(digits_run, "onnx", tmp_path / "model.pt2")[0]
-    assert "give a folder" in refused(digits_run, "timm", tmp_path / "model.safetensors")[0]
-    (tmp_path / "there" / "net.json").write_text("mine")
-    assert "net.json: exists already" in refused(digits_run, "torchvision", tmp_path / "there" / "net.pth")[0]
-    assert "cannot be written" in refused(digits_run, "safetensors", tmp_path / "text" / "model.safetensors")[0]
-    assert "must not be empty" in refused(digits_run, "onnx", " ")[0]
-    assert "no such run" in refused(tmp_path / "missing", "onnx", out)[0]
-    lines = refused(digits_run, "timm", out, "--with-preprocessing", "--quantise", "static")
-    assert len(lines) == 2 and "holds weights alone" in lines[0] and lines[1] == "--quantise static needs --to onnx"
-    assert refused(digits_run, "safetensors", out, "--images", tmp_path / "there")[0].startswith("--images")
-    assert "no such folder" in refused(digits_run, "safetensors", out, "--datapath", tmp_path / "gone")[0]
-    monkeypatch.setattr(formats.util, "find_spec", lambda name: None)
-    assert refused(digits_run, "onnx", out) == [
-        "--to onnx needs onnx, onnxscript, onnxruntime: python -m pip install -r requirements-tools.txt"
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text", "there"]
 
 
 def test_a_card_never_replaces_another_file(tmp_path):

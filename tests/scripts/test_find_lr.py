@@ -12,7 +12,6 @@ from scripts.lr_range import measure
 from scripts.lr_range.advice import RateAdvice, advise
 from scripts.lr_range.measure import SMOOTHING, KeptCurves, Point, Ramp, RangeTest, run
 from tests.utils.test_train_validation import Overflow, make
-from utils.config.settings import UserError
 from utils.precision import choice
 
 FAST = ["--device", "cpu", "--arch", "fc", "--batch-size", "480", "--no-progress"]
@@ -160,17 +159,4 @@ def test_without_a_step_that_succeeded_there_is_advice_and_no_picture(tmp_path, 
     assert find_lr.main([*FAST, *skipping, "--picture", "lr.png"]) == 0
     advice, picture = capsys.readouterr().out.splitlines()[-2:]
     assert advice.startswith("Advice: no advice") and picture == "Picture: none, for no step succeeded"
-    assert not any(tmp_path.iterdir())
-
-
-def test_mistakes_are_reported_together_before_any_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as raised:
-        find_lr.main(["--start-lr", "1", "--end-lr", "0.1", "--resume", "auto", "--picture", "nowhere/a.png"])
-    assert [line.split()[0] for line in raised.value.mistakes] == ["--start-lr", "--resume", "--picture"]
-    for wrong in ("a.jpg", "", "."):
-        with pytest.raises(UserError, match=r"must be the name of a \.png file"):
-            find_lr.main(["--picture", wrong])
-    with pytest.raises(UserError, match="'0': must be more than 0|at least"):
-        find_lr.main(["--start-lr", "0"])
     assert not any(tmp_path.iterdir())

@@ -298,21 +298,6 @@ def test_disk_space_is_asked_for_before_the_work(tree, tmp_path, monkeypatch):
     assert not list((tmp_path / "full").glob("*.tar"))
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (("--format", "keep", "--resize", "64"), "--format keep contradicts --resize"),
-        (("--resize-validation",), "--resize-validation needs --resize"),
-        (("--format", "png", "--quality", "90"), "--quality is for --format jpeg"),
-        (("--verify", "/nowhere"), "holds no shards.json"),
-    ],
-)
-def test_flags_that_cannot_be_are_one_line(tmp_path, flags, message):
-    with pytest.raises(UserError, match=message):
-        pack.main(["--output", str(tmp_path / "out"), *flags])
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_folder_of_the_images_is_no_place_for_shards(tree):
     with pytest.raises(UserError, match="is the folder of the images"):
         packed(tree, tree)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import NOT_FINITE, open_run
 from scripts.predict import rows_of
-from utils.config.settings import UserError
 from utils.data.images import decoding
 
 CLASSES = ("ape, great", "bee")
@@ -75,14 +73,6 @@ def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
     assert len({row["probability"] for row in rows.values()}) > 12, "the network tells the images apart"
 
 
-def test_a_batch_that_does_not_fit_is_one_line_and_leaves_nothing(digits_run, tmp_path, monkeypatch):
-    Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    monkeypatch.setattr("scripts.common.predictions.Predictor.logits", Mock(side_effect=torch.OutOfMemoryError("full")))
-    with pytest.raises(UserError, match="--batch-size 48: there is not enough memory"):
-        predict.main([digits_run, str(tmp_path / "a.png"), "--output", str(tmp_path / "a.csv"), "--device", "cpu"])
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-
-
 def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
     for name, flags in (("raw", ["--raw"]), ("average", [])):
         predicted(run, data / "val", "--output", tmp_path / f"{name}.csv", *flags)
@@ -136,37 +126,6 @@ def test_of_equal_outputs_the_first_class_is_the_prediction_as_in_validation(cou
     batch = ImageBatch(("a",) * 300, torch.zeros(300, 1, 1, 1), (None,) * 300)
     largest = [row.index(max(row)) for row in logits.tolist()]
     assert [row.top[0][0] for row in rows_of(batch, logits, names, count)] == [names[place] for place in largest]
-
-
-def test_mistakes_leave_what_was_there(digits_run, tmp_path, monkeypatch, capsys):
-    Image.new("L", (8, 8)).save(tmp_path / "good.png")
-    (tmp_path / "old.csv").write_text("old")
-    (tmp_path / "empty.txt").touch()
-    good = tmp_path / "good.png"
-    old = tmp_path / "old.csv"
-    for line, text in (
-        ((digits_run, "missing.png", "--output", old), "missing.png: no such file"),
-        ((tmp_path / "no_run", good, "--output", old), "no_run: no such run"),
-        ((good, good, "--output", old), "good.png"),
-        ((digits_run, good, "--output", old, "--top-k", "11"), "--top-k 11: .* only 10 classes"),
-        ((digits_run, good, "--output", old, "--workers", "x"), "--workers"),
-        ((digits_run, f"@{tmp_path}/empty.txt", "--output", old), "the list is empty"),
-        ((digits_run, good, "--output", tmp_path / "a.txt"), "must end with"),
-        ((digits_run, good, "--output", tmp_path / "no" / "a.csv"), "cannot be written"),
-        ((digits_run, good, "--output", tmp_path, "--format", "csv"), "is no file"),
-        ((digits_run, good, "--top-k", "0"), "--top-k"),
-    ):
-        with pytest.raises(UserError, match=text):
-            predict.main([*map(str, line), "--device", "cpu"])
-    capsys.readouterr()
-    with pytest.raises(UserError, match="the list is empty"):
-        predict.main([digits_run, f"@{tmp_path}/empty.txt", "--device", "cpu"])
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr("scripts.predict.rows_of", lambda *_: sys.exit("killed"))
-    with pytest.raises(SystemExit):
-        predicted(digits_run, good, "--output", old)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.txt", "good.png", "old.csv"]
-    assert old.read_text() == "old"
 
 
 def test_sigterm_leaves_what_was_there_and_is_no_damaged_image(digits_run, tmp_path, monkeypatch, capsys):

@@ -26,7 +26,6 @@ from scripts.reporting.run_record import RunRecord, Setting
 from tests.scripts.common.test_predictions import tree_of_digits
 from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
-from utils.config.settings import UserError
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
 
@@ -402,30 +401,6 @@ def test_heat_maps_stand_beside_mistakes(digits_run, tmp_path):
     (detail,) = page.data["details"]
     shown = {*detail["mistakes"], *detail["unsure"]}
     assert all((row[6] is not None) == (place in shown) for place, row in enumerate(detail["rows"]))
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (["nowhere"], "no such run"),
-        (["RUN", "--output", "a.png"], "must be the name of an .html file"),
-        (["RUN", "--output", "nowhere/a.html"], "its folder does not exist"),
-        (["RUN", "--output", "folder.html"], "or it is a folder itself"),
-        (["text.pt"], "not a checkpoint"),
-        (["empty"], "holds no checkpoint"),
-        (["RUN", "nowhere", "empty"], "nowhere: no such run"),
-    ],
-)
-def test_a_mistake_is_named_before_any_work_and_leaves_nothing(digits_run, tmp_path, monkeypatch, line, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "folder.html").mkdir()
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError) as caught:
-        report.main([digits_run if word == "RUN" else word for word in line])
-    assert any(words in mistake for mistake in caught.value.mistakes)
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_run, tmp_path):

@@ -31,7 +31,6 @@ from scripts.serving import deadline
 from scripts.serving.guard import HEADERS, Guard
 from tests.scripts.reporting.browser import MISSING, Browser
 from tests.test_structure import ROOT
-from utils.config.settings import UserError
 
 PAGE = ROOT / "scripts" / "serving" / "page"
 SECONDS = 20  # for an answer, at most
@@ -488,26 +487,6 @@ def test_the_page_loads_nothing_from_elsewhere():
 
 
 # ------------------------------------------------------------------------------------------ the command
-
-
-def test_mistakes_are_told_before_the_network_is_loaded(digits_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(serve, "build_service", None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        for line, text in (
-            ((digits_run, "--port", str(taken.getsockname()[1])), "cannot listen there"),
-            ((digits_run, "--host", "no.such.host.invalid"), "cannot listen there"),
-            ((str(tmp_path / "missing"),), "no such run"),
-            ((digits_run, "--port", "70000"), "--port"),
-            ((digits_run, "--max-megapixels", "0"), "--max-megapixels"),
-            ((digits_run, "--max-megapixels", "179"), "--max-megapixels 179: Pillow decodes at most 178 million"),
-        ):
-            with pytest.raises(UserError, match=text):
-                serve.main([*line])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"needs starlette and uvicorn: python -m pip install -r requirements-tools\.txt"
-    ):
-        serve.main([digits_run])
 
 
 def test_a_name_that_only_points_here_is_refused_wherever_the_server_listens(monkeypatch):
