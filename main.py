@@ -247,21 +247,15 @@ def build(run: Run) -> Components:
 
 
 def resolve_auto(args: Settings, model: torch.nn.Module, data: Data, distributed: Distributed) -> Settings:
-    """The settings with what a measurement finds in place of ``auto``; ``model`` computes gradients as they say.
-
-    A dry run measures nothing.
-    """
-    from models.layers.weight_gradients import use_matrix_products, with_chosen_layers
+    """The settings with what a measurement finds in place of ``auto``. A dry run measures nothing."""
     from utils.precision.choice import with_chosen_amp
 
+    if args.run.dry_run:
+        return args
     shape = (data.spec.channels, data.image_size, data.image_size)
-    # Layers are measured in the format that was chosen.
-    for choose in () if args.run.dry_run else (with_chosen_amp, with_chosen_layers):
-        args, line = choose(args, model, shape, distributed)
-        if line and distributed.is_main:
-            log(line)
-    if "matmul_weight_grad" not in args.unmeasured():
-        use_matrix_products(model, args.model.matmul_weight_grad or ())
+    args, line = with_chosen_amp(args, model, shape, distributed)
+    if line and distributed.is_main:
+        log(line)
     return args
 
 

@@ -172,12 +172,9 @@ def build_traval(args: Settings, components: Components, distributed: Distribute
 
 def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepared:
     """The network as main.py prepares it; ``args`` have nothing left to measure."""
-    from main import resolve_auto
     from models.prepare import prepare_network
 
-    network = prepare_network(args, data, distributed.device, None, None)
-    resolve_auto(args, network.model, data, distributed)  # sets only how layers compute their gradients
-    return network
+    return prepare_network(args, data, distributed.device, None, None)
 
 
 def measured_values(args: Settings, now: Settings) -> dict[str, Any]:

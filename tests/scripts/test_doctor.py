@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.layers import weight_gradients
 from scripts.common.timing import PEAK_RESET, Spread
 from scripts.tuning.advice import (
     Advice,
@@ -583,15 +582,12 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_what_main_freezes(
 
 
 def test_variants_and_the_search_compute_and_judge_as_main_does(tool, monkeypatch):
-    monkeypatch.setattr(weight_gradients, "chosen_layers", lambda *_: ("features.4",))
     monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
-    auto = ("--amp", "auto", "--matmul-weight-grad", "auto")
-    parts, *others = variant_and_memory(tool, "--arch", "vgg11", "--class-weights", "balanced", *auto)
+    parts, *others = variant_and_memory(tool, "--arch", "vgg11", "--class-weights", "balanced", "--amp", "auto")
     assert parts.criterion.weights is not None
     for traval in others:
         assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
-        assert isinstance(traval.model.get_submodule("features.4"), weight_gradients._ByProducts)
 
 
 def test_variants_and_the_search_recompute_what_main_recomputes(tool):

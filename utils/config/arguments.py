@@ -24,6 +24,7 @@ from utils.config.settings import (
     GONE,
     GROUPS,
     IS_GONE,
+    ROUNDED_OTHERWISE,
     Settings,
     UserError,
     all_settings,
@@ -241,7 +242,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         if name in allowed:
             known[name] = value
         elif name in GONE:
-            if value != GONE[name]:
+            if value != GONE[name] and name not in ROUNDED_OTHERWISE:
                 mistakes.append(f"recipe {path}: {_shown(key)} {IS_GONE}")
         elif name in OPTIONS:
             mistakes.append(f"recipe {path}: {_shown(key)} belongs on the command line; remove it here")

@@ -26,8 +26,7 @@ class Facts(NamedTuple):
     of batch norms in training. ``freezes_more_norms``: ``--freeze-bn`` keeps some of them that ``--freeze`` does not.
     ``trains_backbone``: more than the layers that
     output the logits train in some epoch. ``rates_differ``: some parameters that train have a learning rate other than
-    ``--lr``. ``trains_products``: some layers of ``--matmul-weight-grad`` train. ``never_called``: those of
-    ``--fp32-layers`` that a forward pass leaves out.
+    ``--lr``. ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
     """
 
     continues: bool
@@ -52,7 +51,6 @@ class Facts(NamedTuple):
     freezes_more_norms: bool
     trains_backbone: bool
     rates_differ: bool
-    trains_products: bool
     never_called: tuple[str, ...]
 
 

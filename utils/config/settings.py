@@ -66,8 +66,7 @@ class Settings:
 
     def unmeasured(self) -> list[str]:
         """The settings whose value is to be measured when the run begins, by name."""
-        wishes = {"amp": self.precision.amp, "matmul_weight_grad": self.model.matmul_weight_grad}
-        return [name for name, wish in wishes.items() if wish in (MEASURED, (MEASURED,))]
+        return ["amp"] if self.precision.amp == MEASURED else []
 
     def left_open(self) -> list[str]:
         """The settings in which a run to continue may differ: those to be measured, and, unless given, those in which
@@ -152,7 +151,13 @@ def unused(values: dict[str, Any]) -> dict[str, Any]:
 MOST_SHOWN = 6  # values of one setting in the plan
 IS_GONE = "is gone; CHANGELOG.md says what to use instead"
 # Settings of earlier versions, each with the value that did nothing.
-GONE = {"local_sgd_steps": None, "local_sgd_after_epochs": 0.0, "local_sgd_group": "machine"}
+GONE = {
+    "local_sgd_steps": None,
+    "local_sgd_after_epochs": 0.0,
+    "local_sgd_group": "machine",
+    "matmul_weight_grad": None,
+}
+ROUNDED_OTHERWISE = {"matmul_weight_grad"}  # those that computed the same in another way, with any value
 
 
 def flag_of(name: str) -> str:

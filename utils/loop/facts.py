@@ -49,11 +49,6 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         freezes_more_norms=parts.network.freezing.freezes_more_norms,
         trains_backbone=not trained <= {*head_parameters(parts.model).values()},
         rates_differ=scales != {1.0},
-        trains_products=any(
-            parameter in trained
-            for name, parameter in parts.model.named_parameters()
-            if name.rpartition(".")[0] in (args.model.matmul_weight_grad or ())
-        ),
         never_called=never_called(parts.model, args.precision.fp32_layers or (), shape, device, train),
     )
 

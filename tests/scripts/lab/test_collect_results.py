@@ -83,7 +83,7 @@ def test_a_figure_on_a_split_of_our_own_stands_beside_no_literature(tmp_path, ca
 
 def test_runs_that_measured_another_value_for_themselves_share_no_mean(tmp_path, capsys, monkeypatch):
     for seed, amp in (("0", "bf16"), ("1", "bf16"), ("2", "off")):
-        flags = ["--config", "cifar10/airbench", "--datapath", "D", "--matmul-weight-grad", "none", "--amp", amp]
+        flags = ["--config", "cifar10/airbench", "--datapath", "D", "--amp", amp]
         keep_run(tmp_path / "runs" / seed, [*flags, "--seed", seed], [*[80.0] * 7, 94.0 if amp == "bf16" else 90.0])
     page = tmp_path / "results.md"
     collect([tmp_path / "runs", "--output", page], capsys, monkeypatch)

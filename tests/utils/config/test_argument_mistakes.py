@@ -121,7 +121,6 @@ WRONG_COMMAND_LINES = [
     ("--clip-grad-norm 1 --clip-grad-value 2", ("--clip-grad-norm", "--clip-grad-value", "give one")),
     ("--clip-grad-value 0", ("--clip-grad-value", "more than 0")),
     ("--grad-penalty 0.1 --compile", ("--grad-penalty", "--compile")),
-    ("--grad-penalty 0.1 --matmul-weight-grad auto", ("--grad-penalty", "--matmul-weight-grad")),
     ("--amp none", ("--amp 'none': choose from off", "did you mean off?")),
     ("--grad-penalty -1", ("--grad-penalty", "at least 0")),
     ("--workers many", ("--workers", "whole number or auto")),
@@ -252,7 +251,10 @@ def test_wrong_recipe_gives_a_line_a_mistake_that_names_the_file(content, expect
 
 def test_a_setting_that_is_gone_is_refused_where_it_did_something_and_else_passed_over(tmp_path):
     recipe = tmp_path / "older.yaml"
-    recipe.write_text("local-sgd-steps: null\nlocal-sgd-after-epochs: 0.0\nlocal-sgd-group: machine\nepochs: 3\n")
+    recipe.write_text(
+        "local-sgd-steps: null\nlocal-sgd-after-epochs: 0.0\nlocal-sgd-group: machine\nepochs: 3\n"
+        "matmul-weight-grad: [features.3.conv2]\n"
+    )
     assert arguments.parse(["--config", str(recipe)]).optimisation.epochs == 3
     recipe.write_text("local-sgd-steps: 4\n")
     for argv in (["--config", str(recipe)], ["--local-sgd-steps", "4"]):

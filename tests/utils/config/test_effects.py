@@ -38,7 +38,6 @@ RICH = Facts(
     freezes_more_norms=True,
     trains_backbone=True,
     rates_differ=True,
-    trains_products=True,
     never_called=(),
 )
 # For each fact, another value, and all settings whose examples have no effect then.
@@ -64,7 +63,6 @@ POORER = [
     ("freezes_more_norms", False, "freeze_bn"),
     ("trains_backbone", False, "clip_grad_agc"),
     ("rates_differ", False, "layer_decay backbone_lr_scale lr_scale"),
-    ("trains_products", False, "matmul_weight_grad"),
     ("never_called", ("b",), "fp32_layers"),
 ]
 # What depends on several facts, or on the value: flags, what differs from the facts above, and a part of the line.

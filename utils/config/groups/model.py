@@ -186,17 +186,6 @@ class ModelSettings:
         plan="compiled",
     )
     compile_augment: bool = setting(False, "compile augmentation and normalisation with torch.compile")
-    matmul_weight_grad: tuple[str, ...] | None = setting(
-        None,
-        "3x3 convolutions, by name, whose weight gradients are computed as matrix products; auto: those where that "
-        "is measured to be faster when the run begins, on a CPU",
-        metavar="NAME",
-        check=all_not_empty,
-        in_evaluation=False,
-        plan="weight gradients as matrix products ({})",
-        effect=Needs("one of these layers to train", lambda v: v.trains_products or "auto" in v.matmul_weight_grad),
-        example="features.0",
-    )
     init: str = setting(
         "default",
         "initialisation of convolution and linear weights (kaiming_normal_conv: of convolutions alone; "

@@ -358,11 +358,10 @@ class OptimisationSettings:
         for name in ("layer_decay", "backbone_lr_scale"):
             yield v.only_one("both say how fast each layer learns", "lr_scale", name)
         yield v.only_one("are two ways to clip", "clip_grad_norm", "clip_grad_value", "clip_grad_agc")
-        for name in ("compile", "matmul_weight_grad"):
-            yield (
-                (v.grad_penalty and getattr(v, name))
-                and f"--grad-penalty needs second derivatives, which --{name.replace('_', '-')} cannot make; remove one"
-            )
+        yield (
+            (v.grad_penalty and v.compile)
+            and "--grad-penalty needs second derivatives, which --compile cannot make; remove one"
+        )
         yield (
             (v.lr and v.lr_base and v.same_layer("lr", "lr_base"))
             and "--lr and --lr-base both say what the learning rate is; give one"
