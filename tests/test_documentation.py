@@ -243,6 +243,130 @@ def test_the_page_for_users_of_another_program_has_each_of_its_flags(name, flags
     assert wanted - shown == set()
 
 
+# ---------------------------------------------------------------------- figures on several pages
+
+# Each figure that stands on several pages: where, and the words around it; brackets hold what must agree.
+CPU = "docs/benchmarks/cpu.md"
+H100 = "docs/benchmarks/h100.md"
+RESULTS = "docs/results.md"
+ROW = r"\| {} \| \d+ \| ([\d.]+)(?: ± [\d.]+)? % \({}\) .*\| {} \|"
+FIGURES = {
+    "cifar10/fast with AMX": {
+        CPU: r"Five seeds: ([\d.]+) % mean top-1",
+        RESULTS: ROW.format("cifar10/fast", 5, "B"),
+        "configs/cifar10/fast.yaml": r"Measured: ([\d.]+) %",
+    },
+    "cifar10/fast with AVX2, five seeds": {
+        CPU: r"kept to AVX2 as below \(torch 2.15\): ([\d.]+) % in the mean",
+        RESULTS: ROW.format(r"cifar10/fast \(avx2\)", 5, "A"),
+        "configs/cifar10/fast.yaml": r"bfloat16; ([\d.]+) % in",
+    },
+    "cifar10/fast with AVX2, one seed": {
+        CPU: r"Seed 0 on the Xeon, kept to AVX2: ([\d.]+) %",
+        RESULTS: ROW.format(r"cifar10/fast \(avx2\)", 1, "B"),
+    },
+    "cifar10/airbench on a CPU": {
+        CPU: r"light work \| bfloat16 \| ([\d.]+) %",
+        RESULTS: ROW.format("cifar10/airbench", 5, "A"),
+        "configs/cifar10/airbench.yaml": r"Measured: ([\d.]+) %",
+    },
+    "cifar10/airbench with AVX2": {
+        CPU: r"float32 \| ([\d.]+) % \(93",
+        RESULTS: ROW.format(r"cifar10/airbench \(avx2\)", 5, "A"),
+        "configs/cifar10/airbench.yaml": r"bfloat16; ([\d.]+) % in",
+    },
+    "cifar10/airbench on an H100": {
+        H100: r"`fast`, five seeds \| ([\d.]+) ±",
+        RESULTS: ROW.format("cifar10/airbench", 5, "D"),
+        "configs/cifar10/airbench.yaml": r"AVX2; ([\d.]+) % in",
+    },
+    "mnist/conv4 on an H100": {
+        H100: r"MNIST conv4, five seeds .*?\| ([\d.]+) ±",
+        RESULTS: ROW.format("mnist/conv4", 5, "D"),
+        "configs/mnist/conv4.yaml": r"bfloat16; ([\d.]+) % \(mean",
+    },
+    "imagenette/resnet10t": {
+        "docs/export.md": r"validated in bfloat16, has ([\d.]+) %",
+        RESULTS: ROW.format("imagenette/resnet10t", 1, "A"),
+    },
+    "ResNet-18 on CIFAR-10 in the literature": {
+        H100: r"`resnet18-short` \|.*?\| ([\d.]+) %",
+        "configs/cifar10/resnet18.yaml": r"Literature: ([\d.]+) %",
+        "configs/cifar10/resnet18_short.yaml": r"Literature: ([\d.]+) %",
+    },
+    "images that a core decodes": {
+        CPU: r"one worker core: (\d+) images/s",
+        "docs/distributed.md": r"that a core decodes: (\d+) of",
+    },
+    "ResNet-50 on an H100": {
+        H100: r"`resnet50-bf16`, one round \| ([\d,]+) images/s",
+        "docs/distributed.md": r"images/s of one GPU: ([\d,]+) with",
+    },
+    "accounting on an H100": {
+        H100: r"fp16 \|.*\| ([\d.]+)x \(([\d.]+) to ([\d.]+) in 8",
+        "docs/mixed_precision.md": r"a step took ([\d.]+) times as long .* between ([\d.]+) and ([\d.]+) in eight",
+    },
+    "half precision on an H100": {
+        H100: r"float32 3.24 ms \| ([\d.]+)x \(.*?3.24 ms \| ([\d.]+)x .*fp16 \(([\d.]+)x\) .* bf16 \(([\d.]+)x\)",
+        "docs/mixed_precision.md": r"MLP trained ([\d.]+)x .*? and ([\d.]+)x faster .*? trained ([\d.]+)x and ([\d.]+)x",
+    },
+    "kills": {
+        "README.md": r"(\d+) times `kill -9`",
+        "docs/resume_and_faults.md": r"(\d+) kills, no difference",
+    },
+    "kills of one command": {
+        "README.md": r"Repeat (\d+) of them",
+        "docs/resume_and_faults.md": r"verify_resume.py --kills (\d+) ",
+    },
+    "the last line": {
+        "README.md": r"(val_top1=\S+ val_top5=.*?) ```",
+        "docs/run_folder.md": r"(val_top1=\S+ val_top5=.*?) ```",
+    },
+    "most pixels of an image": {
+        "docs/predict.md": r"more than ([\d,]+) pixels",
+        "docs/serve.md": r"Pillow's own limit of ([\d,]+)\)",
+    },
+    "a second listing": {
+        CPU: r"folders looked at\s+([\d.]+)\d .*? a worker that looks at all of them\s+[\d.]+\s+([\d.]+)",
+        "docs/data.md": r"second start takes ([\d.]+) s, and a worker needs ([\d.]+) MB",
+    },
+    "gradients over a slow link": {
+        CPU: r"link of (\d+) Mbit.*\| float32 \| [\d.]+ \| ([\d.]+) .*?bf16` \| [\d.]+ \| ([\d.]+) ",
+        "docs/distributed.md": r"joined by (\d+) Mbit/s, bf16 raised two machines from ([\d.]+) to ([\d.]+) ",
+    },
+    "requests that come together": {
+        CPU: r"32 clients get ([\d.]+) times",
+        "docs/serve.md": r"32 clients got ([\d.]+)x",
+    },
+    "FashionMNIST on two processes": {
+        "docs/distributed.md": r"\| float32 \|[^|]*\| ([\d.]+) ±",
+        "CHANGELOG.md": r"([\d.]+) % without, on FashionMNIST",
+    },
+    "the first command on other processors": {
+        "docs/limits.md": r"reaches ([\d.]+) % or ([\d.]+) %",
+        CPU: r"reaches ([\d.]+) % with two threads and ([\d.]+) % with one",
+    },
+    "how finetune ends": {
+        "README.md": r"for at most (\d+) epochs",
+        "configs/finetune.yaml": r"epochs: (\d+)",
+    },
+}
+
+
+def told(page, words):
+    """What the brackets of ``words`` hold on a page, whose lines are joined; a recipe's header without its signs."""
+    text = PAGES[page] if page in PAGES else (ROOT / page).read_text().replace("#", "")
+    found = re.search(words, text if words.startswith(r"\|") else " ".join(text.split()))
+    assert found, f"{page} says nothing like {words}"
+    return found.groups()
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_is_the_same_on_all_its_pages(figure):
+    said = {page: told(page, words) for page, words in FIGURES[figure].items()}
+    assert len(said) > 1 and len(set(said.values())) == 1, said
+
+
 # ------------------------------------------------------------------------------------ completeness
 
 
