@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,15 +20,23 @@ from utils.runtime.distributed import memory_bytes
 
 
 class _Largest(TorchDispatchMode):
-    """Remembers the bytes of the largest array that anything made; a number that is read is 1, a place or truth 0."""
+    """Remembers the most bytes that one operation read and made, without ``old`` tensors: both are there at once.
 
-    bytes = 0
+    A number that is read is 1, a place or truth 0.
+    """
+
+    def __init__(self, old: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.old = {tensor.untyped_storage()._cdata for tensor in old}
+        self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].is_floating_point() else 0
         result = function(*args, **(kwargs or {}))
-        self.bytes = max([self.bytes, *map(_size, tree_leaves(result))])
+        tensors = _tensors((args, kwargs, result))
+        storages = {(storage := tensor.untyped_storage())._cdata: storage.nbytes() for tensor in tensors}
+        self.bytes = max(self.bytes, sum(size for place, size in storages.items() if place not in self.old))
         return result
 
 
@@ -44,9 +53,10 @@ def refuse_beyond_memory(settings: OptimisationSettings, model: nn.Module, devic
 
 
 def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
-    """Bytes that the first step needs at least: its state, and the largest array that it makes besides.
+    """Bytes that the first step needs at least: its state, and what its largest operation holds besides.
 
-    A twin of ``model`` on the meta device, where arrays have shapes and no content, takes that step. 0 for torch's own
+    A twin of ``model`` on the meta device, where arrays have shapes and no content, takes that step, and another, in
+    which the state is there before. 0 for torch's own
     optimizers and ours, whose state is no more than a few times the weights.
     """
     if settings.optimizer in OWN:
@@ -60,11 +70,16 @@ def step_bytes(settings: OptimisationSettings, model: nn.Module) -> int:
         optimizer = build_optimizer(settings, twin)
         for parameter in twin.parameters():
             parameter.grad = torch.empty_like(parameter)
-        # What fails there, such as a kernel that knows no shapes, may work: what was made until then is needed.
-        with suppress(Exception), _Largest() as largest:
-            optimizer.step()
-    return largest.bytes + sum(map(_size, tree_leaves(optimizer.state_dict()["state"])))
+        old = [*twin.parameters(), *twin.buffers(), *(parameter.grad for parameter in twin.parameters())]
+        state = []
+        for _ in range(2):
+            largest = _Largest([*old, *state])
+            # What fails there, such as a kernel that knows no shapes, may work: what was made until then is needed.
+            with suppress(Exception), largest:
+                optimizer.step()
+            state = _tensors(optimizer.state_dict()["state"])
+    return largest.bytes + sum(tensor.nbytes for tensor in state)
 
 
-def _size(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
