@@ -22,6 +22,7 @@ from models.layers.blur_pool import blur_before_strides
 from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
+from utils.config.other_programs import other_programs
 from utils.config.settings import UserError
 from utils.optim.head import output_layers
 
@@ -104,6 +105,8 @@ def unknown_arch(arch: str) -> str | None:
     names = {"timm": timm.list_models(), "torchvision": _torchvision_names()}
     known = names.get(library) or [*OWN, *names["timm"], *names["torchvision"]]
     near = difflib.get_close_matches(bare.lower(), dict.fromkeys(known), n=3, cutoff=0.5)
+    if bare.lower().startswith("yolo"):
+        return f"--arch '{arch[:60]}': {other_programs().programs['ultralytics'].instead['model']}"
     hint = f"; did you mean {', '.join(near)}?" if near else f"; own networks: {', '.join(OWN)}"
     return f"--arch '{arch[:60]}': no own, timm or torchvision network has this name{hint}"
 

@@ -16,11 +16,20 @@ def meant_value(value: str, known: Iterable[str]) -> str:
     """What to write for a value that is not among its choices: `` (did you mean ...?)``, an advice, or ''."""
     key = key_of(value)
     known = list(known)
-    others = other_programs()
-    if others.values.get(key) in known:
-        return did_you_mean([others.values[key]])
-    choice, advice = others.values_instead.get(key, (None, ""))
-    return f"; {advice}" if choice in known else did_you_mean(nearest(value, known))
+    ours = other_programs().values.get(key)
+    if ours in known:
+        return did_you_mean([ours])
+    return advice_on(value, known) or did_you_mean(nearest(value, known))
+
+
+def advice_on(value: str, known: Collection[str]) -> str:
+    """What to do about a value of another program, after ``; ``; '' if it is none of the setting with ``known``."""
+    key = key_of(value)
+    choice, advice = other_programs().values_instead.get(key, (None, ""))
+    if key.startswith("lookahead-"):
+        choice = "sgd"
+        advice = f"write --optimizer {value[len('lookahead-') :]} --lookahead 6 0.5"
+    return f"; {advice}" if choice in known else ""
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable
 
 from utils.config.other_programs import Program, other_programs
 from utils.config.settings import all_settings, flag_of
-from utils.config.spelling import did_you_mean, key_of, nearest
+from utils.config.spelling import advice_on, did_you_mean, key_of, nearest
 
 OURS = {option.name.replace("_", "-") for _, option in all_settings()}
-CHOICES = {option.name: option.metadata["choices"] for _, option in all_settings()}
+# of a setting that takes other names, too, its default
+CHOICES = {option.name: option.metadata["choices"] or (str(option.default),) for _, option in all_settings()}
 SYNONYMS = {name: option.name for _, option in all_settings() for name in option.metadata["synonyms"]}
 
 
@@ -19,7 +20,7 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
     '' if nobody calls anything so, and nothing is spelled alike. ``known`` are flags, or a recipe's keys with
     underscores, which the answer spells as ``name`` does. ``others``: the names that stand beside it; one that several
     programs have is that of the program whose names these are. ``value``: what is given to it; of a synonym with
-    choices it is translated too.
+    choices it is translated too, or has its advice.
     """
     key = key_of(name)
     known = list(known)
@@ -31,15 +32,19 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
             break
     flags = any(candidate.startswith("-") for candidate in known)
     if key in SYNONYMS:
+        choices = CHOICES[SYNONYMS[key]]
         translated = other_programs().values.get(key_of(value))
-        ours = f" {translated}" if translated in (CHOICES[SYNONYMS[key]] or ()) else ""
+        ours = f" {translated}" if translated in choices else ""
+        advice = advice_on(value, choices).removeprefix("; ")
+        if advice:
+            advice = f"; {value} has {advice}" if advice.startswith("no equivalent") else f"; for {value} {advice}"
         found = [SYNONYMS[key].replace("_", "-") + ours]
     else:
+        advice = ""
         found = [candidate.removeprefix("--") for candidate in nearest(name, known)]
     dashes = flags or "_" not in name
-    return did_you_mean(
-        [("--" if flags else "") + (one.replace("_", "-") if dashes else one.replace("-", "_")) for one in found]
-    )
+    spelled = [one.replace("_", "-") if dashes else one.replace("-", "_") for one in found]
+    return did_you_mean([("--" if flags else "") + one for one in spelled]) + advice
 
 
 def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]:

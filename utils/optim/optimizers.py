@@ -13,6 +13,7 @@ from torch import nn
 from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
+from utils.config.spelling import advice_on
 from utils.optim.groups import parameter_groups
 from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
@@ -310,13 +311,10 @@ def unknown_optimizer(name: str) -> str | None:
     known = timm.optim.list_optimizers()
     if name in known:
         return None
-    base = name.removeprefix("lookahead_")
-    if base != name and (base in OWN or base in known):
-        return f"--optimizer {name}: write --optimizer {base} --lookahead 6 0.5"
+    if name.removeprefix("lookahead_") in (name, *OWN, *known) and (advice := advice_on(name, known)):
+        return f"--optimizer {name}{advice.replace(';', ':', 1)}"
     if name.lower() in (*OWN, *known):
         return f"--optimizer '{name}': did you mean {name.lower()}?"
-    if name.lower() in {"sgd_nesterov", "sgdnesterov", "sgd-nesterov"}:
-        return f"--optimizer {name}: write --optimizer sgd --nesterov"
     if name.lower() in map(str.lower, dir(torch.optim)):
         return f"--optimizer {name}: is torch's, but not offered here; adamw and sgd are"
     near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)

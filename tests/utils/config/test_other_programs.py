@@ -395,6 +395,26 @@ def test_a_value_of_another_program_is_ours_or_answered_with_what_to_write(flag,
         assert expected is not None and expected in line
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "answer"),
+    [
+        ("--sched", "steplr", " (did you mean --lr-policy step?)"),
+        ("--sched", "cosine", " (did you mean --lr-policy?)"),
+        ("--sched", "plateau", " (did you mean --lr-policy?); plateau has no equivalent: the learning rate is"),
+        ("--sched", "exp", " (did you mean --lr-policy?); for exp write step with --lr-step-epochs 1"),
+        ("--opt", "auto", " (did you mean --optimizer?); auto has no equivalent"),
+        (
+            "--opt",
+            "lookahead_adam",
+            " (did you mean --optimizer?); for lookahead_adam write --optimizer adam --lookahead 6 0.5",
+        ),
+        ("--runs-dir", "None", " (did you mean --output?)"),
+    ],
+)
+def test_a_flag_and_a_value_of_another_program_are_answered_at_once(flag, value, answer):
+    assert meant(flag, FLAGS, value=value).startswith(answer)
+
+
 # ---------------------------------------------------------------------------------------- spelling
 
 

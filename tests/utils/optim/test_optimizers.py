@@ -179,6 +179,7 @@ def test_optimizers_of_torch_by_their_class_are_ours_or_said_to_be_none():
         elif name != "Optimizer":
             assert line == f"--optimizer '{name}': did you mean {name.lower()}?"
     assert unknown_optimizer("sgd_nesterov").endswith("write --optimizer sgd --nesterov")
+    assert unknown_optimizer("auto").startswith("--optimizer auto: no equivalent")
 
 
 # ------------------------------------------------------------------------------------------ arguments

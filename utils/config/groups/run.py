@@ -42,7 +42,7 @@ class RunSettings:
         in_recipe=False,
         in_evaluation=False,
         effect=_NEW_FOLDER,
-        synonyms="output-dir out-dir save-dir work-dir log-dir logdir default-root-dir out project",
+        synonyms="output-dir out-dir save-dir work-dir log-dir logdir default-root-dir out project runs-dir",
         example="D",
     )
     name: str | None = setting(
