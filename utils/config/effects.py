@@ -21,12 +21,12 @@ class Facts(NamedTuple):
     its names, with the data set's own filled in. ``colour``: the images have colour. ``in_memory``: the data set
     comes as pixels, not as files. ``cuts_validation``: not all validation images are validated.
     ``any_size``: its images are of any size. ``resizes``: they are resized. ``resident``: they are all kept in the
-    device's memory. ``remainder``: an epoch's images beyond the last full global batch. ``layers``: all
-    modules of the network. ``has_filters``: it has convolutions. ``gathers_statistics``: it updates running statistics
-    of batch norms in training. ``freezes_more_norms``: ``--freeze-bn`` keeps some of them that ``--freeze`` does not.
-    ``trains_backbone``: more than the layers that
-    output the logits train in some epoch. ``rates_differ``: some parameters that train have a learning rate other than
-    ``--lr``. ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
+    device's memory. ``steps_per_epoch``: 0 with ``--evaluate``. ``remainder``: an epoch's images beyond the last full
+    global batch. ``layers``: all modules of the network. ``has_filters``: it has convolutions. ``gathers_statistics``:
+    it updates running statistics of batch norms in training. ``freezes_more_norms``: ``--freeze-bn`` keeps some of them
+    that ``--freeze`` does not. ``trains_backbone``: more than the layers that output the logits train in some epoch.
+    ``rates_differ``: some parameters that train have a learning rate other than ``--lr``.
+    ``never_called``: those of ``--fp32-layers`` that a forward pass leaves out.
     """
 
     continues: bool
@@ -44,6 +44,7 @@ class Facts(NamedTuple):
     resident: bool
     has_momentum: bool
     warmup_steps: int
+    steps_per_epoch: int
     remainder: int
     layers: tuple[Any, ...]
     has_filters: bool

@@ -42,6 +42,7 @@ def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bo
         resident=choose(data, args.data, device)[0],
         has_momentum=has_momentum(args.optimisation.optimizer),
         warmup_steps=parts.lr_policy.warmup_steps if train else 0,
+        steps_per_epoch=parts.train_loader.steps_per_epoch if train else 0,
         remainder=parts.train_loader.plan.num_samples % args.data.global_batch_size if train else 0,
         layers=tuple(parts.model.modules()),
         has_filters=any(isinstance(module, nn.Conv2d) for module in parts.model.modules()),

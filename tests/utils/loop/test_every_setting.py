@@ -1,5 +1,6 @@
 """Every setting that shapes the result changes the bits of a run, or a line says that it does nothing."""
 
+import contextlib
 import re
 
 import pytest
@@ -119,12 +120,20 @@ def outcome(line):
     return (tensors, validations, progress.step, progress.best_epoch, progress.best_value), run.warnings
 
 
+def settings(line):
+    """What a line resolves to, or None where it is refused."""
+    with contextlib.suppress(UserError):
+        return arguments.parse(line.split()).values()
+
+
 def judged(context, name, kept):
     """What is wrong with a setting in a context, or None."""
     added = example(name)
     if added.split()[0] in CONTEXTS[context].split():
         return None
     base = f"{BASE} {re.sub('--arch (?!timm/test_vit)[^ ]+', '', context_of(name))} {CONTEXTS[context]}"
+    if settings(base) == settings(f"{base} {added}"):
+        return None
     for line in (base, f"{base} {added}"):
         if line not in kept:
             kept[line] = outcome(line)

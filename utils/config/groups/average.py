@@ -47,7 +47,7 @@ class AverageSettings:
             lambda v: (v.ema_decay or v.swa_start_epoch or v.optimizer in SCHEDULE_FREE) and v.gathers_statistics,
         ),
         example="1",
-        within="--arch vgg11 --ema-decay 0.9 --batch-size 16",
+        within="--arch vgg11 --ema-decay 0.9 --train-samples 95",
     )
     swa_start_epoch: float | None = setting(
         None,

@@ -115,7 +115,7 @@ class DataSettings:
         check=between(1, 8192),
         synonyms="val-crop-size val-img-size eval-crop-size",
         shapes="views of the validation images",
-        example="16",
+        example="24",
         within="--arch timm/test_resnet",
     )
     progressive_size: int | None = setting(

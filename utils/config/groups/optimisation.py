@@ -290,7 +290,10 @@ class OptimisationSettings:
     lr_per_epoch: bool = setting(
         False,
         "all steps of an epoch have the learning rate of its first",
-        effect=Needs("a rate that changes", lambda v: v.lr_policy != "constant" or v.warmup_steps > 0),
+        effect=Needs(
+            "a rate that changes within an epoch",
+            lambda v: v.steps_per_epoch > 1 and (v.lr_policy != "constant" or v.warmup_steps > 0),
+        ),
         within="--batch-size 16",
     )
     accumulate: int = setting(
