@@ -87,8 +87,11 @@ def refuse_mistakes(own: argparse.Namespace, args: Settings) -> None:
 
 def describe(args: Settings) -> str:
     """What is trained."""
+    changes = args.model.freeze_epoch or args.model.unfreeze_epoch
+    frozen = ", frozen throughout as in the first epoch" if changes else ""
     return (
         f"{args.model.arch} on {args.data.dataname}, {args.optimisation.optimizer}, batch {args.data.global_batch_size}"
+        f"{frozen}"
     )
 
 

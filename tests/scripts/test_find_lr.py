@@ -54,6 +54,14 @@ def test_steps_and_losses_are_those_of_a_plain_loop_over_more_than_one_epoch():
     assert traval.progress.epoch == 2 and test.diverged is None
 
 
+def test_layers_that_are_released_later_are_said_to_stay_frozen(capsys):
+    flags = ["--freeze", "features", "--unfreeze-epoch", "1", "--arch", "conv2"]
+    assert find_lr.main([*FAST, *flags, "--steps", "10", "--start-lr", "1e-3", "--end-lr", "1e-2"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(", frozen throughout as in the first epoch")
+    assert find_lr.main([*FAST, "--steps", "10"]) == 0
+    assert "frozen" not in capsys.readouterr().out
+
+
 def test_the_running_mean_has_the_weights_of_its_closed_formula():
     losses = [3.0, 2.0, 5.0, 1.0]
     test = RangeTest()
