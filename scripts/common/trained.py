@@ -118,12 +118,24 @@ def open_run(
         say(f"{loaded.path} is taken: {loaded.chosen or 'the newest run, and its newest checkpoint'}")
     if loaded.progress is not None and loaded.progress.get("step") == 0:
         warn(f"{loaded.path}: was saved before the first step of training")
+    if line := of_each_class(loaded):
+        say(f"{loaded.path}: {line}")
     place = chosen_device(device) if isinstance(device, str) else device
     loaded.network.to(place)
     layers = loaded.settings.get("fp32_layers")
     if for_autocast and isinstance(layers, list):
         keep_in_fp32(loaded.network, [*map(str, layers)], place)
     return loaded
+
+
+def of_each_class(loaded: Loaded) -> str:
+    """What to know of the probabilities of a network that was not trained to share them among classes; or ''."""
+    if loaded.settings.get("loss") != "bce":
+        return ""
+    return (
+        "was trained with --loss bce, which judges each class alone; probabilities are the softmax over all, as of any "
+        "network: the likeliest class is the same, that it is none of them does not show"
+    )
 
 
 def chosen_device(name: str) -> torch.device:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.common.trained import of_each_class
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.exporting.writers import METADATA, metadata_beside
@@ -94,9 +95,10 @@ def _validation(subject: Subject) -> str:
     amp, tta, cut = (figures.get(name) for name in ("amp", "tta", "max_val_batches"))
     in_half = f", in {amp}, while exports compute in float32" if amp else ""
     with_views = f", with test-time augmentation {tta}, which is not exported" if tta else ""
+    doubts = "".join(f"; doubtful: {doubt}" for doubt in figures.get("doubts", ()))
     return (
         f"top-1 {figures['top1']:.2f} %, {top5}loss {loss} over {figures['count']:,} images"
-        f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}"
+        f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}{doubts}"
     )
 
 
@@ -128,6 +130,8 @@ def _input(subject: Subject) -> str:
         kind = f"float32 ({channels} channel{'s' * (channels > 1)}: {colour})"
         after = "The outputs are logits; their softmax gives the probabilities."
         steps.append(normalise)
+    if line := of_each_class(subject.loaded):
+        after += f" The network {line}."
     numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
     return f"Images (n, {channels}, {size}, {size}), {kind}, for any n. As in validation:\n\n{numbered}\n\n{after}"
 

@@ -17,7 +17,9 @@ from utils.checkpoint.progress import Progress
 from utils.config.datasets import SPECS
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import shaping
+from utils.record.doubts import doubts
 from utils.record.metrics import Report
+from utils.record.run_folder import read_table
 
 
 class WithPreprocessing(nn.Module):
@@ -150,7 +152,19 @@ def validated(loaded: Loaded) -> dict[str, Any] | None:
         **figures_of(Report(loss, top1, top5, int(count))),
         "epoch": progress["epoch"],
         **{name: value for name, value in apart.items() if value not in (None, "none", "off")},
+        **({"doubts": found} if (found := doubts_about(loaded)) else {}),
     }
+
+
+def doubts_about(loaded: Loaded) -> list[str]:
+    """Why the figures of a checkpoint may be no result: what its run's table says, and images it had seen."""
+    try:
+        rows, _ = read_table(loaded.path.absolute().parent.parent / "metrics.csv")
+    except (OSError, ValueError):  # it lies apart from its run
+        rows = []
+    rows = [row for row in rows if float(row["step"]) <= loaded.progress["step"]]
+    found = [doubt.sign for doubt in doubts(rows, str(loaded.settings.get("dataname")))]
+    return [*found, *filter(None, [loaded.seen])]
 
 
 def figures_of(report: Report) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,10 +15,13 @@ from PIL import Image
 
 import main
 from scripts import predict
+from scripts.common import trained
 from scripts.common.command_line import run_tool
 from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import NOT_FINITE, open_run
+from scripts.exporting.card import _input as card_input
+from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
 from utils.data.images import decoding
 
@@ -71,6 +76,18 @@ def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
         shares = torch.tensor([float(row["probability"]), float(row["probability_2"])])
         torch.testing.assert_close(shares, logits.softmax(0)[places], rtol=0, atol=1e-6)
     assert len({row["probability"] for row in rows.values()}) > 12, "the network tells the images apart"
+
+
+def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabilities_are_shared(data, run, tmp_path):
+    state = torch.load(Path(run) / "checkpoints/last.pt", weights_only=True)
+    state["settings"]["loss"] = "bce"
+    torch.save(state, tmp_path / "bce.pt")
+    said = []
+    with mock.patch.object(trained, "say", said.append):
+        of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))
+    assert [line for line in said if "probabilities are the softmax over all" in line] == said[:1]
+    assert f"The network {trained.of_each_class(of_bce)}." in card_input(Subject.of(of_bce, raw=False, inside=False))
+    assert "bce" not in card_input(Subject.of(other, raw=False, inside=False))
 
 
 def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
