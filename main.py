@@ -139,7 +139,7 @@ def execute(
         return report_finished(run)
     components = build(run)
     garbage_collection.freeze_imports()
-    warn_of_doubts(run, components)
+    run.distributed.run_on_rank0(lambda: warn_of_doubts(run, components), long_work="Looking at the data")
     if run.args.run.dry_run:
         return print_plan(run, components)
     if run.args.run.evaluate:
@@ -495,8 +495,6 @@ def warn_of_doubts(run: Run, components: Components) -> None:
     from utils.config.effects import without_effect
     from utils.loop.facts import facts_of
 
-    if not run.is_main:
-        return
     lines = [components.data.seen, *components.data.warnings, *components.data.doubts(run.args)]
     if run.resume_point is None and not run.args.run.evaluate:
         lines.append(oversized_layer(run.args.model.arch, components.model, components.data.image_size))

@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 NAME = "predict.py"
 FORMATS = {"csv": (".csv",), "jsonl": (".jsonl", ".ndjson", ".json")}  # endings of --output
+LOOKED_AT = 16  # of the first names, a few
 
 
 def main(argv: list[str]) -> int:
@@ -87,8 +89,12 @@ def build_parser() -> ToolParser:
 
 def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: TextIO) -> tuple[int, int]:
     """Write a row for each image; returns how many there are and how many of them failed. Raises ``UserError``."""
+    import torch
+
     from scripts.common.image_stream import stream
     from scripts.common.predictions import Predictor, enough_memory
+    from utils.data.first_look import lost_levels
+    from utils.data.formats.readers import ImageFiles
     from utils.data.progress_log import ProgressLog
     from utils.runtime.cpu import cores_per_process
 
@@ -98,6 +104,11 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
         raise UserError(f"--top-k {own.top_k}: {loaded.path} knows only {len(loaded.classes)} classes")
     workers = cores_per_process(1) if predictor.workers == "auto" else predictor.workers
     say(f"{loaded.path}: {loaded.arch}, {len(loaded.classes)} classes")
+    first = list(islice(names, min(predictor.batch_size, LOOKED_AT)))
+    files = ImageFiles(first, torch.zeros(len(first), dtype=torch.int64), loaded.preprocessing.colour)
+    for line in lost_levels(files, ("",), None) if first else ():
+        warn(line)
+    names = chain(first, names)
     batches = stream(
         names,
         loaded.preprocessing,

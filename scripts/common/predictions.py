@@ -25,7 +25,8 @@ from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError
 from utils.data.datasets import Data, get_data, get_test_data, in_colour_of
-from utils.data.formats.class_folders import find_splits, test_folder, training_folder
+from utils.data.first_look import lost_levels
+from utils.data.formats.class_folders import find_splits, some, test_folder, training_folder
 from utils.data.formats.hugging_face.files import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
 from utils.data.images.decoding import open_image
@@ -109,6 +110,9 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
                 others = len(images) - len(samples)
                 left_out = f"{others:,} training images, on which the run did not train, are left out"
                 notes = (*notes, f"--train-samples {len(samples):,}: {left_out}")
+            foreign = chosen.datapath is not None or chosen.split == "test"
+            if foreign and isinstance(images, ImageFiles):
+                notes = (*notes, *lost_levels(images, loaded.classes, args.data.datapath))
         for note in notes:
             warn(note)
         with enough_memory(args.data.val_batch_size or args.data.batch_size):
@@ -121,6 +125,10 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
         warn(notes[-1])
     numbers, logits, labels = (list(parts) for parts in zip(*batches, strict=True))
     numbers = np.concatenate(numbers)
+    if lost := sorted(set(images.labels.tolist()) - set(torch.cat(labels).tolist()) if unreadable else ()):
+        names = some([loaded.classes[label] for label in lost])
+        notes = (*notes, f"no image can be read of these classes, of which the figures say nothing: {names}")
+        warn(notes[-1])
     order = np.argsort(numbers)
     files = images.paths if isinstance(images, ImageFiles) else None
     return Predictions(
@@ -163,7 +171,7 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
 def point_of(loaded: Loaded) -> ResumePoint:
     """The checkpoint as what it was trained with and on."""
     state = {"settings": loaded.settings, "classes": [*loaded.classes], "fingerprint": loaded.fingerprint}
-    return ResumePoint(loaded.path, state, digest="")
+    return ResumePoint(loaded.path, {**state, "seen": loaded.seen}, digest="")
 
 
 # ------------------------------------------------------------------------------------------- the images

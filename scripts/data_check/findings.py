@@ -15,10 +15,11 @@ from utils.data.decoded import FOLDER
 from utils.data.first_look import of_classes, remarks
 from utils.data.formats.class_folders import printable
 from utils.data.formats.listing import is_image, unread_ending
+from utils.data.images.levels import range_of
 
 EXAMPLES = 3  # named in a line
 TOO_SMALL = 0.5  # shorter side over --image-size below which an image is noted
-LOST = ("few levels", "cut off")  # kinds of remarks that spoil a training
+LOST = ("few levels", "cut off", "only alpha")  # kinds of remarks that spoil a training
 HUGE_PIXELS = 20_000_000
 EXTREME_RATIO = 4.0  # longer over shorter side
 NO_ENDING = "no image ending"
@@ -39,7 +40,10 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Remark:
-    """A fault or a note: ``count`` images (or classes) of ``kind``; ``text`` says what, where and what to do."""
+    """A fault or a note: ``count`` images (or classes) of ``kind``; ``text`` says what, where and what to do.
+
+    0 of what was seen in some of the images and holds for all.
+    """
 
     kind: str
     count: int
@@ -270,10 +274,9 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     """What the files hold that a network does not see, or sees otherwise in one class or split than in another."""
-    splits = zip(("train", "val"), survey.images, strict=True)
-    for kind, text in remarks(looks(survey, records), {split: images for split, images in splits if len(images)}):
+    for kind, text in remarks(looks(survey, records), range_of(survey.images[0].colour)):
         if kind != "extreme ratio":  # see ``_sizes``
-            (findings.fault if kind in LOST else findings.note)(kind, 1, text)
+            (findings.fault if kind in LOST else findings.note)(kind, 0, text)
 
 
 def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:

@@ -27,7 +27,7 @@ def verdict(survey: Survey, findings: Findings) -> str:
     kinds: Counter[str] = Counter()
     for fault in findings.faults:
         kinds[fault.kind] += fault.count
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+    counts = ", ".join(f"{count:,} {kind}" if count else kind for kind, count in kinds.items())
     return f"verdict: FAULTS in {images(len(survey))}: {counts}"
 
 

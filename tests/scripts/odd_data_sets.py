@@ -108,6 +108,12 @@ def with_alpha(levels: Callable[[int], int], kind: str = "RGBA") -> Callable[...
     return save
 
 
+def only_alpha(path: Path, pixels: np.ndarray, *_: object) -> None:
+    image = Image.new("RGB", pixels.shape[1::-1])
+    image.putalpha(Image.fromarray(pixels[..., 0]))
+    image.save(path)
+
+
 def by(test: Callable[[int, str], bool], one: Callable, other: Callable) -> Callable[..., None]:
     """Written by ``one`` where ``test(label, split)`` holds, otherwise by ``other``."""
     return lambda path, pixels, label, split: (one if test(label, split) else other)(path, pixels, label, split)
@@ -246,6 +252,7 @@ SETS: dict[str, Odd] = {
         "alpha",
     ),
     "grey and alpha by class": Odd(written(with_alpha(lambda label: 90 * label, "LA")), "alpha channel", "alpha"),
+    "black, with the content in alpha": Odd(written(only_alpha), "below an alpha channel", "only alpha"),
     "TIFF of 5 channels": Odd(written(further, ending=".tif"), "further channels", "further channels"),
     "CMYK": Odd(written(as_mode("CMYK"), ending=".jpg"), QUIET, "converted"),
     "EXIF turned": Odd(written(turned, ending=".jpg"), QUIET, "EXIF rotation"),

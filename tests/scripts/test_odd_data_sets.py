@@ -1,5 +1,6 @@
 """Of each ordinary wrong or unusual data set, main.py and check_data.py say what a user has to know, and no more."""
 
+import re
 import time
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from scripts import evaluate, predict
 from tests.scripts.odd_data_sets import QUIET, SETS, Photos, deep, what_check_data_says, what_main_says, written
 from tests.utils.data.deep_files import png
 from utils.config.arguments import parse
@@ -50,6 +52,47 @@ def test_a_pixel_range_for_images_of_8_bits_is_said_to_do_nothing(photos, tmp_pa
     SETS["plain"].make(tmp_path / "data", photos)
     (line,) = what_main_says(tmp_path / "data", "--dry-run", "--pixel-range", "0", "9")
     assert "--pixel-range 0 9 does nothing: the images have 8 bits" in line
+
+
+def test_data_of_which_nothing_can_be_read_leave_no_run_folder(photos, tmp_path):
+    SETS["float TIFF"].make(tmp_path / "data", photos)
+    (line,) = what_main_says(tmp_path / "data", "--output", str(tmp_path / "runs"))
+    assert "no image to train on that was looked at can be read (train/a/" in line and "give --pixel-range" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_class_of_which_no_validation_image_can_be_read_is_named(photos, tmp_path, capsys):
+    SETS["plain"].make(tmp_path / "data", photos)
+    run = trained(tmp_path)
+    for path in (tmp_path / "data/val/b").iterdir():
+        path.write_bytes(b"no image")
+    (line,) = what_main_says(tmp_path / "data", "--dry-run", "--skip-bad-images")[:1]
+    assert "no image to validate on that was looked at can be read of these classes: b" in line
+    assert evaluate.main([run, "--skip-bad-images", "--no-progress"]) == 0
+    assert "no image can be read of these classes, of which the figures say nothing: b" in capsys.readouterr().err
+
+
+def trained(place):
+    """The folder of a short run on ``place/data``."""
+    assert what_main_says(place / "data", "--max-steps", "1", "--output", str(place / "runs")) == []
+    (folder,) = (place / "runs").glob("folder/*/*")
+    return str(folder)
+
+
+def test_a_trained_network_is_not_silently_given_numbers_that_it_hardly_sees(photos, tmp_path, capsys):
+    SETS["plain"].make(tmp_path / "data", photos)
+    run = trained(tmp_path)
+    written(deep(0, 199, 600))(tmp_path / "other", photos)
+    capsys.readouterr()
+    words = ", of which the network sees 1 of 256"
+    line = [run, "--datapath", str(tmp_path / "other/val"), "--no-progress"]
+    assert evaluate.main(line) == 0
+    assert f"16-bit images use few levels of 65535: class a 0 to 199{words}" in capsys.readouterr().err
+    assert predict.main([run, str(tmp_path / "other/val/a"), "--output", str(tmp_path / "answers.csv")]) == 0
+    err = capsys.readouterr().err
+    assert re.search(rf"16-bit images use few levels of 65535: \d+ to \d+{words}; give it images of the levels", err)
+    assert predict.main([run, str(tmp_path / "data/val/a"), "--output", str(tmp_path / "answers.csv")]) == 0
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_images_that_agree_only_in_what_a_network_sees_are_no_duplicates(tmp_path, photos):

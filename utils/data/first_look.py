@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.data.formats.class_folders import printable
+from utils.config.settings import UserError
+from utils.data.formats.class_folders import printable, some
 from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import why_unreadable
-from utils.data.images.levels import range_of
+from utils.data.images.levels import Colour, range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
 
@@ -47,11 +48,18 @@ class Seen(NamedTuple):
 
 
 def doubts(
-    train: Images | None, validation: Images, classes: Sequence[str], root: str | None, *, names_damaged: bool
+    train: Images | None,
+    validation: Images,
+    classes: Sequence[str],
+    root: str | None,
+    *,
+    names_damaged: bool,
+    skips_bad: bool = False,
 ) -> list[str]:
     """Lines that a user should know before training; of images in files. Bounded in files, bytes and pixels.
 
-    ``names_damaged``: an image that cannot be read is said, too, which otherwise whoever reads it says.
+    ``names_damaged``: an image that cannot be read is said, too, which otherwise whoever reads it says. Raises
+    ``UserError`` if that is so of all of a split, unless ``skips_bad``.
     """
     splits = {"train": train, "val": validation}
     files = {split: images for split, images in splits.items() if isinstance(images, ImageFiles) and len(images)}
@@ -62,14 +70,44 @@ def doubts(
         for split in splits.values()
     ]
     looks = [one for split, images in files.items() for one in _sampled(split, images, classes, root)]
-    lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, files)]
+    where = f"--datapath {root}: " if root else ""
+    pixel_range = range_of(next(iter(files.values())).colour)
+    lines = [f"{text} ({len(looks)} of the images were looked at)" for _, text in remarks(looks, pixel_range)]
+    lines += _unreadable(looks, where, skips_bad)
     unreadable = [one for one in looks if one.problem]
     if unreadable and names_damaged:
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
     found = equal_files(files, classes, root) + (of_classes(counts, classes) if train is not None else [])
     lines += [text for _, text in found]
-    where = f"--datapath {root}: " if root else ""
     return [where + line for line in lines]
+
+
+def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:
+    """What a trained network does not see of some ``images`` for it, a line each."""
+    return of_trained(list(_sampled("val", images, classes, root)), images.colour)
+
+
+def of_trained(looks: Sequence[Seen], colour: Colour) -> list[str]:
+    """What a trained network that reads files as ``colour`` does not see of them, a line each."""
+    known = [one for one in looks if one.facts is not None]
+    pixel_range = range_of(colour)
+    found = [_few_levels(known, pixel_range, trained=True), _beyond(known, pixel_range, trained=True), _alpha(known)]
+    return [f"{one[1]} ({len(looks)} of the images were looked at)" for one in found if one is not None]
+
+
+def _unreadable(looks: Sequence[Seen], where: str, skips_bad: bool) -> list[str]:
+    """A line about classes whose images are all passed over; ``UserError`` if a split's cannot be read at all."""
+    lines = []
+    for split, words in (("train", "train on"), ("val", "validate on")):
+        seen = [one for one in looks if one.split == split]
+        readable = {one.label for one in seen if not one.problem}
+        lost = sorted({one.label for one in seen} - readable)
+        if lost and not readable and not skips_bad:
+            problem = f"{seen[0].name}: {seen[0].problem}"
+            raise UserError(f"{where}no image to {words} that was looked at can be read ({problem})")
+        if lost and readable and skips_bad:
+            lines.append(f"no image to {words} that was looked at can be read of these classes: {some(lost)}")
+    return lines
 
 
 def _sampled(split: str, images: ImageFiles, classes: Sequence[str], root: str | None) -> Iterator[Seen]:
@@ -118,10 +156,9 @@ def below(path: str, root: str | None) -> str:
 # ------------------------------------------------------------------------------------------ what they say
 
 
-def remarks(looks: Sequence[Seen], files: dict[str, ImageFiles]) -> list[tuple[str, str]]:
+def remarks(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> list[tuple[str, str]]:
     """Remarks on the images' facts: the kind of each, and its text."""
     known = [one for one in looks if one.facts is not None]
-    pixel_range = range_of(next(iter(files.values())).colour)
     found = [_few_levels(known, pixel_range), _beyond(known, pixel_range), _alpha(known)]
     for kind, what, holds in (
         ("further channels", "with further channels, which are not read", lambda facts: facts.further),
@@ -130,7 +167,8 @@ def remarks(looks: Sequence[Seen], files: dict[str, ImageFiles]) -> list[tuple[s
             "with several pictures, of which the first is read",
             lambda facts: facts.frames > 1,
         ),
-        ("one level", "with a single level, as of one colour", _is_plain),
+        ("only alpha", "with a single level below an alpha channel that holds what they show", _is_only_alpha),
+        ("one level", "with a single level, as of one colour", lambda facts: _is_plain(facts) > _is_only_alpha(facts)),
         ("tiny", f"of at most {TINY} pixels a side", lambda facts: max(facts.size) <= TINY),
         ("extreme ratio", f"more than {LONG:g} times as long as wide; a crop shows little of them", _is_long),
     ):
@@ -146,6 +184,10 @@ def _is_plain(facts: Look) -> bool:
     return facts.seen is not None and facts.seen[0] == facts.seen[2] and facts.low == facts.high
 
 
+def _is_only_alpha(facts: Look) -> bool:
+    return _is_plain(facts) and facts.alpha is not None and facts.alpha[0] < facts.alpha[1]
+
+
 def _is_long(facts: Look) -> bool:
     return max(facts.size) > LONG * min(facts.size)
 
@@ -159,6 +201,10 @@ def _names(looks: Sequence[Seen]) -> str:
     return ", ".join(one.name for one in looks[:SHOWN]) + more
 
 
+def _of_class(label: str) -> str:
+    return f"class {printable(label)} " if label else ""  # of images whose class is not known
+
+
 def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
     groups: dict[str, list[Look]] = {}
     for one in looks:
@@ -166,7 +212,9 @@ def _by_class(looks: Sequence[Seen]) -> dict[str, list[Look]]:
     return groups
 
 
-def _few_levels(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> tuple[str, str] | None:
+def _few_levels(
+    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
+) -> tuple[str, str] | None:
     """Numbers of more than 8 bits of which little is left: of all, or of a class."""
     deep = [one for one in looks if one.facts.low is not None]
     extremes = {
@@ -185,14 +233,16 @@ def _few_levels(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) 
     if not named:
         return None
     parts = [
-        "class {} {:g} to {:g}, of which the network sees {} of 256".format(
-            printable(label), *extremes[label][:2], seen[label]
+        "{}{:g} to {:g}, of which the network sees {} of 256".format(
+            _of_class(label), *extremes[label][:2], seen[label]
         )
         for label in named[:SHOWN]
     ]
     more = f" and {len(named) - SHOWN:,} classes more" if len(named) > SHOWN else ""
     whole = "" if bits == 32 else f" of {2**bits - 1}"
     advice = f"; give --pixel-range {advised(low, high, bits)}" if few else ""
+    if trained:
+        advice = "; give it images of the levels that it was trained on"
     return "few levels", f"{bits}-bit images use few levels{whole}: {'; '.join(parts)}{more}{advice}"
 
 
@@ -205,12 +255,16 @@ def advised(low: float, high: float, bits: int) -> str:
     return f"0 {2 ** math.ceil(math.log2(high + 1)) - 1}"
 
 
-def _beyond(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> tuple[str, str] | None:
+def _beyond(
+    looks: Sequence[Seen], pixel_range: tuple[float, float] | None, trained: bool = False
+) -> tuple[str, str] | None:
     """Numbers that ``--pixel-range`` cuts off, or a range that no image needs."""
     if pixel_range is None or not looks:
         return None
     words = "--pixel-range {:g} {:g}".format(*pixel_range)
     deep = [one for one in looks if one.facts.low is not None]
+    if not deep and trained:
+        return "no range", f"the images have 8 bits, and the network was trained with {words} on images of more"
     if not deep:
         return "no range", f"{words} does nothing: the images have 8 bits"
     outside = [one for one in deep if one.facts.low < pixel_range[0] or one.facts.high > pixel_range[1]]
@@ -233,7 +287,7 @@ def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
     for label, facts in _by_class(held).items():
         low = min(one.alpha[0] for one in facts)
         high = max(one.alpha[1] for one in facts)
-        parts.append(f"class {printable(label)} {low}" + (f" to {high}" if high > low else ""))
+        parts.append(_of_class(label) + str(low) + (f" to {high}" if high > low else ""))
     more = f" and {len(parts) - SHOWN:,} classes more" if len(parts) > SHOWN else ""
     return "alpha", (
         f"the alpha channel of {_images(len(held))} differs ({', '.join(parts[:SHOWN])}{more}) and is not read: pixels "
