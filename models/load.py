@@ -34,7 +34,8 @@ class Loaded:
 
     ``arch``: the network's name as ``--arch`` takes it. ``path``: the checkpoint file that was read. ``settings``: the
     run's by their names, as its checkpoint stores them; empty if it has none. ``fingerprint``: that of its data set
-    (``Data.fingerprint``), None if the checkpoint does not say. ``has_average``: whether it holds an average beside the
+    (``Data.fingerprint``), None if the checkpoint does not say. ``seen``: a line about validation images that the run
+    began with weights of; '' if there are none. ``has_average``: whether it holds an average beside the
     weights as trained. ``loss_scaled``: whether the run scaled its loss, as it does in fp16 alone. ``progress``: how
     far it had got, as the checkpoint stores it; None if it does not say. ``chosen``: why this file of a run's folder,
     in words; '' if it was given, or is the
@@ -48,6 +49,7 @@ class Loaded:
     path: Path
     settings: dict[str, Any]
     fingerprint: str | None
+    seen: str
     has_average: bool
     loss_scaled: bool
     progress: dict[str, Any] | None
@@ -103,6 +105,7 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
         path,
         settings,
         fingerprint if isinstance(fingerprint, str) else None,
+        str(state.get("seen") or ""),
         has_average,
         bool(state.get("scaler")),
         progress if isinstance(progress, dict) else None,

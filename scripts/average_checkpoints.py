@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
         made_of = {"method": own.method, "ingredients": [str(ingredients[place].path) for place in soup.kept]}
         description = as_validated(ingredients[0].description, args, kitchen.components.data.preprocessing.state())
         description["fingerprint"] = of_all(ingredient.description["fingerprint"] for ingredient in ingredients)
+        if seen := dict.fromkeys(filter(None, (ingredient.description.get("seen") for ingredient in ingredients))):
+            description["seen"] = "; ".join(seen)
         save(Path(own.output), kitchen.model.state_dict(), description, made_of)
     print(f"Saved {own.output}")
     print(figures(report, args.data.max_val_batches))

@@ -45,7 +45,7 @@ def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredien
             f"{path} was saved between two validations: the batch-norm statistics of its average are of other weights, "
             "so its own top1, by which a greedy soup chooses, may be much too low"
         )
-    return Ingredient(path, weights, {key: state[key] for key in DESCRIPTION})
+    return Ingredient(path, weights, {key: state[key] for key in (*DESCRIPTION, "seen") if key in state})
 
 
 def refuse_differences(ingredients: Sequence[Ingredient]) -> None:

@@ -182,6 +182,8 @@ def test_an_older_run_goes_on_and_is_evaluated_with_the_draw_that_it_began_with(
         r"last\.pt was trained on \d of the 7 validation images; with --val-split 0.25 --val-split-by draw on none of them",
         line,
     )
+    (later,) = (tmp_path / "next").glob("*/*/*")
+    assert evaluate(capsys, later)[1] == [line], "which holds for whatever began with those weights"
     one, two = (torch.load(path / "checkpoints/final.pt", weights_only=True)["model"] for path in (expected, run))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -193,8 +195,8 @@ def test_of_another_folder_all_images_are_evaluated_and_that_is_said(whole, tmp_
     assert count == 12
     assert lines == [
         f"main.py: warning: --datapath {tmp_path / 'other'}: is not what {run / 'checkpoints' / 'last.pt'} was trained "
-        "on, so all of its images are evaluated, also any that it was trained on; main.py --evaluate --val-split 0.25 "
-        "leaves these out"
+        "on, so all of its images are evaluated, also any that it was trained on, perhaps 9 of 12 by their names; "
+        "main.py --evaluate --val-split 0.25 leaves these out"
     ]
     (_, _, count), lines = evaluate(capsys, run, "--datapath", str(tmp_path / "other"), "--val-split", "0.25")
     (line,) = lines

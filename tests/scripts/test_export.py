@@ -437,6 +437,24 @@ def test_figures_of_a_cut_validation_or_in_a_gpus_default_format_say_so(digits_r
         assert {name: figures[name] for name in set(figures) - {"top1", "top5", "loss", "count", "epoch"}} == apart
 
 
+def test_figures_that_are_no_result_are_called_doubtful(digits_run, tmp_path):
+    shutil.copytree(digits_run, tmp_path / "run")
+    loaded = load_model(tmp_path / "run")
+    assert "doubtful" not in card_of(loaded)
+    assert "; doubtful: old.pt was trained on these |" in card_of(
+        dataclasses.replace(loaded, seen="old.pt was trained on these")
+    )
+    table = tmp_path / "run/metrics.csv"
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[-1] |= {"val_loss": "2.302585", "guessing_loss": "2.302585", "answers_nats": "0"}
+    with open(table, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    assert re.search(r"validation \| top-1 .*; doubtful: val_loss 2.3026 .* nothing was learned", card_of(loaded))
+
+
 def test_figures_are_of_the_weights_that_were_loaded_though_the_run_has_gone_on(digits_run, tmp_path):
     path = tmp_path / "last.pt"
     shutil.copy(Path(digits_run, "checkpoints/last.pt"), path)

@@ -96,6 +96,12 @@ class ResumePoint:
         return stored if isinstance(stored, str) else None
 
     @property
+    def seen(self) -> str:
+        """A line about validation images that what the run began with was trained on; '' if there are none."""
+        stored = self.state.get("seen")
+        return stored if isinstance(stored, str) else ""
+
+    @property
     def _override(self) -> str:
         """The flags that continue this run nevertheless."""
         return f"--resume {shlex.quote(str(self.folder or self.path))} --resume-override"
@@ -291,11 +297,16 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
     """
     if not SPECS[args.data.dataname].of_the_user:
         return True
-    begun = state["settings"].get("datapath")
-    at_its_place = isinstance(begun, str) and "\0" not in begun
-    at_its_place = at_its_place and os.path.realpath(begun) == os.path.realpath(args.data.datapath)
     goes_on = not Progress.from_state(state["progress"]).is_finished(args)
-    return (at_its_place and goes_on) or same_images(state["fingerprint"], fingerprint())
+    return (is_at(state, args.data.datapath) and goes_on) or same_images(state["fingerprint"], fingerprint())
+
+
+def is_at(state: dict[str, Any], datapath: str | None) -> bool:
+    """Whether the data that a checkpoint's ``state`` is of lay at ``datapath``."""
+    stored = state.get("settings")
+    place = stored.get("datapath") if isinstance(stored, dict) else None
+    known = isinstance(place, str) and "\0" not in place
+    return known and os.path.realpath(place) == os.path.realpath(datapath or ".")
 
 
 _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved its first"

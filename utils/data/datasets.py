@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
-from utils.checkpoint.resume import ResumePoint
+from utils.checkpoint.resume import ResumePoint, is_at
 from utils.config.datasets import SPECS, DatasetSpec
 from utils.config.groups.data import DataSettings
 from utils.config.settings import Settings, UserError, as_flag
@@ -75,7 +75,12 @@ class Data:
     def doubts(self, args: Settings) -> list[str]:
         """Remarks of a look at some of the images, a line each."""
         return first_look.doubts(
-            self.train, self.validation, self.classes, args.data.datapath, names_damaged=args.run.dry_run
+            self.train,
+            self.validation,
+            self.classes,
+            args.data.datapath,
+            names_damaged=args.run.dry_run,
+            skips_bad=args.data.skip_bad_images,
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:
@@ -264,29 +269,25 @@ def _validated_in_training(
     try:
         data = get_data(settings, device, lister, trained)
     except UserError:
-        if _at_its_place(settings, trained):
+        if is_at(trained.state, settings.datapath):
             raise
         data = None
-    if data and (same_images(data.fingerprint, trained.fingerprint) or _at_its_place(settings, trained)):
+    if data and (same_images(data.fingerprint, trained.fingerprint) or is_at(trained.state, settings.datapath)):
         return data, ()
+    by_names = data is not None and settings.val_split_by != "draw"
+    seen = f", perhaps {len(data.train):,} of {len(data.train) + len(data.validation):,} by their names" * by_names
     return None, (
         f"--datapath {root}: is not what {trained.path} was trained on, so all of its images are evaluated, also any "
-        f"that it was trained on; main.py --evaluate --val-split {settings.val_split:g} leaves these out",
+        f"that it was trained on{seen}; main.py --evaluate --val-split {settings.val_split:g} leaves these out",
     )
-
-
-def _at_its_place(settings: DataSettings, trained: ResumePoint) -> bool:
-    """Whether the data lie where the checkpoint found its own."""
-    place = trained.settings.get("datapath")
-    return isinstance(place, str) and os.path.realpath(place) == os.path.realpath(settings.datapath or ".")
 
 
 def _changed_since_validated(data: Data, settings: DataSettings, trained: ResumePoint) -> str:
     """A line if the images are no longer those that training validated on at this place; elsewhere none are."""
-    if trained.fingerprint is None or not _at_its_place(settings, trained):
+    if trained.fingerprint is None or not is_at(trained.state, settings.datapath):
         return ""
     if ends_with(trained.fingerprint, _some_contents(data.validation.paths)):
-        return ""
+        return trained.seen
     return f"the validation images have changed since {trained.path} was trained, perhaps on some of these"
 
 
@@ -297,8 +298,13 @@ def seen_in_training(
 
     ``fingerprint`` and ``settings`` are those of the data that they are part of. Where both were split from one tree,
     the checkpoint's own split of the tree says which images it was trained on: exactly if the tree is the one that it
-    was then, and otherwise by their names, unless one draw chose.
+    was then, and otherwise by their names, unless one draw chose. What it began with may have seen them, too.
     """
+    return "; ".join(filter(None, (_seen(validation, fingerprint, settings, trained, lister), trained.seen)))
+
+
+def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained: ResumePoint, lister: Lister) -> str:
+    """What ``trained`` was trained on itself, as ``seen_in_training`` says it."""
     begun = trained.settings
     if trained.fingerprint is None or same_images(fingerprint, trained.fingerprint):
         return ""

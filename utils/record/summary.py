@@ -17,8 +17,10 @@ import torch
 
 from utils.checkpoint.checkpoint import FORMAT, average_moved_since_validation
 from utils.checkpoint.progress import Progress
+from utils.checkpoint.resume import is_at
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
+from utils.config.rules import FLAG
 from utils.config.settings import Settings, as_flag, as_text
 from utils.data.datasets import Data
 from utils.data.images.decoding import decoder
@@ -227,6 +229,9 @@ def report_finished(run: Run) -> int:
             run.warn(
                 f"--resume-override: nothing remains to be trained with {flags}; what the run has is left as it is"
             )
+        given = run.args.run.resume != "auto" and run.args.origins["datapath"] == FLAG
+        if given and not is_at(point.state, run.args.data.datapath):
+            run.warn(f"--datapath {run.args.data.datapath}: nothing was read there, for nothing remains to be trained")
         print(final_line(progress, point.folder, best_metric(run.args.run), run.args.data.max_val_batches))
     return 0
 
@@ -239,6 +244,7 @@ def describe(args: Settings, data: Data, criterion: torch.nn.Module | None = Non
     return {
         **teacher,
         **weights,
+        **({"seen": data.seen} if data.seen else {}),
         "format": FORMAT,
         "arch": args.model.arch,
         "classes": list(data.classes),

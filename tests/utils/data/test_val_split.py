@@ -143,6 +143,9 @@ def test_of_the_same_tree_the_validation_images_that_weights_were_trained_on_are
         ),
     ):
         assert read(tree, *SPLIT, *flags, trained=trained)[0].seen == line
+    next_one = read(tree, *SPLIT)[1]
+    next_one.state["seen"] = line
+    assert read(tree, *SPLIT, trained=next_one)[0].seen == line, "what a run began with had seen these"
     assert read(tree, "--val-split", "0.1", trained=read(tree, *SPLIT)[1])[0].seen == "", "of a fifth a part"
 
 

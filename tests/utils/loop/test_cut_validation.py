@@ -51,7 +51,13 @@ def test_every_line_about_a_validation_says_that_it_is_cut(run, capsys):
     assert {"Loss/Test", "Top1/Test", "Top5/Test"} <= said.keys()
     assert {*said.values()} == {"of some of the images (cut: --max-val-batches 3)"}
     assert main.main([*FLAGS, *CUT, "--output", str(run.parents[2]), "--resume", "auto"]) == 0  # it is finished
-    assert " max_val_batches=3 val_epoch=2 " in capsys.readouterr().out.splitlines()[-1]
+    out, err = capsys.readouterr()
+    assert " max_val_batches=3 val_epoch=2 " in out.splitlines()[-1] and err == ""
+    elsewhere = ("--datapath", str(run.parents[2]))
+    assert main.main([*FLAGS, *CUT, *elsewhere, "--output", str(run.parents[2]), "--resume", str(run)]) == 0
+    assert capsys.readouterr().err == (
+        f"main.py: warning: --datapath {run.parents[2]}: nothing was read there, for nothing remains to be trained\n"
+    )
     assert main.main([*FLAGS, *CUT, "--dry-run"]) == 0
     assert "360 validation images, cut to 60 (--max-val-batches)" in capsys.readouterr().out
 
