@@ -134,6 +134,18 @@ def test_a_row_is_full_evidence_with_three_runs_that_had_the_machine_to_themselv
     assert machines._replace(alone=set()).evidence(row) == "half"
 
 
+def test_the_picture_has_a_dot_for_each_row(runs, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda self, x, y, *_, **__: drawn.append((x, y)))
+    monkeypatch.setattr(Axes, "legend", lambda *_, **__: None)
+    rows, _ = collect_results.result_rows(recipes(), [read_run(runs / f"b{seed}") for seed in TOP1])
+    collect_results.draw(rows, collect_results.Machines({}, set()), tmp_path / "picture.png")
+    assert drawn == [(30, pytest.approx(100 - statistics.fmean(TOP1.values()))), ([], [])]
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
 def test_the_readme_and_the_headers_show_the_rows_of_the_page():
     page = collect_results.PAGE.read_text()
     readme = collect_results.README.read_text()
