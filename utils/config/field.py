@@ -168,6 +168,7 @@ def group(**common: Any) -> Callable[[type], type]:
         made = dataclass(frozen=True)(cls)
         for option in fields(made):
             declared = vars(Declaration(**{"earlier": option.default, **common, **option.metadata}))
+            assert declared["shapes"] in ("", *SHAPED), declared["shapes"]
             many, kind = re.match(r"(tuple\[)?(\w+)", option.type).groups()
             effect = declared["effect"]
             option.metadata = declared | {

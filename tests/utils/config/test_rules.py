@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.utils.config.examples import OPTIONS, context, example
 from utils.config import arguments, rules
 from utils.config.field import DEFAULT, FLAG
 from utils.config.rules import Given, contradictions
@@ -13,9 +14,9 @@ from utils.config.settings import GROUPS, UserError, all_settings, flag_of
 DEFAULTS = {option.name: option.default for _, option in all_settings()}
 
 
-def mistakes_of(*argv):
+def mistakes_of(*argv, world_size=1):
     with pytest.raises(UserError) as error:
-        arguments.parse(list(argv))
+        arguments.parse(list(argv), world_size)
     return error.value.mistakes
 
 
@@ -60,6 +61,33 @@ def test_a_setting_that_cannot_be_read_contradicts_nothing():
 def test_a_data_set_that_is_not_known_is_not_taken_for_the_default_one():
     (line,) = mistakes_of("--dataname", "cifar11", "--datapath", "data", "--download", "--val-split", "0.1")
     assert line.startswith("--dataname 'cifar11'")
+
+
+def test_what_needs_whole_weights_contradicts_a_sharded_model_and_nothing_else_does():
+    contradicted = set()
+    for name in OPTIONS:
+        try:
+            arguments.parse(f"{context(name)} {example(name)} --shard-model".split(), world_size=2)
+        except UserError as error:
+            contradicted |= {name for line in error.mistakes if line.startswith("--shard-model contradicts")}
+            assert all(line.startswith("--shard-model") for line in error.mistakes)
+    assert contradicted == {
+        *("clip_grad_agc", "sam_rho", "sam_adaptive", "grad_penalty", "lookahead", "swa_start_epoch", "swa_lr"),
+        *(
+            "compile",
+            "freeze_epoch",
+            "unfreeze_epoch",
+            "fp32_layers",
+            "dump_bad_batch",
+            "bucket_mb",
+            "grad_compression",
+        ),
+    }
+    (line,) = mistakes_of("--shard-model", "--grad-compression", "bf16", world_size=2)
+    assert line == "--shard-model contradicts --grad-compression bf16, which is for whole gradients; remove one"
+    (line,) = mistakes_of("--shard-model", "--optimizer", "lamb", world_size=2)
+    assert line == "--shard-model needs --optimizer sgd, adam or adamw, which treat each number by itself, not lamb"
+    arguments.parse(["--shard-model", "--compile", "--optimizer", "lamb"]), "which one process does not shard"
 
 
 OVERRIDES = [
