@@ -5,8 +5,7 @@
     python scripts/lab/benchmark.py --mnist DIR --cifar10 DIR --images DIR --timm-train PATH/train.py
 
 The two sides of a row are measured alternately, round by round; the row's ratio is the median of the rounds' ratios.
-Writes benchmark.csv and benchmark.png to --output. The functions do the slow imports, so that --help and mistakes
-answer at once.
+Writes benchmark.csv to --output. The functions do the slow imports, so that --help and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ if TYPE_CHECKING:
 
 NAME = "benchmark.py"
 PARTS = {
-    "efficiency": "main.py against the bare loop, torchvision's MNIST and timm's train.py",
+    "loop": "main.py against the bare loop, torchvision's MNIST and timm's train.py",
     "data": "the loaders alone against torchvision's transforms and timm's loader",
     "augment": "RandAugment in the loaders, against torchvision's and against none",
     "decode": "JPEG files on one core",
     "start-up": "--help, a mistake, the first training step",
     "records": "what logging and checkpoints cost",
-    "ranks": "one and two processes",
     "resnet50-fp16": "on a GPU: resnet50 in fp16, images in memory, against the bare loop and timm's train.py",
     "resnet50-bf16": "in bf16",
     "resnet50-compiled": "in fp16, compiled",
@@ -49,7 +47,6 @@ PARTS = {
     "jpeg-resnet50": "the same with resnet50",
 }
 ON_GPU = ("resnet50-fp16", "resnet50-bf16", "resnet50-compiled", "resident", "jpeg-resnet18", "jpeg-resnet50")
-ON_BOTH = ("ranks",)
 
 
 def main(argv: list[str]) -> int:
@@ -127,16 +124,16 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def benchmark(own: argparse.Namespace, setup: Setup) -> int:
-    """Measure all parts, print each row as it comes, and write the table and its picture to the output folder."""
+    """Measure all parts, print each row as it comes, and write the table to the output folder."""
     from scripts.common.output import write_csv
-    from scripts.lab.benchmarks import report
+    from scripts.lab.benchmarks import rows as shown
 
     folder = make_folder(own.output)
-    machine = report.machine(setup.threads, setup.device)
+    machine = shown.machine(setup.threads, setup.device)
     made_up = [f"--{name}" for name in ("mnist", "cifar10", "images") if getattr(own, name) is None]
     how = f"Rounds: {own.rounds}, about {own.seconds:g} s a measurement"
     how += f"; generated images where {', '.join(made_up)} is not given" * bool(made_up)
-    print(f"{machine}\n{how}\n\n{report.header()}", flush=True)
+    print(f"{machine}\n{how}\n\n{shown.header()}", flush=True)
     rows: list[Row] = []
     began = time.perf_counter()
     for part, match in matches(own.only, setup):
@@ -145,35 +142,33 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
             continue
         new = measure(part, match, own.rounds)
         rows += new
-        print("\n".join(map(report.line, new)), flush=True)
+        print("\n".join(map(shown.line, new)), flush=True)
         about = {"rounds": own.rounds, "seconds": own.seconds, "machine": machine}
-        write_csv(folder / "benchmark.csv", report.csv_rows(rows, about))
+        write_csv(folder / "benchmark.csv", shown.csv_rows(rows, about))
     if not rows:
         raise UserError("nothing could be measured; see the lines above")
-    report.draw(folder / "benchmark.png", f"{machine}\n{how}", rows)
     missed = sum(row.missed for row in rows)
     failed = sum(bool(row.failure) for row in rows)
     print(
         "\nRatio: median of the rounds' own ratios, ours / the other; of seconds the difference, ours - the other. "
         f"Min - max: of the rounds.\nTargets missed: {missed} of {sum(row.target is not None for row in rows)}"
         f"{f', not measured: {failed} rows' * bool(failed)}; {time.perf_counter() - began:.0f} s. "
-        f"Files: {folder / 'benchmark.csv'}, {folder / 'benchmark.png'}"
+        f"File: {folder / 'benchmark.csv'}"
     )
     return 1 if failed or (missed and own.fail_below_target) else 0
 
 
 def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Match | str]]:
     """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
-    from scripts.lab.benchmarks import augment, efficiency, gpu, loading, records, start_up
+    from scripts.lab.benchmarks import augment, gpu, loading, loop, records, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
-        "efficiency": efficiency.efficiency,
+        "loop": loop.training,
         "data": loading.data_path,
         "augment": augment.augment,
         "decode": loading.decode,
         "start-up": start_up.start_up,
         "records": records.records,
-        "ranks": efficiency.ranks,
         "resnet50-fp16": partial(gpu.resnet50, amp="fp16"),
         "resnet50-bf16": partial(gpu.resnet50, amp="bf16"),
         "resnet50-compiled": partial(gpu.resnet50, amp="fp16", compiled=True),
@@ -194,7 +189,7 @@ def unfit(part: str, setup: Setup) -> str:
     """Why ``part`` cannot be measured with ``setup``; '' if it can."""
     if part in ON_GPU:
         return "" if setup.on_gpu or setup.tiny else "it needs a GPU"
-    return "" if setup.on_cpu or part in ON_BOTH else "it measures the CPU, and --device cuda was given"
+    return "" if setup.on_cpu else "it measures the CPU, and --device cuda was given"
 
 
 def measure(part: str, match: Match, rounds: int) -> list[Row]:

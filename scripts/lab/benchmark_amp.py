@@ -5,8 +5,8 @@
     python scripts/lab/benchmark_amp.py --accounting             # what main.py's training step adds to a bare loop
     python scripts/lab/benchmark_amp.py --accounting --ema-decay 0.999     # and a moving average of the weights
 
-Prints a table and writes it as amp.csv and amp.png (accounting.csv) to --output. Heavy imports are inside
-the functions: --help and mistakes answer at once.
+Prints a table and writes it as amp.csv (accounting.csv) to --output. Heavy imports are inside the functions: --help and
+mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
     from scripts.common.output import write_csv
     from scripts.common.timing import device_name, unsupported
-    from scripts.lab.benchmarks.step_table import cells, csv_rows, draw, figures, notes
+    from scripts.lab.benchmarks.step_table import cells, csv_rows, figures, notes
     from scripts.lab.benchmarks.steps import Result, cpu_memory, make_rows, run_rounds
 
     device = distributed.device
@@ -152,8 +152,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     folder = make_folder(own.output)
     place = device_name(device)
     what = f"{workload.text}, {own.rounds} rounds of {own.steps} steps"
-    header = f"{place}, torch {torch.__version__}: {what}"
-    print(header, flush=True)
+    print(f"{place}, torch {torch.__version__}: {what}", flush=True)
     results = [Result(row) for row in rows]
     in_processes = own.memory and device.type == "cpu"
     with ProgressBar(len(rows) * (own.rounds + in_processes)) as progress:
@@ -172,8 +171,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     print("\n".join(notes(results, shown, workload, device, skipped, memory=own.memory)))
     about = {"device": place, "torch": torch.__version__, "workload": workload.text, "steps": own.steps}
     write_csv(folder / "amp.csv", csv_rows(about, results, shown))
-    draw(folder / "amp.png", header.replace(": ", "\n", 1), results, shown, own.memory)
-    print(f"Files: {folder / 'amp.csv'}, {folder / 'amp.png'}")
+    print(f"File: {folder / 'amp.csv'}")
     return 0 if any(not result.failure for result in results) else 1
 
 

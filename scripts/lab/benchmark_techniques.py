@@ -39,38 +39,12 @@ def main(argv: list[str]) -> int:
     from scripts.lab.benchmarks.techniques import cost
 
     chosen = [one for one in TECHNIQUES if not own.only or one.name in own.only]
-    step = [
-        "--dataname",
-        "synthetic",
-        "--image-size",
-        str(own.image_size),
-        "--arch",
-        own.arch,
-        "--batch-size",
-        str(own.batch_size),
-        "--device",
-        own.device,
-        "--print-freq",
-        "1000",
-    ]
+    step = f"--dataname synthetic --arch {own.arch} --image-size {own.image_size} --batch-size {own.batch_size}".split()
+    step += ["--device", own.device, "--print-freq", "1000"]
     with TemporaryDirectory() as scratch:
         tree = jpeg_tree(own.images, Path(scratch))
-        loading = [
-            "--dataname",
-            "folder",
-            "--datapath",
-            str(tree),
-            "--arch",
-            "fc",
-            "--workers",
-            str(own.workers),
-            "--loader",
-            "stream",
-            "--batch-size",
-            "32",
-            "--device",
-            own.device,
-        ]
+        loading = f"--dataname folder --arch fc --loader stream --batch-size 32 --workers {own.workers}".split()
+        loading += ["--datapath", str(tree), "--device", own.device]
         base = {STEP: step, LOADING: loading, VALIDATION: step}
         units = {STEP: own.steps, LOADING: LOADED_BATCHES * own.steps, VALIDATION: 1}
         rows = []

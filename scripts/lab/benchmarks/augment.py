@@ -67,18 +67,8 @@ def streamed(setup: Setup) -> Match:
     """JPEG files through worker processes, with RandAugment and without."""
     tree = data.jpeg_tree(setup.images, setup.scratch)
     workers = setup.threads
-    flags = (
-        "--dataname",
-        "folder",
-        "--datapath",
-        str(tree),
-        "--workers",
-        str(workers),
-        "--loader",
-        "stream",
-        "--batch-size",
-        str(JPEG_BATCH_SIZE),
-    )
+    stream = f"--dataname folder --loader stream --workers {workers} --batch-size {JPEG_BATCH_SIZE}".split()
+    flags = (*stream, "--datapath", str(tree))
     images = data.get_data(arguments.parse(list(flags)).data, CPU).train
     with_policy, without = (train_loader(images, *flags, *more) for more in (POLICY, ()))
     rival = Rival("the same without", {"": loading(setup, without.batches, workers)}, STREAM_TARGET)

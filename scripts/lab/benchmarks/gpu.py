@@ -99,19 +99,8 @@ def jpeg(setup: Setup, arch: str) -> Iterator[Match | str]:
     if not setup.images:
         yield "the JPEG files are cut from two photographs; give --images DIR, class folders below train/ and val/"
     size, batch_size, epochs = (8, 8, 2) if setup.tiny else (224, 128, 4)
-    common = (
-        "--arch",
-        "fc" if setup.tiny else arch,
-        "--image-size",
-        size,
-        "--batch-size",
-        batch_size,
-        "--amp",
-        "fp16",
-        "--channels-last",
-        "--device",
-        setup.device.type,
-    )
+    shape = ("--arch", "fc" if setup.tiny else arch, "--image-size", size, "--batch-size", batch_size)
+    common = (*shape, "--amp", "fp16", "--channels-last", "--device", setup.device.type)
     few = FEW if setup.tiny else ()
     training = (*common, *few, "--epochs", epochs, *LR, "--print-freq", 1 if setup.tiny else 10)
     files = ("--dataname", "folder", "--datapath", tree, "--loader", "stream")

@@ -224,12 +224,12 @@ def run_command(command: Sequence[str | os.PathLike], environ: Mapping[str, str]
     return done.stdout
 
 
-def peer(setup: Setup, name: str, *flags: object, briefly: bool = False, threads: int | None = None) -> Measure:
+def peer(setup: Setup, name: str, *flags: object, briefly: bool = False) -> Measure:
     """Images a second that a program of ``peers.py`` prints on its last line.
 
     ``briefly``: threads that wait for each other spin briefly, as main.py's do, and not as long as torch's own do.
     """
-    environ = environment(setup, threads) | ({"GOMP_SPINCOUNT": SPINS} if briefly else {})
+    environ = environment(setup) | ({"GOMP_SPINCOUNT": SPINS} if briefly else {})
 
     def measure() -> float:
         command = [sys.executable, PEERS, name, *flags, "--seconds", setup.seconds]
@@ -238,24 +238,18 @@ def peer(setup: Setup, name: str, *flags: object, briefly: bool = False, threads
     return measure
 
 
-def environment(setup: Setup, threads: int | None = None) -> dict[str, str]:
-    """The environment of a command with that many threads."""
-    return {**setup.environ, "OMP_NUM_THREADS": str(threads or setup.threads)}
+def environment(setup: Setup) -> dict[str, str]:
+    """The environment of a measured command."""
+    return {**setup.environ, "OMP_NUM_THREADS": str(setup.threads)}
 
 
-def main_run(
-    setup: Setup, *flags: object, read: Callable[[Path], float] | None = None, ranks: int = 0, threads: int = 0
-) -> Measure:
-    """A whole run of main.py, and what ``read`` finds in its folder: by default its images a second.
-
-    ``ranks``: started by torchrun with that many processes.
-    """
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks else []
-    environ = environment(setup, threads or None)
+def main_run(setup: Setup, *flags: object, read: Callable[[Path], float] | None = None) -> Measure:
+    """A whole run of main.py, and what ``read`` finds in its folder: by default its images a second."""
 
     def measure() -> float:
         with TemporaryDirectory(dir=setup.scratch) as output:
-            run_command([sys.executable, *launcher, MAIN, *flags, "--no-progress", "--output", output], environ)
+            command = [sys.executable, MAIN, *flags, "--no-progress", "--output", output]
+            run_command(command, environment(setup))
             [folder] = [path.parent for path in Path(output).rglob("metrics.csv")]
             return (read or warm_images_per_second)(folder)
 

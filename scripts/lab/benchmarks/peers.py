@@ -148,39 +148,12 @@ def timm(own: argparse.Namespace) -> float:
     With a ``tree`` it reads the images with its own loader and logs its speed; its other settings are its defaults, or
     with ``plain_crops`` the augmentation is ours. Otherwise it gets random batches that are on the device already.
     """
-    command = [
-        sys.executable,
-        __file__,
-        "timm-script",
-        own.train_script,
-        own.arch,
-        own.image_size,
-        own.given_batches,
-        "--data-dir",
-        own.tree or ".",
-        "--val-split",
-        "val",
-        "--model",
-        "benchmark_network",
-        "--num-classes",
-        own.classes,
-        "--batch-size",
-        own.batch_size,
-        "--input-size",
-        own.channels,
-        own.image_size,
-        own.image_size,
-        "--epochs",
-        3 if own.given_batches else 2,
-        "--warmup-epochs",
-        0,
-        "--cooldown-epochs",
-        0,
-        "--device",
-        own.device,
-        "--checkpoint-hist",
-        1,
-    ]
+    command = [sys.executable, __file__, "timm-script", own.train_script, own.arch, own.image_size, own.given_batches]
+    command += ["--data-dir", own.tree or ".", "--num-classes", own.classes, "--batch-size", own.batch_size]
+    command += ["--input-size", own.channels, own.image_size, own.image_size, "--device", own.device]
+    command += ["--epochs", 3 if own.given_batches else 2]
+    command += ["--val-split", "val", "--model", "benchmark_network", "--warmup-epochs", "0", "--cooldown-epochs", "0"]
+    command += ["--checkpoint-hist", 1]
     command += ["--amp", "--amp-dtype", TIMM_DTYPES[own.amp]] if own.amp != "off" else []
     command += ["--channels-last"] * own.channels_last + ["--torchcompile"] * own.compile
     command += ["--workers", own.workers] if own.workers else []

@@ -23,6 +23,7 @@ from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
 
 STEPS_A_CHECKPOINT = 50
+ENDLESS = ("--batch-size", "128", "--lr", "0.01", "--epochs", "1000000")
 
 
 def records(setup: Setup) -> Iterator[Match | str]:
@@ -43,27 +44,8 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
     epoch that it is a share of: epochs with and without a writer differ by more, as the machine's pace does.
     """
     folder = data.mnist(setup.mnist, setup.scratch)
-    args = arguments.parse(
-        [
-            "--dataname",
-            "mnist",
-            "--datapath",
-            str(folder),
-            "--arch",
-            "fc",
-            "--batch-size",
-            "128",
-            "--augment",
-            "none",
-            "--lr",
-            "0.01",
-            "--epochs",
-            "1000000",
-            "--device",
-            "cpu",
-            *flags,
-        ]
-    )
+    images = ["--dataname", "mnist", "--datapath", str(folder), "--augment", "none"]
+    args = arguments.parse([*images, *ENDLESS, "--arch", "fc", "--device", "cpu", *flags])
     with (
         Distributed(RankInfo(), args.run) as distributed,
         TemporaryDirectory(dir=setup.scratch) as run,
@@ -114,24 +96,8 @@ def checkpoint_cost(setup: Setup) -> Iterator[Match]:
     Copying, waiting and what the writing thread takes from the training: all of it is in the seconds.
     """
     tree = data.cifar10_tree(setup.cifar10, setup.scratch)
-    args = arguments.parse(
-        [
-            "--dataname",
-            "cifar10",
-            "--datapath",
-            str(tree),
-            "--arch",
-            "resnet18",
-            "--batch-size",
-            "128",
-            "--lr",
-            "0.01",
-            "--epochs",
-            "1000000",
-            "--device",
-            setup.device.type,
-        ]
-    )
+    images = ["--dataname", "cifar10", "--datapath", str(tree)]
+    args = arguments.parse([*images, *ENDLESS, "--arch", "resnet18", "--device", setup.device.type])
     with Distributed(RankInfo(), args.run) as distributed, TemporaryDirectory(dir=setup.scratch) as run:
         writer = build_writer(True, Path(run), progress=False)
         traval = build(args, distributed, Path(run), writer, Checkpointer(Path(run), True))

@@ -1,14 +1,12 @@
-"""What measured rounds show: figures, the table's cells, a CSV file and a picture."""
+"""What measured rounds show: figures, the table's cells and a CSV file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from scripts.common.output import whole_file
 from scripts.common.timing import WARM_UP_STEPS, Spread, ratios
 from scripts.lab.benchmarks.steps import CPU_MEMORY_STEPS, Result, Workload
 
@@ -17,9 +15,6 @@ from scripts.lab.benchmarks.steps import CPU_MEMORY_STEPS, Result, Workload
 PUBLISHED_SECONDS = (8.063, 3.298)
 PUBLISHED_BYTES = (1_367_458_816, 1_803_759_616)
 PUBLISHED_STEPS = 150
-
-COLOURS = {"fp32": "#7f8c9a", "tf32": "#4aa3a2", "fp16": "#3b78c3", "bf16": "#e08a3c"}
-GREY = "#555555"
 
 
 class Figures(NamedTuple):
@@ -143,60 +138,3 @@ def csv_rows(header: dict[str, Any], results: Sequence[Result], shown: Sequence[
             }
         )
     return rows
-
-
-def draw(path: Path, title: str, results: Sequence[Result], shown: Sequence[Figures], memory: bool) -> None:
-    """A PNG with a panel each for ms a step, speed-up and, with ``memory``, peak memory; a bar a row."""
-    from matplotlib.figure import Figure  # without pyplot there is no global state, and Agg draws
-
-    panels = [
-        ("time (ms a step; line: fastest to slowest round)", [f.ms and f.ms.median for f in shown], "{:,.2f}"),
-        (f"speed-up against {results[0].row.label}", [f.speed_up for f in shown], "{:.2f}x"),
-        ("peak memory (MB)", [f.peak_bytes and f.peak_bytes / 1e6 for f in shown], "{:,.1f}"),
-    ]
-    panels = panels[: 3 if memory else 2]
-    picture = Figure(figsize=(2.2 + 3.4 * len(panels), 1.7 + 0.46 * len(results)), dpi=150, facecolor="white")
-    picture.set_layout_engine("constrained")
-    picture.suptitle(title, fontsize=10, x=0.01, ha="left")
-    all_axes = picture.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for place, (axes, (label, values, form)) in enumerate(zip(all_axes, panels, strict=True)):
-        spreads = [f.ms[1:] if f.ms and place == 0 else None for f in shown]
-        _panel(axes, results, values, form, spreads)
-        axes.set_xlabel(label, fontsize=9)
-    all_axes[0].set_yticks(range(len(results)), [result.row.label for result in results], fontsize=9)
-    all_axes[0].set_ylim(len(results) - 0.4, -0.6)  # the first row on top, in all panels, since they share the axis
-    with whole_file(path, f"--output {path}") as temporary:
-        picture.savefig(temporary, format="png")
-
-
-def _panel(
-    axes: Any,
-    results: Sequence[Result],
-    values: Sequence[float | None],
-    form: str,
-    spreads: Sequence[tuple[float, float] | None],
-) -> None:
-    """Horizontal bars, each with its spread as a line and, behind both, its value or why there is none."""
-    colours = [COLOURS[result.row.format] for result in results]
-    axes.barh(range(len(values)), [value or 0 for value in values], color=colours, height=0.66)
-    ends = [spread[1] if spread else value or 0 for value, spread in zip(values, spreads, strict=True)]
-    for place, (value, end, result) in enumerate(zip(values, ends, results, strict=True)):
-        if spreads[place]:
-            axes.plot(spreads[place], [place, place], color="#222222", linewidth=1.5, solid_capstyle="butt")
-        text = result.failure or "-" if value is None else form.format(value)
-        axes.annotate(
-            text,
-            (end, place),
-            (6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=GREY,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},  # or the grid runs through the digits
-        )
-    axes.set_xlim(0, 1.35 * max(ends) or 1)  # room for the values
-    axes.tick_params(axis="x", labelsize=8, colors=GREY)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)

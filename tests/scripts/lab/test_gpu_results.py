@@ -18,7 +18,7 @@ import main
 from scripts import sweep
 from scripts.common.runs import read_run, run_folders
 from scripts.lab import benchmark, benchmark_amp, collect_results, gpu_results
-from scripts.lab.benchmarks import data, measure, peers, report, step_table
+from scripts.lab.benchmarks import data, measure, peers
 from scripts.lab.gpu_results import Job, OutOfTime
 from scripts.lab.gpu_table import airbench, commands
 from scripts.lab.gpu_table.commands import FIGURE, PIECES, RATIO, Line, Piece, PieceFailure, figure
@@ -122,8 +122,6 @@ def in_this_process(patch):
     patch.setattr(peers, "subprocess", SimpleNamespace(run=run_timm))
     patch.setattr(sweep, "run_all", train_all)
     patch.setattr(torch.nn.Module, "compile", lambda module: None)  # as TORCHDYNAMO_DISABLE would
-    for drawing in (step_table, report):
-        patch.setattr(drawing, "draw", lambda *_: None)
     patch.setattr(sys, "argv", sys.argv)  # and these two: what a timm script changes is put back
     patch.setattr(timm.data, "create_dataset", timm.data.create_dataset)
     patch.setattr(timm.data, "create_loader", timm.data.create_loader)
