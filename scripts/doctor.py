@@ -161,7 +161,7 @@ def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[
 
 
 def build_traval(args: Settings, components: Components, distributed: Distributed) -> TraVal:
-    """What main.py trains with, at a learning rate that leaves the weights where they are."""
+    """The ``TraVal`` that main.py would train with, at a rate that leaves the weights where they are."""
     from main import build_traval as build_as_main
     from scripts.tuning.measure import LR
     from utils.optim.lr_policy import LRPolicy
@@ -178,7 +178,7 @@ def build_network(args: Settings, data: Data, distributed: Distributed) -> Prepa
 
 
 def measured_values(args: Settings, now: Settings) -> dict[str, Any]:
-    """What ``args`` leave to a measurement, by name, as it was measured for the settings ``now``."""
+    """Values that ``args`` leave to a measurement, by name, as measured for the settings ``now``."""
     values = now.values()
     return {name: values[name] for name in args.unmeasured()}
 
@@ -243,7 +243,7 @@ def memory_on_gpu(own: argparse.Namespace, now: TrainingSetup, components: Compo
 
 
 def memory_in_child(own: argparse.Namespace, now: TrainingSetup, flags: list[str]) -> Memory:
-    """Both, in a separate process whose memory nothing else makes grow."""
+    """Memory of a step and largest batch, from a separate process whose memory nothing else makes grow."""
     from scripts.common.timing import PEAK_RESET
     from scripts.tuning.advice import Largest
     from scripts.tuning.diagnosis import Memory
@@ -331,7 +331,7 @@ def training_on_random(
 
 
 def describe(args: Settings, components: Components, distributed: Distributed) -> str:
-    """What is measured, and on which device."""
+    """Header of the report: network, data and device."""
     import torch
 
     from scripts.common.timing import device_name
@@ -358,7 +358,7 @@ def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class StatusLine:
-    """What is being measured: a status line on a terminal, a line each elsewhere, on stderr."""
+    """Display of what is being measured: a status line on a terminal, a line each elsewhere, on stderr."""
 
     def __init__(self) -> None:
         from tqdm import tqdm

@@ -129,7 +129,7 @@ def evaluate(
 def describe(
     own: argparse.Namespace, loaded: Loaded, other: Loaded | None, args: Settings, distributed: Distributed
 ) -> dict[str, Any]:
-    """What was evaluated, and how."""
+    """Facts for JSON: the network, the images, and how it was run on them."""
     import torch
 
     from scripts.common.predictions import Chosen, settings_of

@@ -100,7 +100,7 @@ def refuse_mistakes(own: argparse.Namespace) -> None:
 
 
 def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:
-    """All images that can be explained, with their maps, and a line on how these are made. Prints a line for each."""
+    """Images that can be explained, with their maps, and a line on how these are made. Prints a line for each."""
     from scripts.common.heat_map import method
     from scripts.common.image_stream import stream
     from scripts.common.predictions import Predictor, enough_memory

@@ -86,7 +86,7 @@ def refuse_mistakes(own: argparse.Namespace, args: Settings) -> None:
 
 
 def describe(args: Settings) -> str:
-    """What is trained."""
+    """Network, data, optimizer and batch in a line."""
     changes = args.model.freeze_epoch or args.model.unfreeze_epoch
     frozen = ", frozen throughout as in the first epoch" if changes else ""
     return (

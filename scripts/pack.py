@@ -111,7 +111,7 @@ def build_parser() -> ToolParser:
 
 
 def encodings_of(own: Namespace, args: Settings) -> dict[str, Encoding]:
-    """What the flags ask for, by split; raises ``UserError`` if they contradict each other.
+    """Encodings that the flags ask for, by split; raises ``UserError`` if they contradict each other.
 
     Validation files keep their bytes beside training images that are made smaller: an image that is resized and
     compressed twice is not quite the one that a network is used on later.

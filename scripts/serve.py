@@ -129,7 +129,7 @@ def allowed_names(own: argparse.Namespace, address: str) -> set[str]:
 
 
 def announcement(predictor: Predictor, host: str, port: int) -> str:
-    """What is served, and where."""
+    """Lines that say what is served, and where."""
     loaded = predictor.loaded
     shown = f"[{host}]" if ":" in host else host
     return (
@@ -142,7 +142,7 @@ def announcement(predictor: Predictor, host: str, port: int) -> str:
 
 
 def build_service(own: argparse.Namespace) -> Service:
-    """What answers requests; it has run the network once, so that the first request does not wait for that."""
+    """The service that answers requests. It has run the network once, for which the first request need not wait."""
     import torch
 
     from scripts.common.predictions import Predictor

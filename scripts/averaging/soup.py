@@ -32,7 +32,7 @@ class Ingredient(NamedTuple):
 
 
 def read(text: str, best: bool | None, warn: Callable[[str], None]) -> Ingredient:
-    """What RUN ``text`` means, a file or one of a run's folder; ``best``: as ``load_model`` takes it."""
+    """The checkpoint that RUN ``text`` means, a file or one of a run's folder; ``best``: as ``load_model`` takes it."""
     path, state, chosen = read_checkpoint(find_run(text), best, warn)
     if chosen:
         say(f"{path} is taken: {chosen}")

@@ -1,4 +1,4 @@
-"""What several commands share. Each imports it first, so that a Python that is too old is told before it fails."""
+"""Parts that several commands share. Each imports this first: a Python that is too old is told before it fails."""
 
 import os
 import sys

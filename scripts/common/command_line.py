@@ -1,4 +1,4 @@
-"""What the command-line tools under ``scripts/`` share: their flags beside the training flags, mistakes, tables."""
+"""Parser, mistakes, lines on stderr and tables of the command-line tools under ``scripts/``."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
-    """What argparse takes for ``type``: text into a whole number between ``low`` and ``high``."""
+    """Type for argparse: text into a whole number between ``low`` and ``high``."""
     return lambda text: _number(text, int, low, high)
 
 
 def number(low: float, high: float) -> Callable[[str], float]:
-    """What argparse takes for ``type``: text into a number between ``low`` and ``high``."""
+    """Type for argparse: text into a number between ``low`` and ``high``."""
     return lambda text: _number(text, float, low, high)
 
 
 def seconds(text: str) -> float:
-    """What argparse takes for ``type``: text into a time between 0.01 and 3600 seconds."""
+    """Type for argparse: text into a time between 0.01 and 3600 seconds."""
     return _number(text, float, 0.01, 3600)
 
 
 def positive_number(text: str) -> float:
-    """What argparse takes for ``type``: text into a number above 0 and at most 1e6."""
+    """Type for argparse: text into a number above 0 and at most 1e6."""
     return _number(text, float, 1e-30, 1e6)
 
 

@@ -97,7 +97,7 @@ def heat_map(loaded: Loaded, images: torch.Tensor, class_indices: Sequence[int])
 
 
 def method(loaded: Loaded, images: torch.Tensor) -> str:
-    """What ``heat_map`` computes for this network and images of this shape, in a few words."""
+    """Name of what ``heat_map`` computes for this network and images of this shape, in a few words."""
     layer = explained_layer(loaded.network, images)
     if layer is None:
         return "gradient with respect to the pixels (the network has no feature map)"
@@ -147,7 +147,7 @@ def _find(network: nn.Module, images: torch.Tensor) -> Layer | None:
 
 
 def _outputs(network: nn.Module, images: torch.Tensor) -> tuple[list[tuple[str, torch.Tensor]], torch.Tensor]:
-    """What each layer that runs once gave, by its name, in the order in which they ended; and the logits."""
+    """Outputs of each layer that runs once, by its name, in the order in which they ended; and the logits."""
     ended: list[tuple[str, torch.Tensor]] = []
     handles = []
     hidden = _inside_attention(network)

@@ -173,7 +173,7 @@ def stream(
 
 
 class _Reader(Dataset):
-    """What a worker does: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
+    """Work of a worker: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.view = preprocessing.view(preprocessing.val_image_size)
@@ -202,7 +202,7 @@ class _Reader(Dataset):
 
 
 def _problem_of(path: str) -> str | None:
-    """What is wrong with a file before anything is read: a pipe, say, would block forever."""
+    """The fault of a file that shows before anything is read: a pipe, say, would block forever."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a trained network says of every image of a data set, in the product's own exact validation."""
+"""Answers of a trained network for every image of a data set, from the product's own exact validation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SHOWN = 5  # paths in a message
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which images, and how a network is run on them; None: as its run did.
+    """Choice of images, and of how a network is run on them; None: as its run did.
 
     ``split``: one of ``SPLITS``; 'val' is what main.py validates on. ``datapath``: class folders to read instead of the
     run's data. ``batch_size``: images per forward pass. ``tta``: as main.py's --tta.
@@ -64,7 +64,7 @@ class Chosen:
 
     @classmethod
     def of(cls, own: argparse.Namespace) -> Chosen:
-        """Those that a tool's command line has."""
+        """The choice that a tool's command line makes."""
         return cls(**{field.name: getattr(own, field.name) for field in fields(cls) if hasattr(own, field.name)})
 
 

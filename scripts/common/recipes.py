@@ -1,4 +1,4 @@
-"""What the recipes under ``configs/`` say of themselves in their headers."""
+"""Headers of the recipes under ``configs/``: source, command, expected and measured figure."""
 
 from __future__ import annotations
 

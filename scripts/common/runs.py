@@ -1,4 +1,4 @@
-"""What run folders say of themselves: settings, accuracies, time, machine, commit and command."""
+"""Results of run folders: settings, accuracies, time, machine, commit and command."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunResult:
 
     @property
     def name(self) -> str:
-        """What the user called it, by --name; '' for nothing."""
+        """The user's name for it, by --name; '' for none."""
         return self.args.run.name or ""
 
 
@@ -92,13 +92,13 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def doubtful(runs: Sequence[RunResult]) -> str:
-    """What stands beside a mean over ``runs`` of which some are no result; '' if all are."""
+    """Words beside a mean over ``runs`` of which some are no result; '' if all are."""
     count = sum(bool(run.doubts) for run in runs)
     return f", {count} doubtful" if count else ""
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """All folders of runs at or below ``root``, in order."""
+    """Folders of runs at or below ``root``, in order."""
     yield from sorted(path.parent for path in root.rglob("config.yaml") if (path.parent / "metrics.csv").is_file())
 
 
@@ -180,7 +180,7 @@ def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
 
 
 def _of_all_starts(text: str, log: str, beginning: str) -> str:
-    """What config.yaml says of the first start, and the log of later ones where that is something else."""
+    """Words of config.yaml about the first start, and of the log about later ones where they differ."""
     later = [match[2] for match in WHERE.finditer(log) if match[1] == beginning]
     return "; then ".join(dict.fromkeys([_comment(text, beginning), *later]))
 

@@ -74,7 +74,7 @@ def interleaved(
     measured: Callable[[int, K], object] = lambda number, side: None,
     failure_of: Callable[[K, Exception], str] = lambda side, error: "",
 ) -> tuple[dict[K, list[T]], dict[K, str]]:
-    """What each side gives in each round, in the order a b c, c b a, a b c ...; and why some sides failed.
+    """Values of each side in each round, in the order a b c, c b a, a b c ...; and why some sides failed.
 
     Alternating keeps what one leaves behind for the next (caches, clock rates) from favouring a side, and a busy
     machine affects all alike. ``measured`` is called after each measurement with the round's number, from 1. A side

@@ -73,7 +73,7 @@ def find_run(text: str) -> Path:
 
 
 def _newest_run() -> Path:
-    """Of the runs below ``RUNS`` that hold a checkpoint, the one that began last."""
+    """The run that began last of those below ``RUNS`` that hold a checkpoint."""
     folders = [path.parent for path in RUNS.rglob("config.yaml") if _checkpoints_in(path.parent)]
     if not folders:
         raise UserError(f"RUN auto: there is no run with a checkpoint below {RUNS.absolute()}; give its folder")

@@ -72,7 +72,7 @@ class Findings:
 
 
 def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findings:
-    """All that is wrong or remarkable with a survey and its records (see ``survey.inspect``)."""
+    """Findings about a survey and its records: all that is wrong or remarkable (see ``survey.inspect``)."""
     findings = Findings()
     if survey.refusal is not None:
         findings.fault("refusal of training", 1, " ".join(survey.refusal.split()))
@@ -178,7 +178,7 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
 
 
 def _twin(survey: Survey, records: np.ndarray, index: int, train: np.ndarray) -> int:
-    """Of the training images with equal pixels the best match: by file, then by label."""
+    """The best match among the training images with equal pixels: by file, then by label."""
     same_file = (records["sha256"][train] == records["sha256"][index]) & (records["sha256"][index] != b"")
     return int(train[np.argmax(2 * same_file + (survey.labels[train] == survey.labels[index]))])
 
@@ -273,7 +273,7 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 
 def _contents(survey: Survey, records: np.ndarray, findings: Findings) -> None:
-    """What the files hold that a network does not see, or sees otherwise in one class or split than in another."""
+    """Contents of the files that a network does not see, or sees otherwise in one class or split than in another."""
     for kind, text in remarks(looks(survey, records), range_of(survey.images[0].colour)):
         if kind != "extreme ratio":  # see ``_sizes``
             (findings.fault if kind in LOST else findings.note)(kind, 0, text)
@@ -310,7 +310,7 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
 
 
 def _ignored(survey: Survey, findings: Findings) -> None:
-    """What the data set's folder holds that is not read, and hidden folders that are read."""
+    """Contents of the data set's folder that are not read, and hidden folders that are read."""
     kinds: dict[str, list[str]] = {}
     for tree in survey.trees:
         for kind, path in _unread(tree):
@@ -346,7 +346,7 @@ def _ignored(survey: Survey, findings: Findings) -> None:
 
 
 def _unread(tree: Path) -> Iterator[tuple[str, Path]]:
-    """All that readers skip below a folder of class folders, and the hidden folders that they do not skip."""
+    """Entries that readers skip below a folder of class folders, and hidden folders that they do not skip."""
     try:
         entries = list(os.scandir(tree))
     except OSError:  # training refuses it too, with the reason

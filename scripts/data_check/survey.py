@@ -1,4 +1,4 @@
-"""What a data set holds, image by image: each file is read once, decoded as in training, and hashed.
+"""Contents of a data set, image by image: each file is read once, decoded as in training, and hashed.
 
 ``take_survey`` lists what training would read, even if training would refuse to start; ``inspect`` examines every
 image; ``findings.py`` judges the result.
@@ -69,7 +69,7 @@ UNREAD = (b"", b"", 0, 0, b"", b"", False, *NO_FACTS)
 
 @dataclass(frozen=True)
 class Survey:
-    """All images that training would read, first the training images, then the validation images.
+    """Images that training would read, first the training images, then the validation images.
 
     ``classes`` holds the classes of both splits; ``labels``, int64 (n,), index it; the first ``training`` images are
     for training. ``images`` are in memory, or files. ``trees`` are the folders that hold class folders: one per split,
@@ -190,7 +190,7 @@ def class_names(tree: Path) -> tuple[str, ...]:
 
 
 def _images_of(tree: Path, classes: Sequence[str], colour: str) -> ImageFiles:
-    """All that is there; findings.py reports classes without images."""
+    """Images as they are there; findings.py reports classes without any."""
     try:
         return class_folders.image_files(tree, classes, colour, LISTER, may_lack=True)[0]
     except UserError:
@@ -227,7 +227,7 @@ def inspect(survey: Survey, *, workers: int, progress: ProgressLog) -> tuple[np.
 
 
 class _ChunkInspector(Dataset):
-    """What a worker does: the records of a range of the files, and the damaged ones."""
+    """Work of a worker: the records of a range of the files, and the damaged ones."""
 
     def __init__(self, paths: Sequence[str], colour: str, stop: Any) -> None:
         self.paths = paths

@@ -26,7 +26,7 @@ SIGNIFICANT = 0.05
 
 
 def heading(description: dict[str, Any], images: int) -> str:
-    """Which network, which images, and how they were shown to it."""
+    """Network, images, and how they were shown to it."""
     of = description
     checkpoint = description["checkpoint"]
     lines = [f"{checkpoint}: {of['arch']}{', raw weights' if of['raw_weights'] else ''}"]
@@ -81,7 +81,7 @@ def doubtful(predictions: Predictions, description: dict[str, Any]) -> list[str]
 
 
 def classes(predictions: Predictions, rest_is_in: str) -> str:
-    """All classes, or the worst by F1. ``rest_is_in``: where the others are found."""
+    """Table of all classes, or of the worst by F1. ``rest_is_in``: where the others are found."""
     by_class = class_rows(predictions)
     every = [n for n, row in enumerate(by_class) if row["images"] or row["predicted"]]
     shown = every
@@ -204,7 +204,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
-    """Some of the images that only one of the two gets right, the other's most confident mistakes first."""
+    """Table of some images that only one of the two gets right, the other's most confident mistakes first."""
     places = comparison.only(second)
     if not len(places):
         return []

@@ -1,4 +1,4 @@
-"""What an evaluation says of all images and of each class, as plain values."""
+"""Metrics of all images and of each class, as plain values."""
 
 from __future__ import annotations
 

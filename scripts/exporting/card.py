@@ -26,7 +26,7 @@ OF_TRAINING = ("epochs", "global_batch_size", "optimizer", "lr", "lr_policy", "w
 
 
 class Exported(NamedTuple):
-    """What the card tells of an export. ``model``: the name of its file. ``quantised``: its lines on 8 bits."""
+    """Facts of an export for its card. ``model``: the name of its file. ``quantised``: its lines on 8 bits."""
 
     subject: Subject
     name: str
@@ -103,7 +103,7 @@ def _validation(subject: Subject) -> str:
 
 
 def _steps(subject: Subject) -> Iterator[str]:
-    """What is done to an image before the network sees it, a sentence each."""
+    """Steps from an image to what the network sees, a sentence each."""
     shown = subject.loaded.preprocessing
     yield f"Rotate the image as its EXIF orientation says; make it {'grey' if shown.channels == 1 else 'RGB'}."
     if shown.pixel_range is not None:

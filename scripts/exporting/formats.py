@@ -87,7 +87,7 @@ class Place:
 
     @property
     def path(self) -> Path:
-        """What was exported, for messages."""
+        """The exported folder or file, for messages."""
         return self.folder if self.whole else self.folder / self.model
 
     @contextmanager

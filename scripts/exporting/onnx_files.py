@@ -140,7 +140,7 @@ def largest_pair(model: Any) -> int:
 
 
 class _Calibration:
-    """What onnxruntime calibrates on: dicts of a batch each, then None."""
+    """Calibration data for onnxruntime: dicts of a batch each, then None."""
 
     def __init__(self, inputs: np.ndarray, batch_size: int = 32) -> None:
         self.batches: Iterator[np.ndarray] = iter(

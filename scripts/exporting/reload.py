@@ -47,7 +47,7 @@ def in_batches(predict: Predict, inputs: np.ndarray) -> np.ndarray:
 
 
 def with_onnxruntime(path: str, _: dict[str, Any]) -> Predict:
-    """Of an ONNX file with one input and one output."""
+    """Load an ONNX file with one input and one output."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -56,14 +56,14 @@ def with_onnxruntime(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_torch_export(path: str, _: dict[str, Any]) -> Predict:
-    """Of a file of torch.export."""
+    """Load a file of torch.export."""
     import torch
 
     return _of_module(torch.export.load(path).module())
 
 
 def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
-    """Of a file of safetensors; its metadata says which network of this repository its weights are of."""
+    """Load a file of safetensors; its metadata says which network of this repository its weights are of."""
     from safetensors import safe_open
 
     from models import build_model
@@ -84,7 +84,7 @@ def with_safetensors(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_timm(path: str, _: dict[str, Any]) -> Predict:
-    """Of a folder of timm's. Raises ``ValueError`` if timm took another weight than the folder holds."""
+    """Load a folder of timm's. Raises ``ValueError`` if timm took another weight than the folder holds."""
     import timm
     import torch
     from safetensors.torch import load_file
@@ -98,7 +98,7 @@ def with_timm(path: str, _: dict[str, Any]) -> Predict:
 
 
 def with_torchvision(path: str, asked: dict[str, Any]) -> Predict:
-    """Of a state dict, for the network that ``asked`` names in torchvision's own terms."""
+    """Load a state dict, for the network that ``asked`` names in torchvision's own terms."""
     import torch
     import torchvision
 

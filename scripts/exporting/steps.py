@@ -74,14 +74,14 @@ def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen)
 
 
 def score(subject: Subject, path: Path, chosen: Chosen) -> Predictions:
-    """What an ONNX file makes of all ``chosen`` images in onnxruntime, and its validation."""
+    """Predictions of an ONNX file for all ``chosen`` images in onnxruntime, and its validation."""
     settings = {**subject.loaded.settings, "fp32_layers": None}  # the file has no such layers
     network = dataclasses.replace(subject.loaded, network=onnx_files.OnnxNetwork(path, subject), settings=settings)
     return predict_split(network, dataclasses.replace(chosen, device="cpu", amp="off", tta="none"))
 
 
 def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | None = None) -> np.ndarray:
-    """What an export must give for ``inputs``: what the network gives, or the ``quantised`` file in this process."""
+    """Outputs that an export must give for ``inputs``: the network's, or in this process the ``quantised`` file's."""
     if quantised is not None:
         return in_batches(onnx_files.OnnxNetwork(quantised, subject).predict, inputs)
 
@@ -96,7 +96,7 @@ def expected_outputs(subject: Subject, inputs: np.ndarray, quantised: Path | Non
 
 
 def request(name: str, subject: Subject, path: Path) -> dict[str, Any]:
-    """What ``scripts/exporting/reload.py`` must know to load the export at ``path``."""
+    """Facts with which ``scripts/exporting/reload.py`` loads the export at ``path``."""
     asked = {"to": name, "path": str((path.parent if name == "timm" else path).absolute())}
     if name == "torchvision":
         asked |= {"name": subject.name, "arguments": subject.arguments}

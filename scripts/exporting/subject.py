@@ -1,4 +1,4 @@
-"""What is exported: a trained network, and the facts that travel with it."""
+"""The subject of an export: a trained network, and the facts that travel with it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Subject:
 
     @property
     def shape_settings(self) -> ModelSettings:
-        """What the network is built with."""
+        """Settings that the network is built with."""
         return shape_of(self.loaded.arch, self.loaded.settings)
 
     @cached_property
@@ -102,18 +102,18 @@ class Subject:
 
     @property
     def output(self) -> str:
-        """What the exported network gives."""
+        """Kind of output of the exported network."""
         return "probabilities" if self.inside else "logits"
 
     @cached_property
     def module(self) -> nn.Module:
-        """What is exported, in evaluation mode on the CPU."""
+        """The module to export, in evaluation mode on the CPU."""
         shown = self.loaded.preprocessing
         network = self.loaded.network.requires_grad_(False)
         return WithPreprocessing(network, shown.mean, shown.std).eval() if self.inside else network
 
     def inputs(self, images: torch.Tensor) -> torch.Tensor:
-        """What the exported network takes for normalised ``images`` (n, c, h, w): these, or their uint8 pixels."""
+        """Inputs of the exported network for normalised ``images`` (n, c, h, w): these, or their uint8 pixels."""
         if not self.inside:
             return images
         pixels = self.loaded.preprocessing.evaluation_transform.to_pixels(images)
@@ -121,7 +121,7 @@ class Subject:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What programs need beside the weights; plain values."""
+        """Facts that programs need beside the weights; plain values."""
         return {
             "arch": self.loaded.arch,
             **{name: getattr(self.shape_settings, name) for name in shaping("network")},

@@ -58,7 +58,7 @@ def write_timm(subject: Subject, path: Path) -> None:
 
 
 def timm_config(subject: Subject) -> dict[str, Any]:
-    """What timm reads from ``config.json``: architecture, arguments, classes, and how images are shown."""
+    """Content of timm's ``config.json``: architecture, arguments, classes, and how images are shown."""
     network = subject.loaded.network
     shown = subject.loaded.preprocessing
     of_network = {name: network.pretrained_cfg.get(name) for name in ("fixed_input_size", "first_conv", "classifier")}

@@ -1,4 +1,4 @@
-"""What a range test says about the learning rate."""
+"""Advice from a range test about the learning rate."""
 
 from __future__ import annotations
 

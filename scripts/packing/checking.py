@@ -21,7 +21,7 @@ PIECE = 1 << 20  # bytes that are hashed at a time: shards of others may be larg
 
 
 def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress: ProgressLog) -> list[str]:
-    """What is wrong with the shards in ``folder``, a line each; empty if all is as the index says."""
+    """Faults of the shards in ``folder``, a line each; empty if all is as the index says."""
     keys = [(name, number) for name, split in splits.items() for number in range(len(split.shards))]
     faults = []
     pool = WorkerPool(_Checker(folder, splits), min(workers, len(keys)))
@@ -33,7 +33,7 @@ def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress:
 
 
 class _Checker(Dataset):
-    """What a worker does: it reads one shard."""
+    """Work of a worker: it reads one shard."""
 
     def __init__(self, folder: Path, splits: Mapping[str, Split]) -> None:
         self.folder = folder

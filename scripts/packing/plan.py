@@ -1,4 +1,4 @@
-"""Which image goes into which shard, and what of it is done: a packing that was cut goes on where it stopped."""
+"""Plan of a packing: which image goes into which shard, and what is done, so that one that was cut goes on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is packed into ``folder``. ``splits``, ``encodings``: the images and how they are packed, by split."""
+    """Images to pack into ``folder``. ``splits``, ``encodings``: the images and how they are packed, by split."""
 
     folder: Path
     splits: dict[str, Images]
@@ -56,7 +56,7 @@ class Plan:
 
     @classmethod
     def of(cls, folder: Path, data: Data, encodings: dict[str, Encoding], shard_samples: int, skip_bad: bool) -> Plan:
-        """All of ``data``."""
+        """The plan for all of ``data``."""
         about = {
             **{split: dataclasses.asdict(encoding) for split, encoding in encodings.items()},
             "shard_samples": shard_samples,
@@ -74,7 +74,7 @@ class Plan:
         return sum(map(len, self.splits.values()))
 
     def shards(self) -> list[tuple[str, int]]:
-        """All shards: split and number."""
+        """Split and number of each shard."""
         return [(split, number) for split in self.splits for number in range(self._count(split))]
 
     def _count(self, split: str) -> int:

@@ -21,7 +21,7 @@ from utils.data.images.decoding import UnreadableImage
 
 
 class ShardMaker(Dataset):
-    """What a worker does: it makes one shard, which appears under its name only when it is complete."""
+    """Work of a worker: it makes one shard, which appears under its name only when it is complete."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -30,7 +30,7 @@ DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside th
 
 
 def assemble(sources: Sequence[Source], own: argparse.Namespace) -> PageContent:
-    """Everything for the page. What cannot be read or predicted is named in the report."""
+    """Content of the page. What cannot be read or predicted is named there."""
     if own.heat_maps:
         need_captum()
     say(f"reading {len(sources)} run{'s' * (len(sources) > 1)}")
@@ -80,7 +80,7 @@ def predict(loaded: Loaded, own: argparse.Namespace, source: Source) -> Predicti
 
 
 class PredictionParts:
-    """What the predictions add to the page, run by run; the logits of a run are let go before the next."""
+    """Parts of the page that come from predictions, run by run; the logits of a run are let go before the next."""
 
     def __init__(self, thumbnails: Thumbnails, own: argparse.Namespace) -> None:
         self.thumbnails = thumbnails
@@ -129,7 +129,7 @@ class PredictionParts:
         ]
 
     def _check(self, answers: Answers, record: RunRecord, checkpoint: str) -> tuple[str, bool | None]:
-        """What there is to know about the origin of the figures, and whether they agree with the run's."""
+        """Words about the origin of the figures, and whether they agree with the run's."""
         if self.own.split == "val" and self.own.datapath is None:
             return against_record(answers, record, checkpoint, self.own.raw)
         where = f" in {self.own.datapath}" if self.own.datapath else ""

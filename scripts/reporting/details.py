@@ -1,4 +1,4 @@
-"""What the page shows of one run's predictions, as plain lists for its JSON."""
+"""Details of one run's predictions for the page, as plain lists for its JSON."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ShownSamples:
 
     @property
     def samples(self) -> list[int]:
-        """All, in the order in which they get room: both galleries, then the cells interleaved."""
+        """Samples in the order in which they get room: both galleries, then the cells interleaved."""
         listed = [row for _, rows in self.cells[:LISTED_CELLS] for row in rows]
         return list(
             dict.fromkeys([*self.mistakes, *self.unsure, *listed, *interleaved([rows for _, rows in self.cells])])
@@ -155,7 +155,7 @@ def detail(
 
 
 def _cells(answers: Answers, most: int) -> tuple[list[Cell], int]:
-    """All cells, or the whole diagonal and the fullest others; and how many are left out."""
+    """Cells to show: all, or the whole diagonal and the fullest others; and how many are left out."""
     diagonal = [cell for cell in answers.cells if cell.is_right]
     others = answers.confusions
     kept = others[: max(0, most - len(diagonal))]
@@ -188,7 +188,7 @@ def interleaved(queues: Sequence[Sequence[int]]) -> list[int]:
 
 
 def calibration_words(answers: Answers) -> str:
-    """What the reliability diagram says, in a sentence."""
+    """The reliability diagram in a sentence."""
     sure = 100 * float(answers.confidence.mean())
     right = answers.top1
     gap = sure - right

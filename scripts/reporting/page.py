@@ -27,7 +27,7 @@ MOST_WARNINGS = 20
 
 @dataclass
 class PageContent:
-    """Everything on the page. ``data``: its JSON. ``figures``: those of the predictions, by the run's number.
+    """Content of the page. ``data``: its JSON. ``figures``: those of the predictions, by the run's number.
 
     ``checks``: whether the predictions agree with what the runs recorded, in words. ``notes``: what is left out.
     ``without_predictions``: why some or all runs have none.

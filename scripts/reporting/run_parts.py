@@ -32,7 +32,7 @@ class SettingRow(NamedTuple):
 
 
 def differing_settings(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """What differs between the runs, or of one run what is not the default, and everything; None without settings."""
+    """Settings that differ between the runs, or of one run are not the default, and all of them; None without any."""
     rows = list(map(partial(_setting_row, runs), dict.fromkeys(name for run in runs for name in run.settings)))
     if not rows:
         return None

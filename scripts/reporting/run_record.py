@@ -1,4 +1,4 @@
-"""What a run folder records: settings, metrics of epochs and steps, speeds, the first batch, its environment.
+"""Record of a run folder: settings, metrics of epochs and steps, speeds, the first batch, its environment.
 
 Every file may be missing or damaged, as in a run that was killed, copied in part or comes from elsewhere: what cannot
 be read is named in ``missing``, and the rest is shown.
@@ -131,7 +131,7 @@ def as_text(value: Any) -> str:
 
 
 def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T]) -> T | None:
-    """What ``reader`` makes of the file; None, and a sentence in ``record.missing``, if it cannot."""
+    """Result of ``reader`` for the file; None, and a sentence in ``record.missing``, if it cannot."""
     path = record.folder / name
     try:
         if path.is_file() and path.stat().st_size > LARGEST_BYTES:

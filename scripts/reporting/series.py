@@ -16,7 +16,7 @@ ALL_POINTS = 60_000  # of all curves together: about 1.5 MB
 
 
 class Curve(NamedTuple):
-    """What a chart shows of a run: ``source`` names where the points are from, ``name`` the curve in the legend."""
+    """A run's curve in a chart: ``source`` names where the points are from, ``name`` the curve in the legend."""
 
     name: str
     source: str
@@ -91,7 +91,7 @@ CHARTS = (
 
 
 def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """All charts that have something to show, for the page's JSON. x is the optimizer step."""
+    """Charts that have something to show, for the page's JSON. x is the optimizer step."""
     most = max(20, min(POINTS, ALL_POINTS // (16 * len(runs))))
     made = []
     for chart in CHARTS:
@@ -162,7 +162,7 @@ def number(value: float, digits: int = 6) -> float | int | None:
 
 
 def time_axis(run: RunRecord) -> dict[str, Any]:
-    """What turns a step of a run into its epoch and its hours: steps an epoch, and hours at the end of each epoch."""
+    """Scale from a run's steps to its epochs and hours: steps an epoch, and hours at the end of each epoch."""
     seconds = run.epochs.get("seconds", np.empty(0))
     ends = run.epochs.get("step", np.empty(0))
     return {

@@ -1,4 +1,4 @@
-"""What RUN on the report's command line means: a run folder, a checkpoint, or both; and how the page calls it."""
+"""Meaning of RUN on the report's command line: a run folder, a checkpoint, or both; and its name on the page."""
 
 from __future__ import annotations
 

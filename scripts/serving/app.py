@@ -67,7 +67,7 @@ class Service:
     # ------------------------------------------------------------------------------------- the answers
 
     async def model(self, _: Request) -> Response:
-        """What is served."""
+        """Facts about the network."""
         about = {
             "arch": self.loaded.arch,
             "checkpoint": str(self.loaded.path.name),
@@ -95,7 +95,7 @@ class Service:
         return Json({**best, "top": rows, "width": width, "height": height, "batch": together})
 
     async def heat_map(self, request: Request) -> Response:
-        """What the network sees of the body's image, and where it looks for class number ``class``: two PNG files."""
+        """Two PNG files: the body's image as the network sees it, and where it looks for class number ``class``."""
         index = _number(request, "class", 0, len(self.loaded.classes) - 1, least=0)
         async with self._image_of(request) as (_, tensor):
             try:

@@ -1,4 +1,4 @@
-"""What holds for every request and answer of the server, whatever it is about."""
+"""Rules for every request and answer of the server, whatever it is about."""
 
 from __future__ import annotations
 

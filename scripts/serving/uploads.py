@@ -34,7 +34,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask for: ``megabytes`` of its file, ``megapixels`` of its image."""
+    """Limits of a request: ``megabytes`` of its file, ``megapixels`` of its image."""
 
     megabytes: float
     megapixels: float

@@ -30,7 +30,7 @@ class Trial:
 
 
 def trials(recipe: str, varied: Sequence[str], seeds: int, training_flags: Sequence[str]) -> list[Trial]:
-    """All trainings, seed by seed within each combination of the values in ``varied`` ('lr=0.05,0.1').
+    """Trainings, seed by seed within each combination of the values in ``varied`` ('lr=0.05,0.1').
 
     Raises ``UserError`` with the mistakes of all of them, each once.
     """

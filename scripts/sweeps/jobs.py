@@ -149,7 +149,7 @@ def _outcome(job: Job) -> RunResult | str:
 
 
 def _said(job: Job) -> str:
-    """What a training has printed so far."""
+    """Text that a training has printed so far."""
     return job.output.read_bytes()[job.begins :].decode(errors="replace")
 
 

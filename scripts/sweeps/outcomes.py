@@ -1,4 +1,4 @@
-"""What a sweep shows: a CSV of its runs, a table of mean and spread, a picture."""
+"""Results of a sweep: found in its folder, and shown as a CSV, a table of mean and spread, a picture."""
 
 from __future__ import annotations
 

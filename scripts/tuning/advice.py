@@ -1,4 +1,4 @@
-"""What follows from measured speeds: which part limits training, which changes to try, which of them help.
+"""Conclusions from measured speeds: which part limits training, which changes to try, which of them help.
 
 Plain functions of numbers: ``measure.py`` and ``memory.py`` measure, ``report.py`` writes the report.
 All speeds are in images a second.
@@ -120,7 +120,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What decides which changes make sense.
+    """Facts that decide which changes make sense.
 
     ``cores``: those available to this process. ``threads``: of the network on a CPU. ``workers``: None where images are
     resident. ``resident_bytes``: what the data set takes in memory, ``resident_room`` what it may take;
@@ -145,7 +145,7 @@ class Hardware:
 
 
 def changes(place: Hardware) -> list[Change]:
-    """What is worth a trial, and what is not, with the reason; in the order of the report."""
+    """Changes worth a trial, and others with the reason why not; in the order of the report."""
     return [*_loader_changes(place), *_compute_changes(place)]
 
 
@@ -267,7 +267,7 @@ def to_measure_again(trials: Sequence[Trial], limited_by: str) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Advice:
-    """All trials, the changes ``taken`` as advice, and the loop's speed without and with them, interleaved.
+    """Trials, the changes ``taken`` as advice, and the loop's speed without and with them, interleaved.
 
     Without advice ``gain`` is None.
     """

@@ -31,7 +31,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a training step with the present batch, in bytes, with what was measured in words; and the largest batch.
+    """Memory of a training step with the present batch, in bytes, what was measured in words; and the largest batch.
 
     ``failure``: why what is None is unknown; '' for what was not asked for.
     """
@@ -85,7 +85,7 @@ def verdict(measured: PartSpeeds, advice: Advice) -> list[str]:
 
 
 def gain(advice: Advice, now: Spread) -> list[str]:
-    """What to change and what that gives."""
+    """Lines that say what to change and what that gives."""
     percent = f"{100 * (GAIN - 1):.0f} %"
     if advice.gain is None:
         tried = sum(not trial.failure for trial in advice.trials)
@@ -128,7 +128,7 @@ def parts(measured: PartSpeeds, batch_size: int, images_a_step: int) -> str:
 
 
 def trials_table(trials: Sequence[Trial]) -> str:
-    """What was tried, and what it gave."""
+    """Table of the trials."""
     return table(
         ["tried", "measured", "images/s", "to now", "in the loop", "to before", "advice"], list(map(_cells, trials))
     )
@@ -170,7 +170,7 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
 
 
 def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[dict[str, Any]]:
-    """All figures as rows of ``doctor.csv``; speeds in images a second, unknown values are empty."""
+    """Rows of ``doctor.csv``; speeds in images a second, unknown values are empty."""
 
     def row(kind: str, name: str, speed: Spread | None = None, **more: Any) -> dict[str, Any]:
         low_high = {"median": speed.median, "low": speed.low, "high": speed.high} if speed else {}

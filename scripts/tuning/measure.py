@@ -30,7 +30,7 @@ PROFILED_STEPS = 5
 
 
 class Window(NamedTuple):
-    """Some steps in a row: their images, seconds, and the seconds of them spent waiting for data."""
+    """Consecutive steps: their images, seconds, and the seconds of them spent waiting for data."""
 
     images: int
     seconds: float
@@ -192,12 +192,12 @@ def steps_for(measure: Measure, seconds: float) -> tuple[int, float]:
 
 
 def spread(windows: Iterable[Window]) -> Spread:
-    """Their speeds."""
+    """Spread of the windows' speeds."""
     return Spread.of([window.speed for window in windows])
 
 
 def interleaved_speeds(before: Measure, after: Measure, seconds: float, pairs: int) -> tuple[Spread, Spread, float]:
-    """Both speeds over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' own ratios.
+    """Speeds of both over ``pairs`` pairs of windows of about ``seconds`` in all, and the median of the pairs' ratios.
 
     In the order before after, after before ...: changes on the machine meanwhile affect both sides alike.
     """

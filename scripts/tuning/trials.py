@@ -78,7 +78,7 @@ def examine(subject: TrainingSetup, seconds: float, begin: Begin) -> tuple[PartS
 
 
 def hardware_of(subject: TrainingSetup, data: Data, try_compile: bool) -> Hardware:
-    """What decides which changes make sense for ``subject``."""
+    """Facts that decide which changes make sense for ``subject``."""
     args = subject.args
     device = subject.device
     transform = subject.loader.transform

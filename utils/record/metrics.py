@@ -58,7 +58,7 @@ def shows_top5(classes: int) -> bool:
 
 
 def cut_words(batches: int | None) -> str:
-    """What every line about a validation of at most so many batches says; empty for a whole one."""
+    """Words in every line about a validation of at most so many batches; empty for a whole one."""
     return "" if batches is None else f" (cut: --max-val-batches {batches})"
 
 
@@ -250,7 +250,7 @@ class ClassReport:
 
     @classmethod
     def of(cls, logits: torch.Tensor, labels: torch.Tensor) -> ClassReport | None:
-        """Of answers that are at hand: ``logits`` (n, classes), ``labels`` int64 (n,); None of no sample."""
+        """The report on answers that are at hand: ``logits`` (n, classes), ``labels`` int64 (n,); None of no sample."""
         meter = ValidationMeter(1, logits.device)
         for part in zip(logits.split(CHUNK), labels.split(CHUNK), strict=True):
             meter.update(0, torch.zeros((), device=logits.device), *part)
@@ -258,17 +258,17 @@ class ClassReport:
 
     @cached_property
     def accuracy(self) -> np.ndarray:
-        """Of each class (its recall), in percent: float64 (classes,), NaN where it has no samples."""
+        """Accuracy of each class (its recall), in percent: float64 (classes,), NaN where it has no samples."""
         return 100 * _ratio(self.right, self.support, math.nan)
 
     @cached_property
     def precision(self) -> np.ndarray:
-        """Of each class, in percent: float64 (classes,), 0 where it is never predicted."""
+        """Precision of each class, in percent: float64 (classes,), 0 where it is never predicted."""
         return 100 * _ratio(self.right, self.predicted)
 
     @cached_property
     def f1(self) -> np.ndarray:
-        """Of each class, in percent: float64 (classes,), 0 where it has neither samples nor predictions."""
+        """F1 of each class, in percent: float64 (classes,), 0 where it has neither samples nor predictions."""
         return 100 * _ratio(2 * self.right, self.support + self.predicted)
 
     @property
@@ -316,7 +316,7 @@ class ClassReport:
 
     @cached_property
     def answers_nats(self) -> float:
-        """What the answers tell of the class, in nats a sample (see ``nats_of``)."""
+        """Information of the answers about the class, in nats a sample (see ``nats_of``)."""
         return nats_of(self.support, self.right)
 
     @property
@@ -348,7 +348,7 @@ class ClassReport:
 
 
 def nats_of(support: np.ndarray, right: np.ndarray) -> float:
-    """What answers tell of the class, in nats an image, beyond what guessing by the classes' shares would.
+    """Information of answers about the class, in nats an image, beyond what guessing by the classes' shares would.
 
     The counts, int64 (classes,), are those of ``ClassReport``. Given an answer, the class is assumed to be that one
     with a probability of s + (1 - s) times its share, any other with (1 - s) times its own; s, between 0 and 1, is what
