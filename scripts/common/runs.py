@@ -129,9 +129,9 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
         return RunResult(
             folder=folder,
             args=args,
-            command=_comment(text, "main.py "),
-            machine=_of_all_starts(text, log, MACHINE),
-            commit=_of_all_starts(text, log, COMMIT),
+            command=header(text).get("command", UNKNOWN),
+            machine=_of_all_starts(header(text).get("machine", UNKNOWN), log, MACHINE),
+            commit=_of_all_starts(header(text).get("commit", UNKNOWN), log, COMMIT),
             epochs=len(rows),
             top1=top1[-1],
             best_top1=float(ends[-1][2]),
@@ -179,17 +179,23 @@ def _doubt(folder: Path, rows: list[dict[str, str]], log: str) -> str:
     return ""
 
 
-def _of_all_starts(text: str, log: str, beginning: str) -> str:
-    """Words of config.yaml about the first start, and of the log about later ones where they differ."""
+def _of_all_starts(first: str, log: str, beginning: str) -> str:
+    """Words of config.yaml about the ``first`` start, and of the log about later ones where they differ."""
     later = [match[2] for match in WHERE.finditer(log) if match[1] == beginning]
-    return "; then ".join(dict.fromkeys([_comment(text, beginning), *later]))
+    return "; then ".join(dict.fromkeys([first, *later]))
 
 
-def _comment(text: str, beginning: str) -> str:
-    """The rest of the comment that begins so at the top of config.yaml; of a command, all of it."""
+def header(text: str) -> dict[str, str]:
+    """Comments at the top of config.yaml, by ``command``, ``versions``, ``machine`` and ``commit``."""
+    found = {}
     for line in text.splitlines():
-        if line.startswith(f"# {beginning}"):
-            return line[2:] if beginning == "main.py " else line[2 + len(beginning) :]
         if not line.startswith("#"):
             break
-    return UNKNOWN
+        said = line[2:]
+        for what, beginning in (("command", "main.py"), ("versions", "python ")):
+            if said.startswith(beginning):
+                found.setdefault(what, said)
+        for what, beginning in (("machine", MACHINE), ("commit", COMMIT)):
+            if said.startswith(beginning):
+                found.setdefault(what, said.removeprefix(beginning))
+    return found

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from scripts.common.runs import header
 from utils.checkpoint.resume import BEGINS_ANEW
 from utils.config.settings import GROUPS, Settings
 from utils.record import curves
 from utils.record.doubts import doubts
-from utils.record.provenance import COMMIT, MACHINE
 from utils.record.run_folder import read_table
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def read(folder: Path, name: str) -> RunRecord:
     record = RunRecord(name, folder)
     text = _attempt(record, "config.yaml", "settings and environment", lambda path: path.read_text(encoding="utf-8"))
     if text is not None:
-        record.header = parse_header(text)
+        record.header = header(text)
         record.settings = parse_settings(text)
     record.epochs, cut = _attempt(record, "metrics.csv", "figures of each epoch", read_epochs) or ({}, False)
     if cut:
@@ -145,24 +145,6 @@ def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T
 
 
 # -------------------------------------------------------------------------------------------- files
-
-
-def parse_header(text: str) -> dict[str, str]:
-    """What the comments at the top of config.yaml say, by ``command``, ``versions``, ``machine`` and ``commit``."""
-    header = {}
-    for line in text.splitlines():
-        if not line.startswith("# "):
-            break
-        line = line[2:]
-        if line.startswith("main.py"):
-            header["command"] = line
-        elif line.startswith(MACHINE):
-            header["machine"] = line.removeprefix(MACHINE)
-        elif line.startswith(COMMIT):
-            header["commit"] = line.removeprefix(COMMIT)
-        elif line.startswith("python "):
-            header["versions"] = line
-    return header
 
 
 def parse_settings(text: str) -> dict[str, Setting]:
