@@ -20,7 +20,8 @@ from scripts.common.command_line import run_tool
 from scripts.common.image_stream import ImageBatch
 from scripts.common.predictions import Chosen, predict_split
 from scripts.common.trained import NOT_FINITE, open_run
-from scripts.exporting.card import _input as card_input
+from scripts.exporting.card import Exported, card
+from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
 from utils.data.images import decoding
@@ -86,8 +87,11 @@ def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabi
     with mock.patch.object(trained, "say", said.append):
         of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))
     assert [line for line in said if "probabilities are the softmax over all" in line] == said[:1]
-    assert f"The network {trained.of_each_class(of_bce)}." in card_input(Subject.of(of_bce, raw=False, inside=False))
-    assert "bce" not in card_input(Subject.of(other, raw=False, inside=False))
+    cards = [
+        card(Exported(Subject.of(loaded, False, False), "onnx", "a.onnx", Check("", "", 0, 0, 0), ""))
+        for loaded in (of_bce, other)
+    ]
+    assert f"The network {trained.of_each_class(of_bce)}." in cards[0] and "bce" not in cards[1]
 
 
 def test_raw_weights_give_other_probabilities_than_the_average(run, data, tmp_path):
