@@ -41,7 +41,7 @@ CROP_NUMBERS = 22
 
 
 @dataclass(frozen=True)
-class Flip:
+class Flip(Augmentation):
     """A flip, left to right or ``vertical``, with a probability of one half.
 
     ``alternating`` flips half of the images in one epoch and the others in the next (Jordan, 94 % on CIFAR-10 in 3.29
@@ -50,7 +50,6 @@ class Flip:
 
     alternating: bool = False
     vertical: bool = False
-    normalised: ClassVar[bool] = False
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
@@ -67,7 +66,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(Augmentation):
     """A shift by up to ``reach`` pixels of the stored image each way, by default an eighth of its side.
 
     That is CIFAR's usual 4 of 32 pixels, and 28 of 224. What a shift uncovers is black, or with ``padding`` 'reflect'
@@ -77,7 +76,6 @@ class Shift:
     reach: int | None
     padding: str = "zero"
     flip: Flip | None = None
-    normalised: ClassVar[bool] = False
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
@@ -114,7 +112,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class ResizedCrop:
+class ResizedCrop(Augmentation):
     """A box of random aspect ratio and at least ``least_area`` of the image, resized to ``size`` pixels square.
 
     Done here on whole images, unless workers do it ``while_decoding``.
@@ -124,7 +122,6 @@ class ResizedCrop:
     interpolation: str = "bilinear"
     while_decoding: bool = False
     least_area: float = LEAST_AREA
-    normalised: ClassVar[bool] = False
     compilable: ClassVar[bool] = True
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
@@ -141,7 +138,7 @@ class ResizedCrop:
 
 
 @dataclass(frozen=True)
-class Cutout:
+class Cutout(Augmentation):
     """A square of ``side`` pixels set to the mean around any pixel of an image of ``size`` pixels.
 
     DeVries and Taylor, Improved regularization of convolutional neural networks with cutout, 2017.

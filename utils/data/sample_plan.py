@@ -141,9 +141,7 @@ class SamplePlan:
         return micro_batches
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.sampling is not None:
-            return self.sampling.epoch(epoch)
-        return _order(self.num_samples, self.seed, epoch), None
+        return _epoch(self.sampling, self.num_samples, self.seed, epoch)
 
     def _places(self, epoch: int, step: int) -> np.ndarray:
         """Places of a step's samples in the epoch's order, in the step's own order: int64."""
@@ -175,10 +173,12 @@ def _cut(count: int, parts: int, unit: int) -> list[int]:
 
 
 @lru_cache(maxsize=2)
-def _order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    order = permutation(num_samples, seed, epoch)
-    order.flags.writeable = False
-    return order
+def _epoch(sampling: Epochs | None, count: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+    samples, copies = (permutation(count, seed, epoch), None) if sampling is None else sampling.epoch(epoch)
+    for values in (samples, copies):
+        if values is not None:
+            values.flags.writeable = False
+    return samples, copies
 
 
 def permutation(count: int, *key: int) -> np.ndarray:

@@ -7,7 +7,7 @@ time, and its random numbers depend on (seed, epoch, sample, copy).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -48,7 +48,14 @@ class Sampling:
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The samples in order and which copy each is: int64 (num_samples,) each. None: all are the first."""
-        return _epoch(self, epoch)
+        order = permutation(self.num_samples, self.seed, epoch)
+        if self.labels is not None:
+            samples, copies = self._balanced(epoch)
+            return samples[order], copies[order]
+        if self.repeats > 1:
+            places = np.arange(self.num_samples)
+            return self.available[order[places // self.repeats]], places % self.repeats
+        return self.available[order], None
 
     def __str__(self) -> str:
         if self.labels is not None:
@@ -110,21 +117,3 @@ def first_samples(count: int, args: Settings) -> np.ndarray:
     if wanted > count:
         raise UserError(f"--train-samples {wanted:,}: there are {count:,} training images")
     return np.sort(permutation(count, args.run.seed, 0)[:wanted])
-
-
-@lru_cache(maxsize=2)
-def _epoch(sampling: Sampling, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-    order = permutation(sampling.num_samples, sampling.seed, epoch)
-    copies = None
-    if sampling.labels is not None:
-        samples, copies = (values[order] for values in sampling._balanced(epoch))
-    elif sampling.repeats > 1:
-        places = np.arange(sampling.num_samples)
-        samples = sampling.available[order[places // sampling.repeats]]
-        copies = places % sampling.repeats
-    else:
-        samples = sampling.available[order]
-    for values in (samples, copies):
-        if values is not None:
-            values.flags.writeable = False
-    return samples, copies

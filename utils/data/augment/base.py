@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Samples:
         return sample_uniforms(self.seed, self.epoch, self.indices, stream, count)
 
 
-class Augmentation(Protocol):
+class Augmentation:
     """One augmentation. Its text (``str``) describes it in the plan of a run.
 
     ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
@@ -50,13 +50,13 @@ class Augmentation(Protocol):
     ``compilable``: torch.compile can make one graph of ``apply``, which does not depend on numbers on the host.
     """
 
-    normalised: ClassVar[bool]
-    compilable: ClassVar[bool]
+    normalised: ClassVar[bool] = False
+    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""
-        ...
+        raise NotImplementedError
 
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor | np.ndarray) -> torch.Tensor:
         """The images (n, c, h, w), augmented by what ``draw`` gave; its tensors are on their device now."""
-        ...
+        raise NotImplementedError

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from utils.data.augment.base import JITTER_STREAM, Numbers, Samples
+from utils.data.augment.base import JITTER_STREAM, Augmentation, Numbers, Samples
 from utils.data.augment.operations import Canvas, apply_layers, whole_levels
 
 JITTER = ("Brightness", "Contrast", "Color", "Hue")
 
 
 @dataclass(frozen=True)
-class ColorJitter:
+class ColorJitter(Augmentation):
     """Brightness, contrast, saturation and hue in random order, each by a random amount, as torchvision's ColorJitter.
 
     ``amounts``: of each of the four; factors are uniform from 1 - amount, at least 0, to 1 + amount, the hue turns by
@@ -25,8 +24,6 @@ class ColorJitter:
 
     amounts: tuple[float, float, float, float]
     probability: float = 1.0
-    normalised: ClassVar[bool] = False
-    compilable: ClassVar[bool] = False
 
     @classmethod
     def of(cls, values: Sequence[float], probability: float) -> ColorJitter:
@@ -58,7 +55,7 @@ class ColorJitter:
 
 
 @dataclass(frozen=True)
-class Sometimes:
+class Sometimes(Augmentation):
     """An operation on some images, with an argument between ``low`` and ``high``. ``text`` describes it."""
 
     text: str
@@ -67,8 +64,6 @@ class Sometimes:
     probability: float = 1.0
     low: float = 0.0
     high: float = 0.0
-    normalised: ClassVar[bool] = False
-    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Whether it is done, 0 or -1, and the argument: (n, 1) each."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from utils.data.augment.base import ERASE_STREAM, Numbers, Samples
+from utils.data.augment.base import ERASE_STREAM, Augmentation, Numbers, Samples
 from utils.data.sample_plan import hashes
 from utils.runtime.distributed import to_device
 
@@ -20,7 +20,7 @@ ATTEMPTS = 10  # to find a box that fits
 
 
 @dataclass(frozen=True)
-class RandomErasing:
+class RandomErasing(Augmentation):
     """Boxes of noise or of one colour in some images (Zhong et al., 2017), with the geometry of timm's RandomErasing.
 
     ``mode``: 'const' is the mean, 'rand' one random colour a box, 'pixel' one a pixel; both normally distributed with
@@ -31,7 +31,6 @@ class RandomErasing:
     mode: str = "const"
     count: int = 1
     normalised: ClassVar[bool] = True
-    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Random numbers: float64 (n, k); apply() makes boxes of them, once it knows the size of the images."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from utils.data.augment.base import CHAIN_STREAM, POLICY_STREAM, Numbers, Samples
+from utils.data.augment.base import CHAIN_STREAM, POLICY_STREAM, Augmentation, Numbers, Samples
 from utils.data.augment.operations import NEED_COLOUR, Canvas, apply_layers, per_image, whole_levels
 
 # (levels, details, height, width) to the arguments of an operation, float64 (k,). A detail is one more random number:
@@ -82,7 +81,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class RandomOperations:
+class RandomOperations(Augmentation):
     """``layers`` random operations, each applied with a probability.
 
     RandAugment (Cubuk et al., 2019) and with one operation TrivialAugment (Müller and Hutter, 2021). ``weights`` of the
@@ -95,8 +94,6 @@ class RandomOperations:
     level: Level
     probability: float = 1.0
     weights: tuple[float, ...] = ()
-    normalised: ClassVar[bool] = False
-    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details: (n, layers) each."""
@@ -104,9 +101,8 @@ class RandomOperations:
         uniforms = samples.uniforms(POLICY_STREAM, choosing + self.layers * NUMBERS)
         first = uniforms[:, :choosing]
         others = uniforms[:, choosing:].reshape(len(uniforms), self.layers, NUMBERS)
-        if (
-            self.weights
-        ):  # the smallest of exponential times: as drawing one after the other (Efraimidis, Spirakis, 2006)
+        if self.weights:
+            # The smallest of exponential times: as drawing one after the other (Efraimidis, Spirakis, 2006).
             times = -np.log1p(-first.astype(np.float64)) / np.array(self.weights)
             choices = np.argsort(times, axis=1, kind="stable")[:, : self.layers]
         else:
@@ -127,7 +123,7 @@ class RandomOperations:
 
 
 @dataclass(frozen=True)
-class SubPolicies:
+class SubPolicies(Augmentation):
     """One of several fixed sequences of operations: AutoAugment (Cubuk et al., 2018).
 
     ``choices``, ``probabilities`` and ``levels``: (sequences, longest), -1 as the operation where one is shorter.
@@ -139,8 +135,6 @@ class SubPolicies:
     probabilities: np.ndarray
     levels: np.ndarray
     level: Level
-    normalised: ClassVar[bool] = False
-    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details: (n, longest) each."""
@@ -160,7 +154,7 @@ class SubPolicies:
 
 
 @dataclass(frozen=True)
-class AugMix:
+class AugMix(Augmentation):
     """Several random chains of operations, mixed with each other and with the image (Hendrycks et al., 2019).
 
     ``depth``: operations of a chain, -1 for 1 to 3. ``alpha``: of the Dirichlet distribution of the chains' weights and
@@ -175,8 +169,6 @@ class AugMix:
     depth: int = -1
     alpha: float = 1.0
     rounds_twice: bool = False
-    normalised: ClassVar[bool] = False
-    compilable: ClassVar[bool] = False
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Operations, levels and details, (n, width, longest) each; weights of image and chains, (n, 1 + width)."""

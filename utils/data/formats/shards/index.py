@@ -25,7 +25,6 @@ CONTENTS = "shards.json"
 PARTS = ".packing"  # in a folder whose packing is not finished
 KIND = "image shards"
 VERSION = 1
-SPLITS = ("train", "val")
 BLOCK = 512  # of a tar file: a header, or a part of the content
 ANEW = "pack anew (scripts/pack.py)"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -38,7 +37,13 @@ class WindowedOrder:
 
     def epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The samples in order: int64 (num_samples,); all of them are first copies."""
-        return _epoch(self, epoch), None
+        windows = self.windows(epoch)
+        window_of = np.empty(int(self.shards.max()) + 1, dtype=np.int64)
+        for number, shards in enumerate(windows):
+            window_of[shards] = number
+        # A full shuffle, then a stable sort by window: each window keeps the random order that its samples have in it.
+        shuffled = self.available[permutation(self.num_samples, hashed(self.seed, WINDOW_STREAM, 1), epoch)]
+        return shuffled[np.argsort(window_of[self.shards[shuffled]], kind="stable")], None
 
     def windows(self, epoch: int) -> list[np.ndarray]:
         """The shards of each window of an epoch, in order: int64 each."""
@@ -74,16 +79,3 @@ class WindowedOrder:
             excesses.append(((counts - expected) ** 2 / expected).sum() / max(1, classes - 1))
             distances.append(0.5 * np.abs(counts / counts.sum() - shares).sum())
         return float(np.mean(excesses)), float(np.mean(distances))
-
-
-@lru_cache(maxsize=2)
-def _epoch(order: WindowedOrder, epoch: int) -> np.ndarray:
-    windows = order.windows(epoch)
-    window_of = np.empty(int(order.shards.max()) + 1, dtype=np.int64)
-    for number, shards in enumerate(windows):
-        window_of[shards] = number
-    # A full shuffle, then a stable sort by window: each window keeps the random order that its samples have in it.
-    shuffled = order.available[permutation(order.num_samples, hashed(order.seed, WINDOW_STREAM, 1), epoch)]
-    samples = shuffled[np.argsort(window_of[order.shards[shuffled]], kind="stable")]
-    samples.flags.writeable = False
-    return samples
