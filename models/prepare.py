@@ -10,7 +10,6 @@ import torch
 
 from models.build import build_model, check_forward, locate, stem_line
 from models.layers.recomputing import checkpoint_gradients
-from models.memory_format import channels_last_is_faster
 from models.pretrained import begins_anew, preprocessing_of
 from models.transfer import load_start
 from utils.checkpoint import checkpoint
@@ -126,6 +125,20 @@ def to_memory_format(args: Settings, model: torch.nn.Module, device: torch.devic
     if wish == "on" or faster:
         model.to(memory_format=torch.channels_last)  # in place
     return wish == "on" or faster
+
+
+def channels_last_is_faster(model: torch.nn.Module, device: torch.device, amp: str) -> bool:
+    """Whether ``model`` trains faster in channels-last on ``device``; ``amp`` is 'off', 'fp16' or 'bf16'.
+
+    On a CPU (2 cores, AVX-512, float32) it was never slower for a network with convolutions. Without it a step took
+    1.40 times as long for MobileNetV3-small (128 pixels), 1.13 for ResNet-50 (128), 1.10 for VGG-16 and ResNet-18
+    (32), 1.03 for conv2 and ConvNeXt-atto (128), 1.0 for ViT-tiny, whose only convolution is its stem. On a GPU, tensor
+    cores prefer it in half precision (published: 1.26 for ResNet-18 to 1.47 for ResNet-50; not measured here); in
+    float32 it is not known to help.
+    """
+    if not any(isinstance(module, torch.nn.Conv2d) for module in model.modules()):
+        return False
+    return device.type == "cpu" or amp != "off"
 
 
 def _refuse_what_would_fail(

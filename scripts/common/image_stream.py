@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from utils.config.settings import UserError
 from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
-from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole, why_unreadable
+from utils.data.images.decoding import UnreadableImage, decode_crop, why_unreadable
 from utils.data.preprocessing import Preprocessing
 from utils.data.sources import empty_batch
 from utils.data.worker_pool.pool import WorkerPool
@@ -191,10 +191,7 @@ class _Reader(Dataset):
             place.zero_()
             return problem
         try:
-            if self.view.whole:
-                place.copy_(decode_whole(path, self.view.size, self.colour))
-            else:
-                place.copy_(decode_crop(path, self.view, self.colour))
+            place.copy_(decode_crop(path, self.view, self.colour))
         except UnreadableImage as error:
             place.zero_()
             return reason(error)

@@ -9,6 +9,7 @@ import torchvision
 from torch import nn
 
 from models.build import OWN, build_model, locate, unknown_arch
+from models.prepare import channels_last_is_faster
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 
@@ -178,6 +179,11 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others():
     other = build_model(ModelSettings(arch="conv2"), classes=10, channels=3, image_size=32)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert not torch.equal(next(first.parameters()), next(other.parameters()))
+
+
+def test_a_network_without_convolutions_keeps_its_memory_format():
+    assert not channels_last_is_faster(build("fc"), torch.device("cpu"), "off")
+    assert channels_last_is_faster(build("conv2"), torch.device("cpu"), "off")
 
 
 def test_model_is_handed_over_in_training_mode():

@@ -59,19 +59,7 @@ SHORT = ("--epochs", 1, "--max-steps", 3, "--batch-size", 8)
     "flags",
     [
         ("--arch", "fc", "--epochs", 2, "--ema-decay", 0.9),
-        (
-            "--arch",
-            "vgg11",
-            *SHORT,
-            "--ema-decay",
-            0.9,
-            "--ema-bn-batches",
-            2,
-            "--image-size",
-            10,
-            "--crop-pct",
-            0.8,
-        ),
+        (*"--arch vgg11 --ema-decay 0.9 --ema-bn-batches 2 --image-size 10 --crop-pct 0.8".split(), *SHORT),
         ("--arch", "test_resnet", *SHORT),  # timm's, its stem for small images, one channel
         ("--arch", "torchvision/squeezenet1_1", "--image-size", 32, *SHORT),
     ],
@@ -85,19 +73,8 @@ def test_it_predicts_what_the_run_reported_on_the_digits(tmp_path, capsys, flags
 @pytest.mark.parametrize(
     "flags",
     [
-        (
-            "--arch",
-            "test_vit",
-            "--image-size",
-            64,
-            "--crop-mode",
-            "squash",
-            "--interpolation",
-            "bicubic",
-            "--mean",
-            0.5,
-        ),
-        ("--arch", "test_resnet", "--image-size", 72, "--val-image-size", 96, "--crop-pct", 0.95),
+        "--arch test_vit --image-size 64 --crop-mode squash --interpolation bicubic --mean 0.5".split(),
+        "--arch test_resnet --image-size 72 --val-image-size 96 --crop-pct 0.95".split(),
     ],
     ids=lambda flags: flags[1],
 )

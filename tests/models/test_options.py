@@ -85,20 +85,8 @@ def test_what_a_network_does_not_take_is_one_line(arch, settings, words):
 
 def test_a_checkpoint_is_loaded_evaluated_and_resumed_with_its_options(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    flags = (
-        *FLAGS,
-        "--arch",
-        "timm/test_vit",
-        "--image-size",
-        "32",
-        "--drop",
-        "0.1",
-        "--drop-path",
-        "0.1",
-        "--model-kwargs",
-        "qk_norm=true",
-    )
-    assert told(capsys, flags) == (0, [])
+    options = "--arch timm/test_vit --image-size 32 --drop 0.1 --drop-path 0.1 --model-kwargs qk_norm=true"
+    assert told(capsys, (*FLAGS, *options.split())) == (0, [])
     (run,) = tmp_path.glob("runs/digits/*/*")
     assert "blocks.0.attn.q_norm.weight" in load_model(run).network.state_dict()
     assert told(capsys, (*FLAGS[:3], "--resume", run, "--max-steps", 3)) == (0, [])

@@ -336,28 +336,9 @@ def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_li
 ):
     monkeypatch.chdir(tmp_path)
     _, config = timm_weights(monkeypatch, tmp_path, "test_vit")
-    flags = [
-        "--device",
-        "cpu",
-        "--dataname",
-        "folder",
-        "--datapath",
-        str(tree),
-        "--arch",
-        "test_vit",
-        "--workers",
-        "0",
-        "--epochs",
-        "2",
-        "--batch-size",
-        "4",
-        "--lr",
-        "0.001",
-        "--no-progress",
-        "--image-size",
-        "64",
-    ]
-    assert main.main([*flags, "--pretrained", "--max-steps", "2"]) == 0
+    place = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
+    flags = "--arch test_vit --epochs 2 --batch-size 4 --lr 0.001 --no-progress --image-size 64 --pretrained"
+    assert main.main([*place, *flags.split(), "--max-steps", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     run = last.rpartition("run=")[2]
     log = (tmp_path / run / "log.txt").read_text()
@@ -379,7 +360,6 @@ def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_li
     other = dataclasses.replace(config, mean=(0.1,) * 3, crop_pct=0.5, interpolation="bilinear", file="gone")
     for known in ("test_vit", "test_vit.r160_in1k"):
         monkeypatch.setitem(_registry._model_pretrained_cfgs, known, other)
-    place = ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0"]
     for flag in ("--resume", "--weights"):
         assert main.main([*place, "--evaluate", flag, f"{run}/checkpoints/last.pt"]) == 0
         out = capsys.readouterr().out

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from utils.config.groups.data import DataSettings
 from utils.data.formats.readers import ImageFiles, MemoryImages
-from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
+from utils.data.images.decoding import UnreadableImage, decode_crop
 from utils.data.images.levels import range_of
 from utils.data.images.stored import version_of
 from utils.data.images.unreadable import first_readable
@@ -30,7 +30,7 @@ from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log, ProgressLog, silent
 from utils.data.worker_pool.pool import WorkerPool
 
-DECODING_VERSION = 2  # raise it whenever decode_whole or decode_crop give other pixels than before
+DECODING_VERSION = 2  # raise it whenever decode_crop gives other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers skip hidden folders
 CHUNK_BYTES = 3 << 19  # that a worker hands over at a time; larger chunks are no faster for 32x32 images
 HEADER_BYTES = 128  # of a .npy file of these shapes
@@ -64,7 +64,7 @@ def decoded(
     same from all are logged by ``is_main`` alone. Raises ``UserError`` with the path of the first unreadable file;
     with ``skip_bad`` the result lists them, and only too many in a row are an error (see ``first_readable``).
     """
-    shape = (len(images), 1 if images.colour == "L" else 3, view.size, view.size)
+    shape = (len(images), images.channels, view.size, view.size)
 
     def make() -> Decoded:
         return decode(images, view, workers=workers, progress=progress, skip_bad=skip_bad)
@@ -105,24 +105,18 @@ class _ChunkDecoder(Dataset):
         self.images = images
         self.view = view
         self.skip_bad = skip_bad
-        self.channels = 1 if images.colour == "L" else 3
 
     def __getitem__(self, chunk: range) -> tuple[np.ndarray, dict[int, UnreadableImage]]:
-        pixels = torch.zeros(len(chunk), self.channels, self.view.size, self.view.size, dtype=torch.uint8)
+        pixels = torch.zeros(len(chunk), self.images.channels, self.view.size, self.view.size, dtype=torch.uint8)
         unreadable = {}
         for place, index in zip(pixels, chunk, strict=True):
             try:
-                place.copy_(self._read(self.images.paths[index]))
+                place.copy_(decode_crop(self.images.paths[index], self.view, self.images.colour))
             except UnreadableImage as error:
                 if not self.skip_bad:
                     raise
                 unreadable[index] = error
         return pixels.numpy(), unreadable
-
-    def _read(self, path: str) -> torch.Tensor:
-        if self.view.whole:
-            return decode_whole(path, self.view.size, self.images.colour)
-        return decode_crop(path, self.view, self.images.colour)
 
 
 def _try_again(decoder: _ChunkDecoder, pixels: torch.Tensor, bad: list[int]) -> dict[int, str]:
@@ -146,8 +140,7 @@ def decode(images: ImageFiles, view: View, *, workers: int, progress: ProgressLo
     three times as long as one process without threads.
     """
     count = len(images)
-    channels = 1 if images.colour == "L" else 3
-    pixels = torch.empty(count, channels, view.size, view.size, dtype=torch.uint8)
+    pixels = torch.empty(count, images.channels, view.size, view.size, dtype=torch.uint8)
     step = max(1, CHUNK_BYTES // pixels[0].numel())
     chunks = [range(first, min(first + step, count)) for first in range(0, count, step)]
     pool = WorkerPool(_ChunkDecoder(images, view, skip_bad), min(workers, len(chunks)))

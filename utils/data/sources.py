@@ -15,7 +15,7 @@ from utils.data.augment.base import CROP_STREAM
 from utils.data.augmentations import CROP_NUMBERS
 from utils.data.formats.readers import ImageFiles, Images, MemoryImages
 from utils.data.formats.shards.read_ahead import ReadAhead
-from utils.data.images.decoding import UnreadableImage, decode_crop, decode_whole
+from utils.data.images.decoding import UnreadableImage, decode_crop
 from utils.data.images.gpu_decoding import MixedBatch, decode_batch, pack, read_for_gpu
 from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
@@ -207,14 +207,10 @@ class MicroBatchReader(Dataset):
             paths = [files.paths[index] for index in micro_batch.indices]
             items = [read_for_gpu(path, view, files.colour, draw) for path, draw in zip(paths, draws, strict=True)]
             return micro_batch, pack(items, view, files.colour), micro_batch.indices
-        batch = empty_batch(len(micro_batch.indices), 1 if files.colour == "L" else 3, view.size)
+        batch = empty_batch(len(micro_batch.indices), files.channels, view.size)
 
         def read(image: int, sample: int, place: int) -> None:
-            path = files.paths[image]
-            if view.whole:
-                batch[place].copy_(decode_whole(path, view.size, files.colour))
-            else:
-                batch[place].copy_(decode_crop(path, view, files.colour, draws[sample]))
+            batch[place].copy_(decode_crop(files.paths[image], view, files.colour, draws[sample]))
 
         micro_batch, shown = read_micro_batch(micro_batch, len(files), self.policy, read)
         return micro_batch, batch[: len(shown)], shown

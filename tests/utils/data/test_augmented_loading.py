@@ -13,21 +13,9 @@ MIXTURES = {
     "timm's RandAugment": ("--auto-augment", "rand-m9-mstd0.5-inc1"),
     "AugMix": ("--auto-augment", "augmix"),
     "the others": (
-        "--color-jitter",
-        0.4,
-        "--gaussian-blur-prob",
-        0.3,
-        "--rotation",
-        20,
-        "--random-erase",
-        0.5,
-        "--random-erase-mode",
-        "pixel",
-        "--random-erase-count",
-        2,
-        "--augment",
-        "vertical-flip",
-    ),
+        "--color-jitter 0.4 --gaussian-blur-prob 0.3 --rotation 20 --random-erase 0.5 --random-erase-mode pixel "
+        "--random-erase-count 2 --augment vertical-flip"
+    ).split(),
 }
 
 

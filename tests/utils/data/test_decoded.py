@@ -20,6 +20,7 @@ from utils.data import decoded as cache
 from utils.data import progress_log
 from utils.data.formats import class_folders
 from utils.data.formats.readers import ImageFiles
+from utils.data.images.decoding import decode_crop, decode_whole
 from utils.data.images.levels import Colour
 from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
@@ -99,9 +100,9 @@ def test_chunks_keep_the_order_of_the_files(tree, monkeypatch):
 @pytest.mark.parametrize("fixed_size", [True, False])
 def test_images_of_other_sizes_are_resampled_as_the_decoder_does(tree, fixed_size):
     images = files_of(tree, "L")
-    whole = cache.decode_whole
-    middle = cache.decode_crop
-    expected = torch.stack([whole(path, 5, "L") if fixed_size else middle(path, View(5), "L") for path in images.paths])
+    view = View(5)
+    expected = [decode_whole(path, 5, "L") if fixed_size else decode_crop(path, view, "L") for path in images.paths]
+    expected = torch.stack(expected)
     assert torch.equal(decoded(images, None, size=5, fixed_size=fixed_size), expected)
 
 
@@ -381,7 +382,7 @@ def test_a_full_disk_is_one_warning_and_nothing_half_written_stays(tree, folder,
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_killed_process_leaves_no_valid_file_no_process_and_no_trouble(tree, folder, tmp_path, monkeypatch):
-    real = cache.decode_whole
+    real = cache.decode_crop
 
     def decode_and_stay(*arguments):
         (tmp_path / "at work").touch()
@@ -389,7 +390,7 @@ def test_a_killed_process_leaves_no_valid_file_no_process_and_no_trouble(tree, f
         return real(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cache, "decode_whole", decode_and_stay)
+        patched.setattr(cache, "decode_crop", decode_and_stay)
         process = multiprocessing.get_context("fork").Process(
             target=decoded, args=(files_of(tree), folder, SIZE, True, 2)
         )

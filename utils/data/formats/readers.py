@@ -66,6 +66,10 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def channels(self) -> int:
+        return 1 if self.colour == "L" else 3
+
 
 Images = MemoryImages | ImageFiles
 

@@ -102,8 +102,10 @@ def decode_crop(path: str, view: View, colour: str, uniforms: np.ndarray | None 
     """A crop of a file as uint8 (channels, size, size), in channels-last memory.
 
     With ``uniforms`` (22 numbers in [0, 1)) a random-resized-crop for training, otherwise what ``view`` shows in
-    evaluation. Raises what ``open_image`` raises.
+    evaluation; of a view of the ``whole`` all of the file. Raises what ``open_image`` raises.
     """
+    if view.whole:
+        return decode_whole(path, view.size, colour)
     pixels, place = decode_box(path, view, colour, uniforms)
     return cropped(pixels, view, place)
 
