@@ -4,8 +4,8 @@
     python scripts/amp_audit.py --arch resnet18 --dataname cifar10 --datapath DATA --batch-size 8
     python scripts/amp_audit.py --batch RUN/bad_batches/step00000012_rank0.pt   # saved by main.py --dump-bad-batch
 
-Prints the worst layers, findings and a recommendation that it has tried; writes amp_audit.json and amp_audit.png to
---output. Heavy imports are inside the functions.
+Prints the worst layers, findings and a recommendation that it has tried; writes amp_audit.json to --output. Heavy
+imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
     from scripts.audit.measure import AuditBatch
-    from scripts.audit.report import Audit
+    from scripts.audit.outcome import Audit
     from utils.checkpoint.resume import ResumePoint
 
 NAME = "amp_audit.py"
@@ -297,27 +297,26 @@ def header(args: Settings, subject: AuditSubject, distributed: Distributed) -> l
 
 def print_report(own: argparse.Namespace, args: Settings, subject: AuditSubject, result: Audit) -> None:
     """Print table, findings, notes and recommendation."""
-    from scripts.audit import report
+    from scripts.audit import outcome
 
-    print("\n" + "\n".join(report.summary_lines(result)))
+    print("\n" + "\n".join(outcome.summary_lines(result)))
     if own.top:
-        print(f"\nWorst layers\n\n{table(report.HEADERS, report.rows(result, own.top))}")
-        print(report.LEGEND.format(scale=f"{result.scale:.12g}"))
-    findings = list(report.finding_lines(result))
+        print(f"\nWorst layers\n\n{table(outcome.HEADERS, outcome.rows(result, own.top))}")
+        print(outcome.LEGEND.format(scale=f"{result.scale:.12g}"))
+    findings = list(outcome.finding_lines(result))
     print("\nFindings" if findings else "\nFindings: none")
     for line in findings:
         print(f"- {line}")
     for note in result.notes:
         print(f"Note: {note}")
-    print("\n" + "\n".join(report.recommendation_lines(result, args.precision.fp32_layers or ())))
+    print("\n" + "\n".join(outcome.recommendation_lines(result, args.precision.fp32_layers or ())))
 
 
 def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Audit, folder: Path, device: str) -> None:
-    """Write ``amp_audit.json`` and ``amp_audit.png``."""
+    """Write ``amp_audit.json``."""
     import json
 
-    from scripts.audit.picture import draw
-    from scripts.audit.report import as_json
+    from scripts.audit.outcome import as_json
     from utils.record.summary import versions
 
     about = {
@@ -331,14 +330,12 @@ def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Aud
         "versions": versions(),
         "settings": args.values(),
     }
-    title = f"{args.model.arch} on {args.data.dataname}, {device}: {len(subject.passes)} batch(es), {subject.weights}"
     try:
         text = json.dumps(as_json(result, about, args.precision.fp32_layers or ()), indent=1, allow_nan=False)
         (folder / "amp_audit.json").write_text(text, encoding="utf-8")
-        draw(folder / "amp_audit.png", title, result)
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
-    print(f"Files: {folder / 'amp_audit.json'}, {folder / 'amp_audit.png'}")
+    print(f"File: {folder / 'amp_audit.json'}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torch import nn
 from scripts.audit import findings as rules
 from scripts.audit.findings import LayerFinding, shown
 from scripts.audit.measure import FP16_LIMIT, AuditBatch, Compared, Criterion, Format, together
-from scripts.audit.report import Audit, Recommendation, layer_reports, outermost
+from scripts.audit.outcome import Audit, Recommendation, layer_reports, outermost
 from scripts.audit.runs import (
     SCALED,
     UNSCALED,

@@ -135,11 +135,9 @@ class Seen:
     ``LOWEST`` to ``HIGHEST``. Gradients are those of the scaled loss with respect to the module's output.
     """
 
-    calls: int = 0
     values: float = 0
     non_finite: float = 0
     largest: float = 0.0
-    largest_input: float = 0.0
     gradients: float = 0
     zeros: float = 0
     subnormal: float = 0
@@ -179,12 +177,11 @@ class Meter:
     ``trail``, once ``read``, every tensor that went into or came out of one, and how many of its values are not finite.
     """
 
-    PEAKS = ("largest", "largest_input", "largest_gradient")
+    PEAKS = ("largest", "largest_gradient")
 
     def __init__(self, *, of_reference: bool) -> None:
         self.of_reference = of_reference
         self.order: list[str] = []
-        self.calls: dict[str, int] = defaultdict(int)
         self.trail: list[Event] = []
         self._events: list[tuple[str, str, torch.Tensor]] = []
         self._numbers: dict[tuple[str, str], torch.Tensor | float] = {}
@@ -206,13 +203,10 @@ class Meter:
 
     def _input(self, name: str, module: nn.Module, tensor: torch.Tensor) -> None:
         self._events.append(("input", name, (~torch.isfinite(tensor)).sum()))
-        if self.of_reference:
-            self._add(name, "largest_input", largest(tensor))
 
     def _output(self, name: str, module: nn.Module, tensor: torch.Tensor) -> None:
-        if name not in self.calls:
+        if name not in self.order:
             self.order.append(name)
-        self.calls[name] += 1
         self._note(name, "dtypes", tensor)
         self._add(name, "values", tensor.numel())
         self._events.append(("output", name, (~torch.isfinite(tensor)).sum()))
@@ -243,7 +237,7 @@ class Meter:
         numbers = read_all([self._numbers[key] for key in keys])
         counts = read_all([count for *_, count in self._events])
         self.trail = [Event(kind, name, count) for (kind, name, _), count in zip(self._events, counts, strict=True)]
-        seen: dict[str, Seen] = {name: Seen(calls=self.calls[name]) for name in self.order}
+        seen: dict[str, Seen] = {name: Seen() for name in self.order}
         for (name, what), number in zip(keys, numbers, strict=True):
             if name in seen:  # a module that failed to end has no output
                 setattr(seen[name], what, number)
@@ -292,16 +286,14 @@ def percentile(histogram: Sequence[float], share: float) -> float | None:
 class Compared:
     """Sums over the values of one parameter's gradient (or several) and over all passes.
 
-    ``lost``: zero although the reference is not. ``subnormal``: of the scaled gradient below float16's normal range,
-    if it was computed in float16. Squared norms: ``difference`` of the unscaled gradient from the reference,
-    ``reference``, and ``lost_norm`` of the reference at the lost values. ``in_half``: how many passes' gradients
-    float16 can hold. ``largest``: magnitude of the reference.
+    ``lost``: zero although the reference is not. Squared norms: ``difference`` of the unscaled gradient from the
+    reference, ``reference``, and ``lost_norm`` of the reference at the lost values. ``in_half``: how many passes'
+    gradients float16 can hold. ``largest``: magnitude of the reference.
     """
 
     values: float = 0
     present: float = 0  # values of the reference that are not zero
     lost: float = 0
-    subnormal: float = 0
     non_finite: float = 0
     difference: float = 0.0
     reference: float = 0.0
@@ -322,10 +314,6 @@ class Compared:
     def lost_share(self) -> float:
         """The share of the reference's values that were lost."""
         return self.lost / self.present if self.present else 0.0
-
-    @property
-    def subnormal_share(self) -> float:
-        return self.subnormal / self.present if self.present else 0.0
 
     @property
     def lost_norm_share(self) -> float:
@@ -361,15 +349,14 @@ class GradientComparison:
 
 
 def _compare(gradient: torch.Tensor, truth: torch.Tensor, scale: float) -> torch.Tensor:
-    """The fields of ``Compared`` in their order, float64 (10,) on the device."""
+    """The fields of ``Compared`` in their order, float64 (9,) on the device."""
     wide = gradient.double()
     truth = truth.double()
     present = truth != 0
     lost = (wide == 0) & present
     in_half = (gradient == gradient.half().to(gradient.dtype)).all()  # then it came through float16
-    small = (wide != 0) & (wide.abs() < FP16_NORMAL)
     norms = [(wide / scale - truth).square().sum(), truth.square().sum(), truth.masked_fill(~lost, 0.0).square().sum()]
-    counts = [present, lost, small & in_half, ~torch.isfinite(wide)]
+    counts = [present, lost, ~torch.isfinite(wide)]
     values = torch.full((), float(truth.numel()), dtype=torch.float64, device=truth.device)
     sums = [count.sum().double() for count in counts]
     return torch.stack([values, *sums, *norms, in_half.double(), truth.abs().max()])

@@ -1,4 +1,4 @@
-"""An audit's result: reports of layers and tensors, the recommendation, and both as text and as JSON."""
+"""An audit's result: reports of layers, the recommendation, and both as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import nn
 
 from scripts.audit import findings as rules
 from scripts.audit.findings import LayerFinding, shown
-from scripts.audit.measure import FP16_LIMIT, Seen, percentile, together
+from scripts.audit.measure import FP16_LIMIT, Seen, together
 from scripts.audit.runs import BF16, SCALED, UNSCALED, AuditRuns, Verification
 
-FORMAT = 1  # of the JSON file
+FORMAT = 2  # of the JSON file
 GROUPED = 3  # more findings than this of one kind, for information only, share a line
 LONGEST_NAME = 32
 
@@ -29,51 +29,28 @@ error          of its parameters' gradient: ||half precision / scale - reference
 
 
 @dataclass
-class TensorReport:
-    """One parameter's gradient. ``noise``: see ``AuditRuns``; errors and shares are relative to the reference."""
-
-    name: str
-    values: int
-    norm: float
-    noise: float
-    error: dict[str, float]
-    lost: dict[str, float]
-    lost_norm: dict[str, float]
-    subnormal: dict[str, float]
-
-
-@dataclass
 class LayerReport:
     """One module, over all its calls and all batches. Keys of the dicts are runs: 'fp16 unscaled', 'fp16', 'bf16'.
 
     ``dtype`` of its output, ``computes_in`` (modules with weights) as autocast chose. ``largest``: magnitude of its
-    true output; ``headroom``: powers of two from there to fp16's limit. ``gradient_low`` and ``gradient_high``: log2 of
-    the 1st and 99th percentile of its true output gradient, unscaled. Shares (``lost`` to zero, ``subnormal``, as parts
-    of the values that are not zero in truth) and ``error`` (relative norm) are None if there is nothing to compare.
+    true output; ``headroom``: powers of two from there to fp16's limit. Shares of its true output gradient: ``lost`` to
+    zero, ``subnormal``. ``error``: of its parameters' gradient, relative to the reference, without parameters whose
+    gradient is rounding noise; None without any.
     """
 
     name: str
     kind: str
     leaf: bool
-    calls: int
     parameters: int
     dtype: dict[str, str]
     computes_in: dict[str, str]
     largest: float
     headroom: float
-    values: int
     non_finite: dict[str, int]
-    gradient_dtype: str
-    gradient_low: float | None
-    gradient_high: float | None
     largest_gradient: float
-    output_gradient_lost: dict[str, float]
-    output_gradient_subnormal: dict[str, float]
-    parameter_gradient_lost: dict[str, float]
-    parameter_gradient_lost_norm: dict[str, float]
-    parameter_gradient_subnormal: dict[str, float]
+    lost: dict[str, float]
+    subnormal: dict[str, float]
     error: dict[str, float | None]
-    tensors: list[TensorReport] = field(default_factory=list)
 
 
 @dataclass
@@ -144,40 +121,16 @@ def _layer(name: str, module: nn.Module, measured: AuditRuns) -> LayerReport:
         name=name,
         kind=type(module).__name__,
         leaf=next(module.children(), None) is None,
-        calls=true.calls,
         parameters=sum(parameter.numel() for parameter in module.parameters(recurse=False)),
         dtype={run: "/".join(seen[run].dtypes) for run in runs if run != SCALED},
         computes_in={run: str(dtype).removeprefix("torch.") for run, dtype in dtypes.items() if dtype and own},
         largest=true.largest,
         headroom=math.log2(FP16_LIMIT / true.largest) if true.largest else math.inf,
-        values=int(true.values),
         non_finite={run: int(seen[run].non_finite) for run in runs if run != SCALED},
-        gradient_dtype="/".join(seen[UNSCALED].gradient_dtypes if UNSCALED in seen else []),
-        gradient_low=percentile(true.histogram, 0.01),
-        gradient_high=percentile(true.histogram, 0.99),
         largest_gradient=true.largest_gradient,
-        output_gradient_lost={run: rules.lost_share(name, run, measured) for run in fp16},
-        output_gradient_subnormal={run: seen[run].subnormal / present if present else 0.0 for run in fp16},
-        parameter_gradient_lost={run: pooled[run].lost_share for run in fp16},
-        parameter_gradient_lost_norm={run: pooled[run].lost_norm_share for run in fp16},
-        parameter_gradient_subnormal={run: pooled[run].subnormal_share for run in fp16},
+        lost={run: rules.lost_share(name, run, measured) for run in fp16},
+        subnormal={run: seen[run].subnormal / present if present else 0.0 for run in fp16},
         error={run: compared.error if compared.reference else None for run, compared in pooled.items()},
-        tensors=[_tensor(key, measured, fp16) for key in own if key in measured.noise and runs],
-    )
-
-
-def _tensor(name: str, measured: AuditRuns, fp16: Sequence[str]) -> TensorReport:
-    compared = {run: gradients[name] for run, gradients in measured.gradients.items()}
-    first = next(iter(compared.values()))
-    return TensorReport(
-        name,
-        int(first.values),
-        math.sqrt(first.reference),
-        measured.noise.get(name, math.nan),
-        error={run: one.error for run, one in compared.items()},
-        lost={run: compared[run].lost_share for run in fp16},
-        lost_norm={run: compared[run].lost_norm_share for run in fp16},
-        subnormal={run: compared[run].subnormal_share for run in fp16},
     )
 
 
@@ -229,8 +182,8 @@ def _row(layer: LayerReport) -> list[str]:
         output if inner in ("-", output) else f"{output} ({inner})",
         f"{layer.largest:.3g}",
         f"{layer.headroom:.1f}" if math.isfinite(layer.headroom) else "-",
-        pair(layer.output_gradient_lost),
-        pair(layer.output_gradient_subnormal),
+        pair(layer.lost),
+        pair(layer.subnormal),
         number(fp16_error(layer)),
         number(layer.error.get(BF16)),
     ]
