@@ -23,7 +23,7 @@ from models.options import class_of, options_of
 from models.small import OWN
 from utils.config.groups.model import ModelSettings
 from utils.config.other_programs import other_programs
-from utils.config.settings import UserError
+from utils.config.settings import UserError, flag_of, shaping
 from utils.optim.head import output_layers
 
 _WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
@@ -182,12 +182,14 @@ def constructor_arguments(
     """Arguments, besides the name, with which timm's or torchvision's factory makes the same network.
 
     ``model`` is the one that ``build_model`` made of the same settings. Raises ``UserError`` for a network that no
-    argument of its library describes: our own, and those that were changed for small or grey images or by
-    ``--blur-pool``.
+    argument of its library describes: our own, and those that were changed for small or grey images or by a
+    setting.
     """
     library, name = locate(settings.arch)
-    if settings.blur_pool:
-        raise UserError(f"{settings.arch} was trained with --blur-pool, which no argument of its library describes")
+    for other in shaping("network"):
+        if getattr(settings, other) is True:
+            flag = flag_of(other)
+            raise UserError(f"{settings.arch} was trained with {flag}, which no argument of its library describes")
     if library == "own":
         raise UserError(f"{settings.arch} is a network of this repository, which neither timm nor torchvision has")
     arguments = {"num_classes": classes, **options_of(settings, lambda: type(model).__init__)}

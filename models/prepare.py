@@ -20,7 +20,7 @@ from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing
 from utils.data.resolution import build_resolution
-from utils.optim.freezing import Freezing
+from utils.optim.freezing import Freezing, build_freezing
 from utils.optim.gradient_penalty import refuse_without_second_derivative
 from utils.precision.amp import autocast, keep_in_fp32, resolve_amp
 from utils.runtime.determinism import refuse_without_determinism
@@ -91,8 +91,7 @@ def prepare_network(
         model = synchronised(model, device)
     if settings.grad_checkpointing:
         checkpoint_gradients(settings.arch, model)
-    frozen = settings.freeze or ()
-    freezing = Freezing(model, frozen, settings.freeze_epoch, settings.unfreeze_epoch, settings.freeze_bn)
+    freezing = build_freezing(settings, model)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
     _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
     return Prepared(model, untrained, stem, channels_last, freezing)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
 from utils.optim.head import head_parameters
 from utils.optim.optimizers import Optimizers
@@ -131,6 +132,11 @@ def has_trainable(optimizer: torch.optim.Optimizer) -> bool:
 
 def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def build_freezing(settings: ModelSettings, model: nn.Module) -> Freezing:
+    """What ``settings`` freeze of ``model``. Raises ``UserError``."""
+    return Freezing(model, settings.freeze or (), settings.freeze_epoch, settings.unfreeze_epoch, settings.freeze_bn)
 
 
 def _matches(pattern: str, names: Iterable[str], model: nn.Module) -> list[str]:
