@@ -13,6 +13,7 @@ INK = (33, 33, 33)
 GREY = (110, 110, 110)
 WHITE = (255, 255, 255)
 BLUE = np.array([21, 101, 192])
+FEW = 12  # classes whose matrix can be read at TensorBoard's size
 MOST_LABELLED = 40  # classes whose names are written at the matrix
 MOST_COUNTED = 20  # classes whose counts are written into it
 SIDE = 900  # pixels of a matrix of many classes, at least
@@ -25,12 +26,14 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     The shade is the share of the row's images; up to 20 classes, the counts are written as well.
     """
     number = len(classes)
-    cell = 44 if number <= 12 else 30 if number <= MOST_COUNTED else 18 if number <= MOST_LABELLED else 0
+    # TensorBoard shrinks a picture to about 200 pixels, so that of few classes is as small as its numbers allow.
+    font = ImageFont.load_default(14 if number <= FEW else 12)
+    widest = max(round(font.getlength(f"{count}")) for count in (counts.max(), 10))
+    cell = widest + 8 if number <= FEW else 30 if number <= MOST_COUNTED else 18 if number <= MOST_LABELLED else 0
     cell = cell or max(1, SIDE // number)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     colours = np.round(WHITE + np.sqrt(shares)[..., None] * (BLUE - WHITE)).astype(np.uint8)
     matrix = Image.fromarray(colours.repeat(cell, 0).repeat(cell, 1))
-    font = ImageFont.load_default(12)
     names = [_printable(name, 16) for name in classes]
     labels = number <= MOST_LABELLED
     margin = 34 + (max(round(font.getlength(name)) for name in names) if labels else 0)
@@ -45,7 +48,7 @@ def confusion_matrix(counts: np.ndarray, classes: Sequence[str]) -> np.ndarray:
         draw.text((margin - 8, middle), name, INK, font, anchor="rm")
         upright = _upright(name, font, INK)
         picture.paste(upright, (middle - upright.width // 2, margin - 8 - upright.height))
-    small = ImageFont.load_default(12 if cell > 30 else 10)
+    small = font if number <= FEW else ImageFont.load_default(10)
     for row, column in np.argwhere(counts) if number <= MOST_COUNTED else ():
         ink = WHITE if shares[row, column] > 0.3 else INK
         at = margin + column * cell + cell / 2, margin + row * cell + cell / 2
