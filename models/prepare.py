@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.build import build_model, check_forward, locate, stem_line
 from models.layers.recomputing import checkpoint_gradients
@@ -15,7 +16,8 @@ from models.transfer import load_start
 from utils.checkpoint import checkpoint
 from utils.checkpoint.resume import ResumePoint
 from utils.config.datasets import SPECS
-from utils.config.settings import Settings, UserError, flag_of, shaping
+from utils.config.groups.model import ModelSettings
+from utils.config.settings import Settings, UserError, flag_of, plan_words, shaping
 from utils.data.datasets import Data
 from utils.data.loaders import TrainLoader
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing
@@ -44,48 +46,60 @@ class WeightsFile(NamedTuple):
 class Prepared(NamedTuple):
     """A network on its device.
 
-    ``untrained``: the parts of a pretrained network that begin anew, in words. ``stem``: its stem in words, if that
-    depends on the images' size.
+    ``origin``: where its weights come from, in words. ``untrained``: the parts of a pretrained network that begin anew,
+    in words. ``stem``: its stem in words, if that depends on the images' size.
     """
 
     model: torch.nn.Module
+    origin: str
     untrained: str
     stem: str
     channels_last: bool
     freezing: Freezing
 
+    def describe(self, settings: ModelSettings) -> dict[str, str]:
+        """The rows of a run's plan about the network."""
+        words = [settings.arch, *plan_words(settings)]
+        anew = f"; {self.untrained} begins anew" if self.untrained else ""
+        frozen = f"; {self.freezing}" if self.freezing else ""
+        rows = {"Network": f"{', '.join(words)}, {self.origin}{anew}{frozen}"}
+        if self.stem:
+            rows["Stem"] = self.stem
+        return rows | {"Parameters": f"{sum(parameter.numel() for parameter in self.model.parameters()):,}"}
+
+    def multiply_adds(self, image_shape: tuple[int, int, int], device: torch.device) -> int:
+        """Multiply-adds of one image's forward pass, counted by torch (matrix products and convolutions)."""
+        counter = FlopCounterMode(display=False)
+        self.model.eval()
+        with torch.no_grad(), counter:
+            self.model(torch.zeros(1, *image_shape, device=device))
+        self.model.train()
+        return counter.get_total_flops() // 2
+
+
+# What a checkpoint's weights replace, and what only training uses.
+BEGUN = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
+ONLY_TRAINED = {"sync_bn": False, "grad_checkpointing": False, "freeze": None, "freeze_bn": False}
+
 
 def prepare_network(
     args: Settings, data: Data, device: torch.device, resume_point: ResumePoint | None, weights: WeightsFile | None
 ) -> Prepared:
-    """The network that ``args`` describe, on ``device``, for ``data``'s classes and images.
+    """The network that ``args`` describe, ready to train on ``data``'s classes and images on ``device``.
 
     Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
     """
-    # A checkpoint's weights replace whatever the network would begin with.
-    begun = {"pretrained": False, "weights": None, "new_head": False, "init": "default"}
-    trains = {"sync_bn": False, "grad_checkpointing": False, "freeze": None, "freeze_bn": False}
-    ignored = (begun if resume_point is not None else {}) | (trains if args.run.evaluate else {})
-    settings = dataclasses.replace(args.model, **ignored)
-    shape = {"classes": len(data.classes), "channels": data.spec.channels}
+    settings = dataclasses.replace(args.model, **(BEGUN if resume_point is not None else {}))
     trained_size = _image_size_of(weights.state if weights is not None else resume_point and resume_point.state)
-    stem_size = trained_size if args.run.evaluate and trained_size else data.image_size
-    model = build_model(settings, **shape, image_size=data.image_size, stem_size=stem_size)
-    stem = stem_line(model, stem_size, trained_size)
-    size = data.preprocessing.val_image_size
-    if size != data.image_size:
-        check_forward(settings.arch, model, **shape, image_size=size, flag="--val-image-size")
-    resolution = None if args.run.evaluate else build_resolution(args, data.image_size)
+    model = _built(settings, data, data.image_size)
+    resolution = build_resolution(args, data.image_size)
     for size in resolution.sizes(args.optimisation.epochs) if resolution else ():
-        check_forward(settings.arch, model, **shape, image_size=size, flag="--progressive-size")
+        check_forward(settings.arch, model, **_shape(data), image_size=size, flag="--progressive-size")
+    stem = stem_line(model, data.image_size, trained_size)
     untrained = begins_anew(model, settings, len(data.classes), data.image_size)
-    if args.run.evaluate and untrained:
-        raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
     model.to(device)
     channels_last = to_memory_format(args, model, device)
-    if weights is not None and args.run.evaluate:
-        checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
-    elif weights is not None:
+    if weights is not None:
         untrained = load_start(model, *weights, settings.new_head, data.classes)
     if settings.sync_bn:
         model = synchronised(model, device)
@@ -93,8 +107,50 @@ def prepare_network(
         checkpoint_gradients(settings.arch, model)
     freezing = build_freezing(settings, model)
     keep_in_fp32(model, args.precision.fp32_layers or (), device)
-    _refuse_what_would_fail(args, model, (data.spec.channels, data.image_size, data.image_size), channels_last, device)
-    return Prepared(model, untrained, stem, channels_last, freezing)
+    _refuse_without_determinism(args, model, data, channels_last, device, training=True)
+    if args.optimisation.grad_penalty:
+        refuse_without_second_derivative(model, (data.spec.channels, data.image_size, data.image_size), device)
+    origin = "pretrained weights" if args.model.pretrained else f"initialisation {args.model.init}"
+    origin = f"weights of {args.model.weights}" if args.model.weights else origin
+    origin += f"; resumes from {resume_point.path}" if resume_point is not None else ""
+    return Prepared(model, origin, untrained, stem, channels_last, freezing)
+
+
+def prepare_to_evaluate(args: Settings, data: Data, device: torch.device, weights: WeightsFile | None) -> Prepared:
+    """The network with the ``weights`` of a checkpoint, or else its library's, ready to validate on ``device``.
+
+    Raises ``UserError`` when the weights do not fit, or when a flag asks of the network what torch cannot compute.
+    """
+    settings = dataclasses.replace(args.model, **ONLY_TRAINED, **(BEGUN if weights is not None else {}))
+    trained_size = _image_size_of(weights and weights.state)
+    stem_size = trained_size or data.image_size
+    model = _built(settings, data, stem_size)
+    stem = stem_line(model, stem_size, trained_size)
+    if untrained := begins_anew(model, settings, len(data.classes), data.image_size):
+        raise UserError(f"--evaluate --pretrained: {untrained} would begin anew, untrained; train it first")
+    model.to(device)
+    channels_last = to_memory_format(args, model, device)
+    origin = "pretrained weights"
+    if weights is not None:
+        checkpoint.load_weights(model, checkpoint.weights_of(*weights), weights.path)
+        origin = f"weights of {weights.path}"
+    freezing = build_freezing(settings, model)
+    keep_in_fp32(model, args.precision.fp32_layers or (), device)
+    _refuse_without_determinism(args, model, data, channels_last, device, training=False)
+    return Prepared(model, origin, "", stem, channels_last, freezing)
+
+
+def _shape(data: Data) -> dict[str, int]:
+    return {"classes": len(data.classes), "channels": data.spec.channels}
+
+
+def _built(settings: ModelSettings, data: Data, stem_size: int) -> torch.nn.Module:
+    """The network for ``data``, which also takes the validation images if they are of another size."""
+    model = build_model(settings, **_shape(data), image_size=data.image_size, stem_size=stem_size)
+    size = data.preprocessing.val_image_size
+    if size != data.image_size:
+        check_forward(settings.arch, model, **_shape(data), image_size=size, flag="--val-image-size")
+    return model
 
 
 def start_from_images(model: torch.nn.Module, loader: TrainLoader) -> None:
@@ -140,23 +196,19 @@ def channels_last_is_faster(model: torch.nn.Module, device: torch.device, amp: s
     return device.type == "cpu" or amp != "off"
 
 
-def _refuse_what_would_fail(
-    args: Settings, model: torch.nn.Module, image_shape: tuple[int, int, int], channels_last: bool, device: torch.device
+def _refuse_without_determinism(
+    args: Settings, model: torch.nn.Module, data: Data, channels_last: bool, device: torch.device, training: bool
 ) -> None:
-    """Raise ``UserError`` now for what torch would refuse to compute in the first step."""
-    training = not args.run.evaluate
+    """Raise ``UserError`` now for what torch would refuse to compute in the first step of a --deterministic run."""
     if args.run.deterministic:
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        images = torch.zeros(2, *image_shape, device=device).contiguous(memory_format=layout)
+        shape = (2, data.spec.channels, data.image_size, data.image_size)
+        images = torch.zeros(shape, device=device).contiguous(memory_format=layout)
         refuse_without_determinism(model, images, autocast(args.precision, device), training)
-    if args.optimisation.grad_penalty and training:
-        refuse_without_second_derivative(model, image_shape, device)
 
 
-def read_weights(args: Settings, resume_point: ResumePoint | None) -> WeightsFile | None:
-    """The content of ``--weights``, or of the checkpoint to evaluate. A resume reads its own later."""
-    if resume_point is not None:
-        return WeightsFile(resume_point.read(), resume_point.path) if args.run.evaluate else None
+def read_weights(args: Settings) -> WeightsFile | None:
+    """The content of ``--weights``, if a run begins from some."""
     if not args.model.weights:
         return None
     weights = WeightsFile(checkpoint.load(Path(args.model.weights)), Path(args.model.weights))
@@ -176,10 +228,13 @@ def _image_size_of(state: dict[str, Any] | None) -> int | None:
 
 
 def known_preprocessing(
-    args: Settings, resume_point: ResumePoint | None, weights: WeightsFile | None
+    args: Settings, resume_point: ResumePoint | None, weights: WeightsFile | None, evaluates: bool = False
 ) -> KnownPreprocessing | None:
-    """The preprocessing that the weights were trained with, if they record it or their library knows it."""
-    testing = args.run.evaluate and not (args.data.image_size or args.data.val_image_size)
+    """The preprocessing that the weights were trained with, if they record it or their library knows it.
+
+    ``evaluates``: a library's weights are shown images as their authors tested them, unless a size is given.
+    """
+    testing = evaluates and not (args.data.image_size or args.data.val_image_size)
     if resume_point is None and weights is None:
         if not args.model.pretrained:
             return None

@@ -147,9 +147,9 @@ def from_training(
     """The network and the first training batches for these settings."""
     import itertools
 
-    from main import build
     from scripts.audit.measure import AuditBatch
     from utils.checkpoint import checkpoint
+    from utils.components import build
     from utils.run import Run
 
     components = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=resume_point))

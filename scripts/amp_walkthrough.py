@@ -129,9 +129,9 @@ def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
 
 def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoint | None) -> int:
     """A real network on the first batch of its training."""
-    from main import build
     from scripts.audit import walkthrough
     from utils.checkpoint import checkpoint
+    from utils.components import build
     from utils.loop.forward import forward
     from utils.run import Run
 

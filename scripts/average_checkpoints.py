@@ -135,11 +135,11 @@ class Kitchen:
     """The network and the images with which weights are scored. ``choose_on``: see --choose-on."""
 
     def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
-        from main import build
         from utils.checkpoint.resume import ResumePoint
+        from utils.components import build
         from utils.record.writer import RunWriter
         from utils.run import Run
-        from utils.train_validation import TraVal
+        from utils.train_validation import Extras, TraVal
 
         point = ResumePoint(first.path, first.description, digest="")
         self.components = build(Run(args, distributed, resume_point=point))
@@ -157,8 +157,8 @@ class Kitchen:
             self.components.scaler,
             args,
             self.choosing,
-            distributed=distributed,
             writer=RunWriter(None, progress=args.logging.progress),
+            extras=Extras(distributed=distributed),
         )
 
     def seen_in_training(self, ingredients: Sequence[Ingredient]) -> list[str]:

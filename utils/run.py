@@ -1,28 +1,56 @@
-"""``Run``: what one execution of the program is, from its command line to its log."""
+"""``Run``: what one execution of the program is, from its command line to the last line of its log."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+import os
+import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from utils.checkpoint.going_on import last_of, take_as_last
-from utils.checkpoint.resume import ResumePoint
-from utils.config.settings import Settings
+from utils.checkpoint.progress import Progress
+from utils.checkpoint.resume import ResumePoint, is_at
+from utils.checkpoint.sharded import bytes_of
+from utils.config import arguments
+from utils.config.field import FLAG
+from utils.config.settings import Settings, as_flag, as_text
+from utils.data.progress_log import ProgressLog
+from utils.data.reading import DataReader
+from utils.record.doubts import doubts
+from utils.record.epoch_scalars import best_metric, selection_line
+from utils.record.metrics import Report, cut_words
+from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run_folder import RunFolder
+from utils.record.summary import final_line, stopped_early, tensorboard, versions
 from utils.record.writer import NullWriter, build_writer
+from utils.runtime import console
 from utils.runtime.distributed import Distributed
+
+FIRST_SEEN = "http://localhost:6006/?tagFilter=%5ELoss%7C%5ETop1"  # these, instead of the alphabet's first
+CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
+STATES_PER_WEIGHT = 3  # numbers that most optimizers and a moving average add to a weight, with itself
+# Rows of the plan that a run shows on the console as well; its log has all of them.
+ON_CONSOLE = (
+    *("Data", "Preprocessing", "Validation", "Sampling", "Training size", "Loader", "Network", "Stem", "Parameters"),
+    *("Processes", "Batch", "Exchange", "Steps", "Teacher", "Weight average", "Selection", "Precision"),
+)
 
 
 @dataclass
 class Run:
     """One run: its settings and processes, what it resumes, and, once it trains, its folder and writer.
 
-    ``argv``: the command line, without the program's name. ``resume_point``: the checkpoint to resume or to evaluate.
-    ``position``, ``found_at``: the epoch and step after which it was saved, and where it lay then. ``warnings``: those
-    issued so far, for the log.
+    ``args`` never change once they are ``settled``. ``argv``: the command line, without the program's name.
+    ``resume_point``: the checkpoint to resume or to evaluate. ``position``, ``found_at``: the epoch and step after
+    which the one to resume was saved, and where it lay then. ``warnings``: those issued so far, for the log. ``reader``
+    reads its data, and is made when first needed.
     """
 
     args: Settings
@@ -34,20 +62,54 @@ class Run:
     run_folder: RunFolder | None = None
     writer: NullWriter = field(default_factory=NullWriter)
     warnings: list[str] = field(default_factory=list)
+    reader: DataReader | None = None
+    settled: bool = False
+
+    def settle(self, args: Settings) -> Settings:
+        """Take the final settings, in which nothing is left to be measured; once, when data and network are there."""
+        assert not self.settled
+        self.settled = True
+        self.args = args
+        return args
 
     @property
     def is_main(self) -> bool:
         return self.distributed.is_main
 
     @property
+    def images(self) -> DataReader:
+        """The reader of the run's data."""
+        self.reader = self.reader or DataReader.of(self.args, self.distributed.device, self.progress_log, self.is_main)
+        return self.reader
+
+    @property
+    def progress_log(self) -> ProgressLog:
+        """The place for the progress of long work before the run has a log."""
+        return ProgressLog(console.log, self.args.logging.progress)
+
+    @property
     def folder_to_resume(self) -> Path | None:
         """The folder in which the run continues; None when it gets a new one."""
         return self.resume_point and self.resume_point.folder
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run to resume has nothing left to do."""
+        return self.position is not None and Progress.from_state(self.resume_point.state["progress"]).is_finished(
+            self.args
+        )
 
     def warn(self, line: str) -> None:
         """Print a warning, and keep it for the log. For one process, or for all where they differ."""
         print(f"main.py: warning: {line}", file=sys.stderr)
         self.warnings.append(line)
+
+    def describe(self) -> dict[str, str]:
+        """The rows of the plan about the run as a whole."""
+        deterministic = ", deterministic" if self.args.run.deterministic else ""
+        return {"Seed": f"{self.args.run.seed}{deterministic}", "Selection": selection_line(self.args.run)}
+
+    # ----------------------------------------------------------------------------------------- its folder
 
     def open_folder(self) -> None:
         """Make or take the run's folder, and open its log and metrics files on the main process. For all ranks."""
@@ -69,3 +131,113 @@ class Run:
     def _take_as_last(self) -> None:
         for line in take_as_last(self.resume_point):
             self.warn(line)
+
+    def save_settings(self) -> None:
+        """``config.yaml``: every setting and where it came from, in a form that --config reads back.
+
+        Above them, as comments: command line, versions, machine, and commit of this repository.
+        An existing one is kept as ``config.1.yaml``, the next as ``config.2.yaml``.
+        """
+        made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
+        folder = self.run_folder.folder
+        path = folder / "config.yaml"
+        temporary = folder / ".config.yaml.tmp"
+        if path.is_file():
+            kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
+            shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
+        header = f"main.py {shlex.join(self.argv)}\n{made_by}\n{self._provenance()}"
+        temporary.write_text(arguments.as_recipe(self.args, header), encoding="utf-8")
+        os.replace(temporary, path)
+
+    def show_settings(self, charts: dict[str, dict[str, list[str]]]) -> None:
+        """Tell TensorBoard what ``save_settings`` has saved, and which ``charts`` to make."""
+        text = (self.run_folder.folder / "config.yaml").read_text(encoding="utf-8") if self.is_main else ""
+        self.writer.text("Settings", text, step=self.position[1] if self.position else 0)
+        self.writer.table_row(table_row(self.args))
+        self.writer.charts(charts)
+
+    def warn_of_little_space(self) -> None:
+        """Warn when the disk has too little room for the checkpoints to come, judged by the first. For rank 0."""
+        folder = self.run_folder.folder
+        checkpoints = self.run_folder.checkpoints
+        first = (checkpoints / "initial.pt").stat().st_size + bytes_of(checkpoints / "initial.pt")
+        free = shutil.disk_usage(checkpoints).free
+        needed = CHECKPOINTS_KEPT * STATES_PER_WEIGHT * first
+        if free < needed:
+            self.writer.log(
+                f"warning: {folder} has {free / 1e6:,.1f} MB left on its disk, and checkpoints may take "
+                f"{needed / 1e6:,.1f} MB; free some space or choose another --output"
+            )
+
+    # -------------------------------------------------------------------------------------------- its log
+
+    def log_begin(self, rows: Mapping[str, str]) -> None:
+        """The first lines of the log: what runs where, by the ``rows`` of the plan."""
+        log = self.writer.log
+        log(f"Run {self.run_folder.folder}")
+        log(f"Command: main.py {shlex.join(self.argv)}", to_console=False)
+        if self.position is not None and self.is_main:  # where a run begins, config.yaml says
+            log(self._provenance(), to_console=False)
+        for title, text in rows.items():
+            if text != "none":
+                log(f"{title}: {text}", to_console=title in ON_CONSOLE)
+        for line in self.warnings:
+            log(f"warning: {line}", to_console=False)
+
+    def log_end(self, progress: Progress, report: Report) -> None:
+        """The last lines of a finished run."""
+        args = self.args
+        folder = self.run_folder.folder
+        log = self.writer.log
+        cut = cut_words(args.data.max_val_batches)
+        for doubt in doubts(self.writer.rows, args.data.dataname):
+            log(f"warning: {doubt}")
+        if early := stopped_early(args, progress):
+            log(f"Stopped early{cut}: {early}")
+        swa = args.average.first_averaged_epoch(args.optimisation.epochs)
+        if swa and not progress.averaged_epochs:
+            log(f"warning: no weights were averaged: --swa-start-epoch begins in epoch {swa}, and the run ended before")
+        metric = best_metric(args.run)
+        if progress.best_epoch:
+            other = f", where {metric.column} is {progress.best_value:.4f}" if metric.column != "val_top1" else ""
+            log(f"Best top1{cut} {progress.best_top1:.2f} in epoch {progress.best_epoch}{other}")
+        elif math.isfinite(report.loss):
+            log(f"Best top1{cut} {report.top1:.2f} after step {progress.step}, where --max-steps cut the first epoch")
+        inside = folder.absolute().is_relative_to(Path(args.run.output).absolute())
+        logs = args.run.output if inside else str(folder)
+        log(f"TensorBoard ({FIRST_SEEN}): {tensorboard()} --logdir {shlex.quote(logs)}")
+        log(final_line(progress, folder, metric, args.data.max_val_batches))
+
+    def report_finished(self) -> None:
+        """Print that nothing is left to do, so that a command with --resume auto can be repeated blindly.
+
+        Where --resume-override has other settings, a warning says that they come too late.
+        """
+        if not self.is_main:
+            return
+        point = self.resume_point
+        values = self.args.result_values()
+        progress = Progress.from_state(point.state["progress"])
+        early = stopped_early(self.args, progress)
+        end = f"; it stopped early {early}" if early else ""
+        print(f"{point.folder or point.path} is finished: {progress.epoch} epochs, {progress.step} steps{end}")
+        if self.args.run.resume_override and (late := point.differences(self.args)):
+            flags = ", ".join(as_flag(name, values[name]) for name in late)
+            self.warn(
+                f"--resume-override: nothing remains to be trained with {flags}; what the run has is left as it is"
+            )
+        given = self.args.run.resume != "auto" and self.args.origins["datapath"] == FLAG
+        if given and not is_at(point.state, self.args.data.datapath):
+            self.warn(
+                f"--datapath {self.args.data.datapath}: nothing was read there, for nothing remains to be trained"
+            )
+        print(final_line(progress, point.folder, best_metric(self.args.run), self.args.data.max_val_batches))
+
+    def _provenance(self) -> str:
+        return f"{MACHINE}{machine(self.distributed)}\n{COMMIT}{commit()}"
+
+
+def table_row(args: Settings) -> dict[str, Any]:
+    """What shapes the result, for the HPARAMS table: numbers and truth values as they are, all else as text."""
+    values = args.result_values()
+    return {name: value if isinstance(value, int | float) else as_text(value) for name, value in values.items()}

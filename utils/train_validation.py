@@ -12,27 +12,25 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from utils.checkpoint.checkpoint import Checkpointer
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places, write_shards
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
 from utils.loop.bad_images import BadImages
+from utils.loop.extras import Extras
 from utils.loop.forward import Outputs, forward
-from utils.loop.hooks import Hooks, call
+from utils.loop.hooks import call
 from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.selection import update_best
 from utils.loop.step_sums import StepSums
-from utils.loop.stop_signals import StopConsensus, Stopped, StopSignals
+from utils.loop.stop_signals import StopConsensus, Stopped
 from utils.loop.test_time_augmentation import in_views
 from utils.loop.two_passes import TwoPasses
 from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
-from utils.optim.ema import WeightAverage
-from utils.optim.freezing import Freezing, has_trainable
+from utils.optim.freezing import has_trainable
 from utils.optim.groups import lr_scales
-from utils.optim.lr_policy import LRPolicy
 from utils.optim.optimizers import with_own_kernels
 from utils.optim.sam import SharpnessAware
 from utils.precision.amp import autocast
@@ -46,6 +44,8 @@ from utils.runtime.distributed import Distributed, RankInfo
 from utils.runtime.sharding import is_sharded
 from utils.runtime.state_dicts import load_state_dict
 
+NOTHING = Extras()
+
 
 class TrainingFailure(RuntimeError):
     """Training cannot continue; the message names the step, the reason and what to do."""
@@ -58,11 +58,8 @@ class TraVal:
     ``optimizer`` may be several, each for its own parameters: under one ``scaler`` each skips steps independently.
     ``criterion`` takes logits (n, classes) and int64 targets (n,) and returns their mean loss, or a dict of
     named losses, whose sum is minimised and each of which is logged. ``scaler`` is a ``torch.amp.GradScaler``,
-    disabled if the precision needs none. ``description`` holds the parts of a checkpoint that do not
-    change. ``curr_scen_name`` names the run, for hooks and subclasses. Without ``writer`` or ``checkpointer`` nothing
-    is written. Without ``lr_policy`` each of the optimizer's groups keeps its learning rate. Without ``distributed``
-    this is the only process, on the device of ``args``. After one of ``stop_signals``, all ranks save the state and
-    raise ``Stopped``, between two steps or within validation.
+    disabled if the precision needs none. ``curr_scen_name`` names the run, for hooks and subclasses. Without
+    ``writer`` nothing is logged. ``extras``: what else a run may have.
     """
 
     def __init__(
@@ -75,37 +72,30 @@ class TraVal:
         args: Settings,
         validation_loader: ValidationLoader | None,
         *,
-        distributed: Distributed | None = None,
-        lr_policy: LRPolicy | None = None,
-        ema: WeightAverage | None = None,
         writer: NullWriter | None = None,
-        checkpointer: Checkpointer | None = None,
-        description: dict[str, Any] | None = None,
-        stop_signals: StopSignals | None = None,
         curr_scen_name: str = "",
-        hooks: Hooks | None = None,
-        freezing: Freezing | None = None,
+        extras: Extras = NOTHING,
     ) -> None:
         # bare: its names are the checkpoint's
         self.model = model
-        self.ema = ema
-        self.freezing = freezing
+        self.ema = extras.ema
+        self.freezing = extras.freezing
         self.train_loader = train_loader
         self.validation_loader = validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         self.criterion = criterion
         self.scaler = scaler
-        distributed = distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
+        distributed = extras.distributed or Distributed(RankInfo(), args.run, args.precision.tf32)
         self.args = args
         self.distributed = distributed
         self.device = distributed.device
-        self.lr_policy = lr_policy
+        self.lr_policy = extras.lr_policy
         self.run_name = curr_scen_name
-        self.hooks = hooks or Hooks()
+        self.hooks = extras.hooks
         self.writer = writer or NullWriter()
-        self.checkpointer = checkpointer
-        self.description = description
-        self.class_names = (description or {}).get("classes", ())
+        self.checkpointer = extras.checkpointer
+        self.description = extras.description
+        self.class_names = (self.description or {}).get("classes", ())
         self.reporter = Reporter(
             self.writer,
             args,
@@ -113,7 +103,7 @@ class TraVal:
             classes=len(self.class_names),
             lr_scales=lr_scales(self.optimizers),
         )
-        self.consensus = StopConsensus(distributed, stop_signals)
+        self.consensus = StopConsensus(distributed, extras.stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress = Progress()
         self._show_first_batch = True

@@ -28,7 +28,7 @@ OVERRIDDEN = re.compile(r"^\S+ \S+ warning: .*; going on with ", re.MULTILINE)
 START = re.compile(r"^\S+ \S+ Run ", re.MULTILINE)
 CONTINUING = re.compile(r"^\S+ \S+ Continuing ", re.MULTILINE)
 WHERE = re.compile(rf"^\S+ \S+ ({MACHINE}|{COMMIT})(.*)$", re.MULTILINE)  # of a start that continued the run
-STEPS_AN_EPOCH = re.compile(r"; (\d+) steps an epoch;")
+STEPS_AN_EPOCH = re.compile(r"(?: Steps: |; )(\d+) (?:steps )?an epoch(?= x |;)")  # older logs have the second
 
 
 @dataclass(frozen=True)

@@ -360,7 +360,7 @@ def accounted(
     from utils.optim.ema import build_average
     from utils.optim.lr_policy import LRPolicy
     from utils.precision.amp import build_scaler
-    from utils.train_validation import TraVal
+    from utils.train_validation import Extras, TraVal
 
     batch = Batch(images, targets, np.arange(len(images)), 0)
     loader = SimpleNamespace(
@@ -376,9 +376,11 @@ def accounted(
         build_scaler(args.precision, distributed.device),
         args,
         None,
-        distributed=distributed,
-        lr_policy=LRPolicy("constant", LR, 1),
-        ema=build_average(network, args.average, args.optimisation.epochs),
+        extras=Extras(
+            distributed=distributed,
+            lr_policy=LRPolicy("constant", LR, 1),
+            ema=build_average(network, args.average, args.optimisation.epochs),
+        ),
     )
 
     def run(steps: int) -> None:

@@ -49,7 +49,7 @@ def test_a_recipe_begins_with_any_networks_file_and_trains(recipe, arch, photogr
     code, _ = told(capsys, (*line, "--max-steps", "2", "--batch-size", "8", "--global-batch-size", "8"))
     assert code == 0
     (run,) = tmp_path.glob("runs/folder/*/*")
-    words = "Pretrained but for the last layer (2 classes, where the weights have 7)"
+    words = "; the last layer (2 classes, where the weights have 7) begins anew"
     assert words in (run / "log.txt").read_text()
     initial, final = (load(run, f"{name}.pt")["model"] for name in ("initial", "final"))
     head = {f"{HEADS[arch]}.weight", f"{HEADS[arch]}.bias"}

@@ -84,7 +84,7 @@ def test_a_launcher_chooses_the_number_of_processes_and_trains(environment, tmp_
     done = run("bash", SCRIPTS / "mnist_fc.sh", "DATA", *flags, env=environment, cwd=tmp_path)
     final = FINAL_LINE.fullmatch(done.stdout.splitlines()[-1])
     assert final["count"] == "1280"
-    assert f"; {processes} process(es) on " in done.stdout
+    assert f"Processes: {processes} on " in done.stdout
     assert "_b8-sgd-lr0.1-cosine-e10" in final["run"]
     assert (tmp_path / final["run"] / "checkpoints" / "final.pt").is_file()  # in the caller's folder
 

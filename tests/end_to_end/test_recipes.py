@@ -159,7 +159,7 @@ def test_a_recipe_trains_and_all_that_it_sets_has_an_effect(name, data, tmp_path
         small += ["--ema-bn-batches", "1"] if recipe.average.ema_decay else []
     # Checkpoints of these networks are large, and none of them is read.
     monkeypatch.setattr(Checkpointer, "save", lambda *_: None)
-    monkeypatch.setattr("utils.record.summary.warn_of_little_space", lambda _: None)
+    monkeypatch.setattr("utils.run.Run.warn_of_little_space", lambda _: None)
     # Four digits are alike after the last max-pools, of 1x1 pixel, and this network's batch norms divide by almost 0.
     batch = "32" if name == "digits/airbench" else "4"
     small += ["--global-batch-size", batch, "--val-batch-size", "90", "--amp", "off", "--no-progress"]

@@ -22,6 +22,8 @@ from models import build_model, hub
 from models.prepare import WeightsFile, known_preprocessing
 from models.pretrained import begins_anew, preprocessing_of
 from tests.faults.small_run import told
+from utils.checkpoint.resume import find
+from utils.components import build, build_to_evaluate
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
@@ -83,7 +85,8 @@ def built(tree, *flags):
         ["--device", "cpu", "--dataname", "folder", "--datapath", str(tree), "--workers", "0", *map(str, flags)]
     )
     with Distributed(RankInfo(), args.run) as distributed:
-        parts = main.build(Run(args, distributed))
+        run = Run(args, distributed, resume_point=find(args, tree, print))
+        parts = (build_to_evaluate if args.run.evaluate else build)(run)
     batch = next(parts.validation_loader.batches())
     return parts, batch.images, answers(parts.model.eval(), batch.images)
 

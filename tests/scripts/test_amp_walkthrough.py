@@ -16,7 +16,7 @@ from utils.data.loaders import Batch
 from utils.optim.lr_policy import LRPolicy
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.train_validation import TraVal
+from utils.train_validation import Extras, TraVal
 
 PRINTED = 5e-5  # half of the last printed digit
 
@@ -41,8 +41,7 @@ def make(layer, amp):
         build_scaler(args.precision, device),
         args,
         None,
-        distributed=Distributed(RankInfo(), args.run),
-        lr_policy=LRPolicy("constant", 1.0, 1),
+        extras=Extras(distributed=Distributed(RankInfo(), args.run), lr_policy=LRPolicy("constant", 1.0, 1)),
     )
 
 

@@ -21,13 +21,13 @@ from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.train_validation import TrainingFailure, TraVal
+from utils.train_validation import Extras, TrainingFailure, TraVal
 
 CPU = torch.device("cpu")
 
 
-def make(*flags, model=None, criterion=None, device="cpu", **more):
-    """A TraVal on the embedded digits, built as main.py builds it; ``more`` goes to it."""
+def make(*flags, model=None, criterion=None, device="cpu", writer=None, **more):
+    """A TraVal on the embedded digits, built as main.py builds it; ``more`` goes to its extras."""
     args = parse(["--device", device, "--augment", "none", "--lr-policy", "constant", *flags])
     device = torch.device(device)
     data = get_data(args.data, device)
@@ -43,10 +43,13 @@ def make(*flags, model=None, criterion=None, device="cpu", **more):
         build_scaler(args.precision, device),
         args,
         validation_loader,
-        distributed=Distributed(RankInfo(), args.run),
-        ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
-        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
-        **more,
+        writer=writer,
+        extras=Extras(
+            distributed=Distributed(RankInfo(), args.run),
+            ema=build_average(model, args.average, args.optimisation.epochs, optimizer),
+            lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
+            **more,
+        ),
     )
 
 
@@ -83,7 +86,7 @@ def test_what_the_signature_leaves_out_is_one_process_and_each_groups_own_rate()
         more = {}
         if ours:
             policy = build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average)
-            more = {"distributed": distributed, "lr_policy": policy}
+            more = {"extras": Extras(distributed=distributed, lr_policy=policy)}
         traval = TraVal(model, train_loader, optimizer, criterion, scaler, args, validation_loader, **more)
         report = traval.fit()
         assert report.count == 360 and report.top1 > 50

@@ -8,11 +8,24 @@ from typing import Any
 
 from utils.checkpoint.checkpoint import Checkpointer, read_quickly
 from utils.checkpoint.digest import sha256
+from utils.checkpoint.override import refuse_impossible
 from utils.checkpoint.resume import ResumePoint
-from utils.config.settings import UserError
+from utils.config.settings import Settings, UserError
 
 OF_ONE_STATE = ("best", "final")
 ABANDONED = "abandoned_"
+
+
+def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
+    """The settings ``args`` with what the run of ``point`` has measured when it began.
+
+    Raises ``UserError`` for what its state does not fit or, without --resume-override, for any other experiment.
+    """
+    if args.run.resume_override:
+        refuse_impossible(point, args)
+    else:
+        point.refuse_differences(args)
+    return args.with_values(**{name: point.state["settings"].get(name) for name in args.unmeasured()})
 
 
 def take_as_last(point: ResumePoint) -> list[str]:

@@ -89,3 +89,8 @@ def did_you_mean(names: list[str]) -> str:
 
 def key_of(name: str) -> str:
     return name.lstrip("-").lower().replace("_", "-")
+
+
+def first_few(texts: list[str], most: int = 6) -> str:
+    """Up to ``most`` of ``texts``, and how many more there are."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")

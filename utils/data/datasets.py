@@ -16,7 +16,7 @@ import torch
 from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
 from utils.checkpoint.resume import ResumePoint, is_at
 from utils.config.datasets import SPECS, DatasetSpec
-from utils.config.groups.data import DataSettings
+from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.settings import Settings, UserError, as_flag
 from utils.data import first_look
 from utils.data.decoded import folder_for
@@ -37,6 +37,7 @@ from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, silent
 from utils.runtime.distributed import Distributed
 
+SHOWN_CLASSES = 5  # in a plan
 # files of a split whose content is part of the fingerprint
 LOOKED_AT = 32
 FIRST_BYTES = 1 << 16
@@ -71,6 +72,36 @@ class Data:
     def image_size(self) -> int:
         """The side in pixels of a training image."""
         return self.preprocessing.image_size
+
+    def describe(self, settings: DataSettings, validated: int) -> dict[str, str]:
+        """The rows of a run's plan about the images, of which ``validated`` are validated."""
+        training = f"{len(self.train):,} training, " if self.train is not None else ""
+        cut = f", cut to {validated:,} (--max-val-batches)" if validated < len(self.validation) else ""
+        images = f"{training}{len(self.validation):,} validation images{cut}{self._split_words(settings)}"
+        more = ", ..." if len(self.classes) > SHOWN_CLASSES else ""
+        rows = {
+            "Data": f"{settings.dataname}: {images}",
+            "Classes": f"{len(self.classes)}: {', '.join(self.classes[:SHOWN_CLASSES])}{more}",
+            "Images": f"{self.spec.channels} x {self.image_size} x {self.image_size}",
+            "Preprocessing": self.preprocessing_line,
+        }
+        if settings.tta != "none":
+            views = f"by the mean logits of {VIEWS[settings.tta]} views of each image"
+            rows["Validation"] = f"Test-time augmentation {settings.tta}: validation {views}"
+        return rows
+
+    def _split_words(self, settings: DataSettings) -> str:
+        """How ``--val-split`` chose the validation images, and the shares that came of it; '' without the flag."""
+        if settings.val_split is None or self.train is None:
+            return ""
+        size = len(self.classes)
+        kept, others = (torch.bincount(images.labels.cpu(), minlength=size) for images in (self.validation, self.train))
+        shares = 100 * kept / (kept + others)
+        how = {"name": "by their names", "draw": "by one draw over all"}[settings.val_split_by]
+        return (
+            f" (--val-split {settings.val_split:g}, {how}: {100 * kept.sum() / (kept + others).sum():.1f} % of all, "
+            f"{shares.min():.1f} to {shares.max():.1f} % of a class)"
+        )
 
     def doubts(self, args: Settings) -> list[str]:
         """Remarks of a look at some of the images, a line each."""

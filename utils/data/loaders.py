@@ -92,6 +92,28 @@ class TrainLoader:
         """Channels, height and width of a batch's images, the largest if they grow."""
         return len(self.transform.mean), self.transform.size, self.transform.size
 
+    def describe(self, args: Settings, data: Data) -> dict[str, str]:
+        """The rows of a run's plan about what a step is trained on; ``data`` has the images."""
+        plan = self.plan
+        epochs = args.optimisation.epochs
+        total = self.steps_per_epoch * epochs
+        cut = f", cut at {args.run.max_steps:,}" if args.run.max_steps and args.run.max_steps < total else ""
+        compiled = ", compiled" if self.transform.compiled else ""
+        rows = {
+            "Augmentation": (", ".join(map(str, self.transform.augmentations)) or "none") + compiled,
+            "Mixing": str(self.mixing or "none"),
+        }
+        if plan.sampling is not None:
+            rows["Sampling"] = plan.sampling.describe(data.train.labels.cpu().numpy(), data.classes)
+        if self.resolution is not None:
+            rows["Training size"] = self.resolution.table(epochs)
+        rows["Batch"] = (
+            f"{args.data.batch_size} images x {plan.world_size} process(es) x {args.optimisation.accumulate} forward "
+            f"pass(es): {plan.global_batch_size} in total" + (plan.remainder and f", {plan.remainder}")
+        )
+        rows["Steps"] = f"{self.steps_per_epoch} an epoch x {epochs} epochs = {total:,}{cut}"
+        return rows
+
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The forward passes of ``epoch``, starting at step ``first_step``."""
         steps = range(first_step, self.steps_per_epoch)

@@ -76,6 +76,19 @@ class Mixing:
             settings.mixup_mode,
         )
 
+    def __str__(self) -> str:
+        kinds = {"mixup": self.mixup, "cutmix": self.cutmix}
+        words = [", ".join(f"{name} alpha {alpha:g}" for name, alpha in kinds.items() if alpha)]
+        by_step = self.mode == "batch"
+        words += ["drawn once a step"] if by_step else []
+        if all(kinds.values()):
+            words.append(f"CutMix with probability {self.switch_prob:g}, otherwise mixup")
+        if self.prob < 1:
+            words.append(f"{100 * self.prob:g} % of the {'steps' if by_step else 'pairs'}")
+        if self.off_epoch:
+            words.append(f"off after {self.off_epoch} epochs")
+        return "; ".join(words)
+
     def is_on(self, epoch: int) -> bool:
         """Whether images are mixed in ``epoch``, counted from 0."""
         return not self.off_epoch or epoch < self.off_epoch

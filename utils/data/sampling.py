@@ -18,6 +18,7 @@ from utils.data.formats.shards.window import WindowedOrder
 from utils.data.sample_plan import hashed, permutation
 
 BALANCE_STREAM = 40
+MOST_CLASSES = 20  # whose images a plan counts one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,17 @@ class Sampling:
             places = np.arange(self.num_samples)
             return self.available[order[places // self.repeats]], places % self.repeats
         return self.available[order], None
+
+    def describe(self, labels: np.ndarray, classes: tuple[str, ...]) -> str:
+        """What an epoch consists of, and which of the training images, with these ``labels``, it chooses from."""
+        total = len(labels)
+        if len(self.available) == total:
+            return str(self)
+        counts = np.bincount(labels[self.available], minlength=len(classes)).tolist()
+        each = f", {min(counts):,} to {max(counts):,} a class"
+        if len(counts) <= MOST_CLASSES:
+            each = ": " + ", ".join(f"{count:,} {name}" for name, count in zip(classes, counts, strict=True))
+        return f"{self}; of {len(self.available):,} of the {total:,} training images{each}"
 
     def __str__(self) -> str:
         if self.labels is not None:

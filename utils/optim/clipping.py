@@ -127,3 +127,9 @@ def _unit_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if vectors:
         norms.append(torch.stack(torch._foreach_norm(vectors)))
     return torch.cat(norms)
+
+
+def describe(settings: OptimisationSettings) -> str:
+    """The limits of the gradient."""
+    limits = {"norm": settings.clip_grad_norm, "value": settings.clip_grad_value, "adaptive": settings.clip_grad_agc}
+    return ", ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit) or "none"

@@ -151,3 +151,19 @@ def build_criterion(settings: LossSettings, class_weights: torch.Tensor | None =
     without smoothing or weights, so that runs with other losses compare.
     """
     return CRITERIA[settings.loss](settings, class_weights)
+
+
+def describe(settings: LossSettings, gradient_penalty: float) -> str:
+    """The training loss and what shapes it."""
+    bce = settings.loss == "bce"
+    values = {
+        "label smoothing": settings.label_smoothing or None,
+        "target threshold": settings.bce_target_thresh if bce else None,
+        "positive weight": settings.bce_pos_weight if bce else None,
+        "gamma": settings.focal_gamma if settings.loss == "focal" else None,
+        "gradient penalty": gradient_penalty or None,
+    }
+    words = [settings.loss.replace("-", " ")]
+    words += ["summed over classes"] if bce and settings.bce_sum else []
+    words += [f"class weights {settings.class_weights}"] if settings.class_weights else []
+    return ", ".join([*words, *(f"{name} {value:g}" for name, value in values.items() if value is not None)])

@@ -86,6 +86,11 @@ class Distillation(nn.Module):
         self.alpha = settings.distillation_alpha
         self.temperature = settings.distillation_temperature
 
+    def __str__(self) -> str:
+        kind = "hard" if self.hard else "soft"
+        temperature = "" if self.hard else f", temperature {self.temperature:g}"
+        return f"{self.teacher}; {kind} distillation, alpha {self.alpha:g}{temperature}"
+
     def forward(self, logits: torch.Tensor, targets: torch.Tensor, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The two terms as they add up: means over n of ``logits`` (n, classes), tensors ().
 

@@ -11,6 +11,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from utils.config.groups.average import AverageSettings
+from utils.config.groups.optimisation import SCHEDULE_FREE
+from utils.optim.batch_norm_statistics import layers_with_statistics
 from utils.optim.schedule_free import ScheduleFreeSGD
 from utils.runtime.sharding import local
 from utils.runtime.state_dicts import load_state_dict
@@ -207,3 +209,22 @@ def _tensors(model: nn.Module) -> list[tuple[torch.Tensor, bool]]:
         is_statistic = name.rpartition(".")[2].startswith("running_")
         tensors.append((buffer, is_statistic and buffer.is_floating_point()))
     return tensors
+
+
+def describe(settings: AverageSettings, epochs: int, optimizer: str, model: nn.Module) -> str:
+    """The average of the weights of ``model`` over a run of ``epochs``."""
+    decay = settings.ema_decay
+    first = settings.first_averaged_epoch(epochs)
+    if optimizer in SCHEDULE_FREE:
+        kind = "that of the schedule-free optimizer"
+    elif decay is not None:
+        start = settings.ema_start_epoch
+        kind = f"decay {decay:g}{'' if settings.ema_warmup else ' from the first step on'}"
+        kind += f", begun in epoch {start}" if start > 1 else ""
+    elif first is not None:
+        kind = f"mean of the weights after each epoch from epoch {first} on"
+    else:
+        return "none"
+    batches = settings.ema_bn_batches
+    source = f"computed over {batches} training batches before each validation" if batches else "averaged"
+    return kind + (f", batch-norm statistics {source}" if layers_with_statistics(model) else "")

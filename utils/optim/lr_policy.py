@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from utils.config.groups.average import AverageSettings
-from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.groups.optimisation import (
+    RESTARTING_POLICIES,
+    RISING_POLICIES,
+    SCHEDULE_FREE,
+    OptimisationSettings,
+)
+from utils.config.spelling import first_few
 
 GAUSSIAN_WIDTHS = 3.0  # the gaussian policy ends at this many standard deviations, 1.1 % of its peak
 ROUNDING = 1e-6  # steps by which sums of floats may miss a whole step
@@ -197,3 +203,43 @@ def build_lr_policy(
         warmup_prefix=settings.warmup_prefix,
         hold_steps=steps_per_epoch if settings.lr_per_epoch else 1,
     )
+
+
+def describe(policy: LRPolicy, settings: OptimisationSettings, steps: int, global_batch_size: int) -> str:
+    """Rates at some points, and what shapes the schedule besides its name; ``steps``: of an epoch."""
+    total = policy.total_steps
+    swa = set() if policy.swa_step is None else {policy.swa_step}
+    points = sorted({*swa, 0, policy.warmup_steps, total // 4, total // 2, 3 * total // 4, total - 1})
+    values = "  ".join(f"epoch {point / steps:.3g}: {policy(point):.4g}" for point in points if point < total)
+    words = [f"{policy.policy}  {values}", *_shape(policy, settings, steps)]
+    if settings.lr_base is not None:
+        ratio = f"{global_batch_size} / {settings.lr_base_size}"
+        ratio = f"sqrt({ratio})" if settings.lr_base_scale == "sqrt" else ratio
+        words.append(f"peak {settings.lr:g} = --lr-base {settings.lr_base:g} x {ratio}")
+    return "; ".join(words)
+
+
+def _shape(policy: LRPolicy, settings: OptimisationSettings, steps: int) -> Iterator[str]:
+    if settings.optimizer in SCHEDULE_FREE:
+        yield "the optimizer averages the weights instead of a schedule"
+    if policy.policy == "multistep":
+        yield f"x {policy.gamma:g} at epochs {', '.join(f'{epoch:g}' for epoch in settings.lr_milestones)}"
+    if policy.policy == "step":
+        yield f"x {policy.gamma:g} every {settings.lr_step_epochs:g} epochs"
+    if policy.policy == "poly":
+        yield f"power {policy.power:g}"
+    if policy.policy in RISING_POLICIES:
+        yield f"rises from 1/{policy.div_factor:g} of the peak over {policy.pct_start:g} of the steps"
+    if policy.policy in RESTARTING_POLICIES and (restarts := policy.restarts()):
+        decay = f" at {policy.cycle_decay:g} of the peak before" if policy.cycle_decay < 1 else ""
+        yield f"restarts at epochs {first_few([f'{step / steps:.3g}' for step in restarts])}{decay}"
+    if policy.lr_min:
+        yield f"not below {policy.lr_min:g}"
+    if settings.warmup_epochs:
+        first = f" from {policy.warmup_lr:g}" if policy.warmup_lr is not None else ""
+        within = "" if policy.warmup_prefix else ", in which the schedule begins"
+        yield f"warm-up over {settings.warmup_epochs:g} epochs{first}{within}"
+    if settings.lr_per_epoch:
+        yield "changes with each epoch"
+    if policy.swa_step is not None:
+        yield f"constant from epoch {policy.swa_step // steps + 1} on"

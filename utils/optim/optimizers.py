@@ -14,7 +14,7 @@ from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
 from utils.config.spelling import advice_on
-from utils.optim.groups import parameter_groups
+from utils.optim.groups import lr_scales, parameter_groups
 from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
 from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
@@ -320,3 +320,30 @@ def unknown_optimizer(name: str) -> str | None:
     near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*OWN, 'lamb', 'lion'))}"
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"
+
+
+def describe(settings: OptimisationSettings, optimizer: Optimizers) -> str:
+    """The optimizer and what shapes its steps, besides the learning rate."""
+    scales = lr_scales(optimizer)
+    phrases = [settings.optimizer]
+    if has_momentum(settings.optimizer):
+        nesterov = " (Nesterov)" if settings.nesterov and settings.optimizer in WITH_NESTEROV else ""
+        phrases.append(f"momentum {settings.momentum:g}{nesterov}")
+    phrases += [] if settings.opt_eps is None else [f"eps {settings.opt_eps:g}"]
+    phrases += [] if settings.opt_betas is None else [f"betas {as_text(settings.opt_betas)}"]
+    phrases += settings.opt_kwargs or ()
+    without = [*(settings.weight_decay_except or ()), *([] if settings.decay_norm_bias else ["norms and biases"])]
+    decay = f" (not on {', '.join(without)})" if without else ""
+    phrases.append(f"weight decay {settings.weight_decay:g}{decay}")
+    if settings.layer_decay is not None:
+        phrases.append(f"layer decay {settings.layer_decay:g} over {len(scales)} layers")
+    if settings.lr_scale is not None:
+        phrases.append("learning rates " + ", ".join(f"x {scale:.4g} ({name})" for name, scale in scales.items()))
+    elif scales:
+        phrases.append(f"learning rates x {min(scales.values()):.3g} to {max(scales.values()):.3g}")
+    if settings.lookahead is not None:
+        phrases.append("lookahead every {:g} steps by {:g}".format(*settings.lookahead))
+    if settings.sam_rho:
+        adaptive = ", adaptive" if settings.sam_adaptive else ""
+        phrases.append(f"sharpness-aware (rho {settings.sam_rho:g}{adaptive}) in two passes a step")
+    return ", ".join(phrases)

@@ -96,3 +96,16 @@ class _InFloat32:
 
 def _full(value: Any) -> Any:
     return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def describe(settings: PrecisionSettings, device: torch.device) -> str:
+    """The dtypes in which a network computes on ``device``."""
+    amp = resolve_amp(settings, device)
+    if settings.amp == MEASURED and device.type == "cpu":
+        return "bf16 or float32, by measurement when the run begins"
+    tf32 = f", TF32 {'on' if settings.tf32 else 'off'}" if settings.tf32 is not None and device.type == "cuda" else ""
+    if amp == "off":
+        return f"float32 (mixed precision off){tf32}"
+    scale = f", loss scale from {settings.init_scale:g}" if amp == "fp16" else ""
+    layers = f", float32 in {' '.join(settings.fp32_layers)}" if settings.fp32_layers else ""
+    return f"{amp}{scale}{layers}{tf32}"

@@ -134,6 +134,13 @@ class Distributed:
             return f"cuda ({torch.cuda.get_device_name(self.device)})"
         return f"cpu, {torch.get_num_threads()} thread(s) each"
 
+    def describe(self, model: torch.nn.Module) -> dict[str, str]:
+        """The row of a run's plan about its processes, over which ``model`` may be spread."""
+        from utils.runtime.sharding import is_sharded
+
+        spread = ", parameters spread over them" if is_sharded(model) else ""
+        return {"Processes": f"{self.world_size} on {self.describe_device()}{spread}"}
+
     # ------------------------------------------------------------------------- collectives
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ def exchanging(wrapped: nn.parallel.DistributedDataParallel, settings: ExchangeS
         wrapped.register_comm_hook(None, _bf16_hook)
 
 
-def exchange_words(settings: ExchangeSettings, processes: int) -> str:
+def describe(settings: ExchangeSettings, processes: int) -> str:
     """What ``processes`` exchange; '' for what they usually do."""
     words = []
     if settings.grad_compression != "off":

@@ -10,10 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import main
 from scripts.lab.benchmarks import data
 from scripts.lab.benchmarks.measure import PERCENT, Match, Rival, Setup
 from utils.checkpoint.checkpoint import Checkpointer
+from utils.components import build as build_components
+from utils.components import build_traval
 from utils.config import arguments
 from utils.config.settings import Settings
 from utils.record.run_folder import RunFolder
@@ -134,5 +135,5 @@ def build(
     """The training loop as main.py builds it."""
     run = Run(args, distributed, run_folder=RunFolder(folder), writer=writer)
     with redirect_stdout(io.StringIO()):  # lines about the data would break the table
-        components = main.build(run)
-    return main.build_traval(run, components, checkpointer)
+        components = build_components(run)
+    return build_traval(run, components, checkpointer)

@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import main
 from scripts.common.timing import Spread
 from scripts.lab.benchmarks.catalogue import STEP, VALIDATION, Technique
 from scripts.lab.benchmarks.loading import PREFETCHED
 from utils.checkpoint.checkpoint import Checkpointer
+from utils.components import build, build_traval
 from utils.config import arguments
 from utils.loop.stop_signals import StopSignals
 from utils.record.run_folder import RunFolder
@@ -74,8 +74,8 @@ class _Side(AbstractContextManager):
         folder = Path(self._stack.enter_context(TemporaryDirectory()))
         distributed = self._stack.enter_context(Distributed(RankInfo(), args.run))
         run = Run(args, distributed, run_folder=RunFolder(folder))
-        components = main.build(run)
-        traval = main.build_traval(run, components, Checkpointer(folder, is_main=False), StopSignals(), None)
+        components = build(run)
+        traval = build_traval(run, components, Checkpointer(folder, is_main=False), StopSignals(), None)
         if self.what == VALIDATION:
             return lambda: _timed(lambda: traval.validation(0, report=False)) / len(components.data.validation)
         if self.what == STEP:

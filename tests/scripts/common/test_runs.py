@@ -8,7 +8,7 @@ import main
 from scripts.common.runs import read_run
 from tests.faults.small_run import begin
 from tests.scripts.test_sweep import EARLY, keep_run
-from utils.record import summary
+from utils import run as run_module
 
 SMALL = ["--device", "cpu", "--no-progress"]
 FLAGS = ["--arch", "fc", "--epochs", "3"]
@@ -81,10 +81,10 @@ def test_epochs_that_are_not_validated_are_in_the_table_as_well(tmp_path):
 
 
 def test_a_run_names_the_machines_and_commits_of_all_its_starts_in_turn(tmp_path, monkeypatch):
-    monkeypatch.setattr(summary, "machine", lambda _: "a computer")
-    monkeypatch.setattr(summary, "commit", lambda: "0123456789")
+    monkeypatch.setattr(run_module, "machine", lambda _: "a computer")
+    monkeypatch.setattr(run_module, "commit", lambda: "0123456789")
     folder = begin(tmp_path, "--max-steps", "30")
     assert main.main([*SMALL, "--resume", str(folder), "--max-steps", "40"]) == 0
-    monkeypatch.setattr(summary, "machine", lambda _: "another")
+    monkeypatch.setattr(run_module, "machine", lambda _: "another")
     run, _ = read(folder, "--resume", folder)
     assert (run.machine, run.commit) == ("a computer; then another", "0123456789")

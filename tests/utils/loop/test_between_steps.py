@@ -358,8 +358,8 @@ def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
         trained.scaler,
         trained.args,
         trained.validation_loader,
-        distributed=trained.distributed,
         curr_scen_name="a name",
+        extras=train_validation.Extras(distributed=trained.distributed),
     )
     assert traval.validation(0, report=False) == trained.validation(0, report=False)
     assert traval.run_name == "a name" and traval.optimizers == ()

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-import main
 from models.small import OWN
 from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, example
 from tests.utils.config.examples import context as context_of
+from utils import components as built
 from utils.config import arguments
 from utils.config.settings import UserError
-from utils.record.summary import describe
+from utils.record.summary import checkpoint_description
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -93,8 +93,10 @@ def save_networks():
     for seed, name in enumerate(("teacher.pt", "weights.pt")):
         args = arguments.parse([*BASE.split(), "--seed", str(seed + 1)])
         with Distributed(RankInfo(), args.run) as distributed:
-            components = main.build(Run(args, distributed))
-        torch.save({**describe(args, components.data), "model": components.model.state_dict(), "ema": None}, name)
+            components = built.build(Run(args, distributed))
+        torch.save(
+            {**checkpoint_description(args, components.data), "model": components.model.state_dict(), "ema": None}, name
+        )
 
 
 def outcome(line):
@@ -106,11 +108,11 @@ def outcome(line):
         args = arguments.parse(line.split())
         with Distributed(RankInfo(), args.run) as distributed:
             run = Run(args, distributed)
-            components = main.build(run)
+            components = built.build(run)
     except UserError:
         return None
-    main.warn_of_doubts(run, components)
-    traval = main.build_traval(run, components)
+    components.warn_of_doubts(run)
+    traval = built.build_traval(run, components)
     validations = []
     traval.hooks.after_validation.append(lambda _, report: validations.append((report.loss, report.top1, report.count)))
     traval.fit()

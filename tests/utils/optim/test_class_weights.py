@@ -11,6 +11,7 @@ import main
 from tests.end_to_end.processes import load
 from tests.faults.small_run import as_older, told
 from utils.checkpoint.resume import ResumePoint
+from utils.components import build
 from utils.config import arguments
 from utils.config.groups.loss import LOSSES, LossSettings
 from utils.config.settings import UserError
@@ -143,7 +144,7 @@ def test_each_way_to_balance_finds_the_rare_class_with_each_loss(tmp_path, loss,
 def test_training_images_alone_count_and_ranks_and_passes_have_the_gradient_of_one_batch():
     args = arguments.parse(["--device", "cpu", "--class-weights", "balanced", "--train-samples", "200", "--arch", "fc"])
     with Distributed(RankInfo(), args.run) as distributed:
-        parts = main.build(Run(args, distributed))
+        parts = build(Run(args, distributed))
     chosen = parts.train_loader.plan.sampling.available
     labels = parts.data.train.labels[chosen]
     expected = compute_class_weight("balanced", classes=np.arange(10), y=labels.numpy())

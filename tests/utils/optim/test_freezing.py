@@ -104,7 +104,7 @@ def test_the_run_says_what_is_frozen_and_refuses_in_one_line(tmp_path, monkeypat
     model = build("timm/test_resnet", size=8)
     count = sum(parameter.numel() for parameter in model.layer1.parameters())
     words = f"layer1 ({count:,} parameters) frozen until the end of epoch 2, with its batch-norm statistics ("
-    assert f"Training: {words}" in log.read_text()
+    assert f"; {words}" in log.read_text()
     capsys.readouterr()
     assert main.main([*DIGITS, "--freeze", "layer1", "--unfreeze-epoch", "2", "--dry-run"]) == 0
     assert words in capsys.readouterr().out

@@ -9,13 +9,16 @@ from PIL import Image
 
 import main
 from models import build_model
+from models.prepare import prepare_network
 from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, context, example
+from utils.components import build
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
-from utils.record import dry_run
+from utils.data.datasets import get_data
+from utils.precision import amp
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.runtime.exchange import exchange_words
+from utils.runtime.exchange import describe
 
 BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
 
@@ -60,27 +63,26 @@ def test_of_images_in_files_the_share_kept_for_validation_and_the_crop_are_in_th
     assert shown(capsys, *line.split(), "0.11", "--crop-mode", "squash") != plans[0]
 
 
-def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace):
+def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace, monkeypatch):
     args = arguments.parse([*BASE])
     with Distributed(RankInfo(), args.run) as distributed:
-        parts = main.build(Run(args, distributed))
+        network = build(Run(args, distributed)).network
+        monkeypatch.setattr("models.prepare.build_model", lambda *_, **__: network.model)
+        monkeypatch.setattr("models.prepare.begins_anew", lambda *_: "")
         pretrained = dataclasses.replace(args, model=dataclasses.replace(args.model, pretrained=True))
-        texts = [dry_run.plan(Run(settings, distributed), parts) for settings in (args, pretrained)]
-    assert texts[0] != texts[1]
+        data = get_data(args.data, distributed.device)
+        other = prepare_network(pretrained, data, distributed.device, None, None)
+    assert network.describe(args.model) != other.describe(pretrained.model)
     precisions = [dataclasses.replace(args.precision, amp="off", tf32=tf32) for tf32 in (None, True, False)]
-    rows = {
-        dry_run._precision(dataclasses.replace(args, precision=precision), parts, torch.device("cuda"))
-        for precision in precisions
-    }
-    assert len(rows) == 3
+    assert len({amp.describe(precision, torch.device("cuda")) for precision in precisions}) == 3
 
 
 def test_what_several_processes_exchange_is_in_the_plan():
     changes = ["", "--grad-compression bf16", "--bucket-mb 5"]
     exchanges = [arguments.parse(flags.split()).exchange for flags in changes]
-    rows = {exchange_words(exchange, 4) for exchange in exchanges}
+    rows = {describe(exchange, 4) for exchange in exchanges}
     assert len(rows) == len(changes) and "" in rows
-    assert {exchange_words(exchange, 1) for exchange in exchanges} == {""}
+    assert {describe(exchange, 1) for exchange in exchanges} == {""}
 
 
 def test_the_plan_of_a_resumed_run_says_what_it_goes_on_from(workplace, capsys):

@@ -15,7 +15,7 @@ from utils.record import summary
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
 from utils.record.run_folder import RunFolder
-from utils.record.summary import final_line, log_end
+from utils.record.summary import final_line
 from utils.record.writer import NullWriter, RunWriter
 from utils.run import Run
 
@@ -323,7 +323,7 @@ def test_the_end_says_once_where_tensorboard_finds_the_run(elsewhere, tmp_path):
     writer = Kept()
     progress = Progress(epoch=1, best_epoch=1, last_validation=[0.1, 99.0, 100.0, 360])
     run = Run(args, None, run_folder=RunFolder(folder), writer=writer)
-    log_end(run, progress, Report(0.1, 99.0, 100.0, 360))
+    run.log_end(progress, Report(0.1, 99.0, 100.0, 360))
     (line,) = (line for line in writer.lines if "tensorboard" in line)
     assert line.endswith(f"--logdir {folder if elsewhere else tmp_path / 'here'}")
     assert writer.lines[-1].endswith(f"run={folder}")

@@ -16,7 +16,7 @@ from utils.optim.lr_policy import build_lr_policy
 from utils.optim.optimizers import build_optimizer
 from utils.precision.amp import build_scaler
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.train_validation import TraVal
+from utils.train_validation import Extras, TraVal
 
 LR = 0.05
 MOMENTUM = 0.9
@@ -76,8 +76,10 @@ def make(distributed, *flags):
         build_scaler(args.precision, distributed.device),
         args,
         validation_loader,
-        distributed=distributed,
-        lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+        extras=Extras(
+            distributed=distributed,
+            lr_policy=build_lr_policy(args.optimisation, train_loader.steps_per_epoch),
+        ),
     )
 
 

@@ -1,0 +1,238 @@
+"""The components of a run: built, in their own words, and doubted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from models import unknown_arch
+from models.oversized import oversized_layer
+from models.prepare import (
+    Prepared,
+    WeightsFile,
+    known_preprocessing,
+    prepare_network,
+    prepare_to_evaluate,
+    read_weights,
+    start_from_images,
+)
+from models.training_loss import build_loss
+from utils.checkpoint.checkpoint import Checkpointer
+from utils.checkpoint.override import refuse_other_head
+from utils.config.effects import without_effect
+from utils.config.settings import Settings, UserError
+from utils.data.datasets import Data, prepare
+from utils.data.loaders import TrainLoader, ValidationLoader, loaders
+from utils.loop.facts import facts_of
+from utils.loop.hooks import Hooks
+from utils.loop.stop_signals import StopSignals
+from utils.optim import clipping, criterion, ema, lr_policy, optimizers
+from utils.optim.build import build_optimizer_parts
+from utils.optim.distillation import Distillation
+from utils.precision import amp
+from utils.precision.choice import with_chosen_amp
+from utils.record.epoch_scalars import unknown_metrics
+from utils.record.summary import checkpoint_description
+from utils.run import Run
+from utils.runtime import exchange
+from utils.runtime.console import log
+from utils.runtime.distributed import Distributed
+from utils.train_validation import Extras, TraVal
+
+
+class Components(NamedTuple):
+    """The parts of a training; an evaluation has none of those that only training needs."""
+
+    data: Data
+    train_loader: TrainLoader | None
+    validation_loader: ValidationLoader
+    loader_choice: str
+    network: Prepared
+    criterion: torch.nn.Module
+    scaler: torch.amp.GradScaler
+    optimizer: optimizers.Optimizers = ()
+    ema: ema.WeightAverage | None = None
+    lr_policy: lr_policy.LRPolicy | None = None
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self.network.model
+
+    def describe(self, run: Run) -> dict[str, str]:
+        """The rows of a run's plan: each part in its own words."""
+        args = run.args
+        distributed = run.distributed
+        rows = self.data.describe(args.data, self.validation_loader.num_images)
+        if self.train_loader is not None:
+            rows |= self.train_loader.describe(args, self.data)
+        else:
+            rows["Batch"] = f"{args.data.val_batch_size or args.data.batch_size} a process"
+        rows |= {"Loader": self.loader_choice, **self.network.describe(args.model)}
+        rows |= distributed.describe(self.model)
+        if self.train_loader is not None:
+            if words := exchange.describe(args.exchange, distributed.world_size):
+                rows["Exchange"] = words
+            rows |= self._describe_training(args) | run.describe()
+        rows["Precision"] = amp.describe(args.precision, distributed.device)
+        return rows
+
+    def _describe_training(self, args: Settings) -> dict[str, str]:
+        settings = args.optimisation
+        steps = self.train_loader.steps_per_epoch
+        distilled = isinstance(self.criterion, Distillation)
+        return {
+            "Loss": criterion.describe(args.loss, settings.grad_penalty),
+            **({"Teacher": str(self.criterion)} if distilled else {}),
+            "Optimizer": optimizers.describe(settings, self.optimizer),
+            "Clipping": clipping.describe(settings),
+            "Learning rate": lr_policy.describe(self.lr_policy, settings, steps, args.data.global_batch_size),
+            "Weight average": ema.describe(args.average, settings.epochs, settings.optimizer, self.model),
+        }
+
+    def multiply_adds(self, device: torch.device) -> dict[str, str]:
+        """The row about the cost of a forward pass, which takes one."""
+        shape = (self.data.spec.channels, self.data.image_size, self.data.image_size)
+        return {"Multiply-adds": f"{self.network.multiply_adds(shape, device):,} an image"}
+
+    def warn_of_doubts(self, run: Run) -> None:
+        """Warn of what a user should know: doubtful data or network, settings without effect. For one process."""
+        data = self.data
+        lines = [data.seen, *data.warnings, *data.doubts(run.args)]
+        if run.resume_point is None and self.train_loader is not None:
+            lines.append(oversized_layer(run.args.model.arch, self.model, data.image_size))
+        facts = facts_of(run.args, self, run.distributed, continues=run.folder_to_resume is not None)
+        for line in filter(None, (*lines, *without_effect(run.args, facts))):
+            run.warn(line)
+
+
+# ------------------------------------------------------------------------------------------------- build
+
+
+def build(run: Run) -> Components:
+    """All components of a training. What can be wrong with them shows here, before anything is created.
+
+    The settings of ``run`` are final once data and network are there.
+    """
+    args = run.args
+    distributed = run.distributed
+    point = run.resume_point
+    _begin(args, distributed, evaluate=False)
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
+        weights = read_weights(args) if point is None else None
+        data = run.images.to_train_on(args.data, point or (weights and weights.point))
+        data = data.shown_to(known_preprocessing(args, point, weights), args.data)
+        if point is not None and args.run.resume_override:
+            refuse_other_head(point, data.classes)
+        elif point is not None:
+            point.refuse_other_data(data.classes, data.fingerprint, data.seen)
+    data.refuse_differences(distributed)
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
+        distributed.seed(args.run.seed)
+        network = prepare_network(args, data, distributed.device, point, weights)
+        args = run.settle(resolve_auto(args, network.model, data, distributed).with_absolute_paths())
+        begins = point is None and weights is None and not args.run.dry_run
+        del weights  # a checkpoint holds several times as much as the network
+        train_loader, validation_loader, loader_choice = _loaders(run, data, network)
+        if begins:
+            start_from_images(network.model, train_loader)
+    # Apart from what reads: a process that has failed there would not take part in spreading.
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Preparing the training"):
+        parts = build_optimizer_parts(args, network.model, network.freezing, distributed)
+        warn = run.warn if run.is_main else lambda line: None
+        return Components(
+            data,
+            train_loader,
+            validation_loader,
+            loader_choice,
+            network,
+            lr_policy=lr_policy.build_lr_policy(args.optimisation, train_loader.steps_per_epoch, args.average),
+            criterion=build_loss(args, data, distributed.device, point, warn),
+            **parts._asdict(),
+        )
+
+
+def build_to_evaluate(run: Run) -> Components:
+    """All that a validation needs."""
+    args = run.args
+    distributed = run.distributed
+    point = run.resume_point
+    _begin(args, distributed, evaluate=True)
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the data"):
+        weights = point and WeightsFile(point.read(), point.path)
+        data = run.images.to_evaluate(args, point)
+        data = data.shown_to(known_preprocessing(args, point, weights, evaluates=True), args.data)
+        if point is not None:
+            point.refuse_other_data(data.classes, None, data.seen)
+    data.refuse_differences(distributed)
+    with distributed.raise_on_all_ranks(), distributed.without_timeout("Reading the images"):
+        distributed.seed(args.run.seed)
+        network = prepare_to_evaluate(args, data, distributed.device, weights)
+        scaler = amp.build_scaler(args.precision, distributed.device)
+        return Components(data, *_loaders(run, data, network), network, criterion.build_criterion(args.loss), scaler)
+
+
+def _begin(args: Settings, distributed: Distributed, evaluate: bool) -> None:
+    """Refuse names that do not exist, and bring the data set's files into place."""
+    with distributed.raise_on_all_ranks():
+        mistakes = [unknown_arch(args.model.arch), optimizers.unknown_optimizer(args.optimisation.optimizer)]
+        mistakes += unknown_metrics(args.run)
+        if any(mistakes):
+            raise UserError(*filter(None, mistakes))
+    if not args.run.dry_run:
+        distributed.run_on_rank0(lambda: prepare(args.data, log, evaluate), long_work="Preparing the data")
+
+
+def _loaders(run: Run, data: Data, network: Prepared) -> tuple[TrainLoader | None, ValidationLoader, str]:
+    return loaders(
+        data,
+        run.args,
+        run.distributed,
+        channels_last=network.channels_last,
+        only_plan=run.args.run.dry_run,
+        progress=run.progress_log,
+    )
+
+
+def resolve_auto(args: Settings, model: torch.nn.Module, data: Data, distributed: Distributed) -> Settings:
+    """The settings with what a measurement finds in place of ``auto``. A dry run measures nothing."""
+    if args.run.dry_run:
+        return args
+    shape = (data.spec.channels, data.image_size, data.image_size)
+    args, line = with_chosen_amp(args, model, shape, distributed)
+    if line and distributed.is_main:
+        log(line)
+    return args
+
+
+def build_traval(
+    run: Run,
+    components: Components,
+    checkpointer: Checkpointer | None = None,
+    stop_signals: StopSignals | None = None,
+    hooks: Hooks | None = None,
+) -> TraVal:
+    """The loop around the components; of a run without a folder, nothing is described for checkpoints."""
+    folder = run.run_folder
+    extras = Extras(
+        distributed=run.distributed,
+        lr_policy=components.lr_policy,
+        ema=components.ema,
+        freezing=components.network.freezing,
+        checkpointer=checkpointer,
+        description=checkpoint_description(run.args, components.data, components.criterion) if folder else None,
+        stop_signals=stop_signals,
+        hooks=hooks or Hooks(),
+    )
+    return TraVal(
+        components.model,
+        components.train_loader,
+        components.optimizer,
+        components.criterion,
+        components.scaler,
+        run.args,
+        components.validation_loader,
+        writer=run.writer,
+        curr_scen_name=folder.name if folder else "",
+        extras=extras,
+    )

@@ -1,0 +1,54 @@
+"""How the program ends by an error: one line on stderr and an exit code for what a user or a signal did."""
+
+from __future__ import annotations
+
+import sys
+
+from utils.config.settings import UserError
+from utils.loop.stop_signals import StoppedAtOnce
+from utils.runtime.console import INTERRUPTED, lacks_package
+from utils.runtime.distributed import RankInfo, lost_contact
+
+NAME = "main.py"
+FAILED = 1
+MISTAKE = 2
+
+
+def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
+    """Say in one line why the program ends and return its exit code; raise ``error`` again if only a traceback helps.
+
+    ``signal_received``: a stop signal that this process received, 0 without one.
+    """
+    if isinstance(error, UserError):
+        if ranks.is_main or not error.on_all_ranks:
+            print("\n".join(f"{NAME}: {' '.join(line.split())}" for line in error.mistakes), file=sys.stderr)
+        return MISTAKE
+    if isinstance(error, ModuleNotFoundError):
+        return lacks_package(NAME, error)
+    if isinstance(error, KeyboardInterrupt | StoppedAtOnce):
+        if ranks.is_main:
+            print(stop_line(error), file=sys.stderr)
+        return stop_code(error)
+    reason = lost_contact(error) if isinstance(error, RuntimeError) and ranks.world_size > 1 else None
+    if reason is None:
+        raise error
+    if signal_received:  # the other ranks received one, too, and ended first
+        stop = StoppedAtOnce(signal_received, "as the others were ending")
+        print(stop_line(stop), file=sys.stderr)
+        return stop_code(stop)
+    print(
+        f"{NAME}: rank {ranks.rank} has lost the other processes ({reason}); the reason stands in their output; "
+        "the same command with --resume auto continues",
+        file=sys.stderr,
+    )
+    return FAILED
+
+
+def stop_line(stop: BaseException) -> str:
+    """The line about a signal outside of training."""
+    return f"{NAME}: {str(stop) or 'interrupted; the same command with --resume auto continues'}"
+
+
+def stop_code(stop: BaseException) -> int:
+    """The exit code after a signal outside of training."""
+    return stop.exit_code if isinstance(stop, StoppedAtOnce) else INTERRUPTED
