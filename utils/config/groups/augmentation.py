@@ -58,7 +58,9 @@ class AugmentationSettings:
         example="0.35",
         within="--augment resized-crop",
     )
-    shift_padding: str = setting("zero", "padding that a shift uncovers", choices=("zero", "reflect"), effect=_SHIFT)
+    shift_padding: str = setting(
+        "zero", "padding that the shift of --augment uncovers", choices=("zero", "reflect"), effect=_SHIFT
+    )
     auto_augment: str | None = setting(
         None,
         f"augmentation policy: {', '.join(CHOICES)}; timm's with options, such as {EXAMPLES}; or none",
@@ -132,11 +134,14 @@ class AugmentationSettings:
         effect=_MIXING,
     )
     mixup_prob: float = setting(
-        1.0, "probability that a pair, or a step, is mixed", check=between(0, 1, open_low=True), effect=_MIXING
+        1.0,
+        "probability that --mixup or --cutmix mixes a pair, or a step",
+        check=between(0, 1, open_low=True),
+        effect=_MIXING,
     )
     mixup_switch_prob: float = setting(
         0.5,
-        "with both mixup and CutMix: probability that it is CutMix",
+        "with both --mixup and --cutmix: probability of --cutmix",
         check=between(0, 1),
         effect=Needs("both --mixup and --cutmix"),
     )

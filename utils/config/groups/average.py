@@ -39,8 +39,8 @@ class AverageSettings:
     )
     ema_bn_batches: int = setting(
         16,
-        "training batches to compute the average's batch-norm statistics over before each validation; 3 take about "
-        "as long as a step",
+        "training batches that give the average its batch-norm statistics before each validation; 3 take as long as "
+        "a step",
         check=between(0, 10**6),
         effect=Needs(
             "--ema-decay or --swa-start-epoch or a schedule-free optimizer, and batch norm in the network",
@@ -51,8 +51,8 @@ class AverageSettings:
     )
     swa_start_epoch: float | None = setting(
         None,
-        "stochastic weight averaging: mean of the weights at the ends of this epoch (from 1) and of all later ones, "
-        "or of those after this fraction of --epochs; validation reports its results",
+        "stochastic weight averaging: mean of the weights at the ends of all epochs from this one (from 1) or this "
+        "fraction of --epochs on; validation reports its results",
         check=_epoch_or_fraction,
         metavar="EPOCH",
         unsharded="keeps the mean of whole weights; --ema-decay works",

@@ -74,8 +74,7 @@ class DataSettings:
     )
     val_split_by: str = setting(
         "name",
-        "what chooses the images of --val-split: the class and name of each, or one draw over all, as in older runs, "
-        "which go on with theirs",
+        "what chooses the images of --val-split: class and name of each, or one draw over all; older runs keep theirs",
         choices=("name", "draw"),
         earlier="draw",
         effect=Needs("--val-split"),
@@ -130,7 +129,7 @@ class DataSettings:
     )
     progressive_step: int = setting(
         32,
-        "pixels by which the image size grows at least",
+        "pixels by which --progressive-size grows at least",
         check=between(1, 8192),
         metavar="PIXELS",
         in_evaluation=False,
@@ -140,7 +139,7 @@ class DataSettings:
     )
     progressive_epochs: tuple[int, ...] | None = setting(
         None,
-        "epochs after which the image size starts and stops growing [74 %% and 86 %% of --epochs]",
+        "epochs after which --progressive-size starts and stops growing [74 %% and 86 %% of --epochs]",
         check=_first_and_last,
         metavar="EPOCH",
         in_evaluation=False,
@@ -316,8 +315,8 @@ class DataSettings:
     )
     max_val_batches: int | None = setting(
         None,
-        "validate on the images of this many batches only, of --val-batch-size or else of the images of a step, "
-        "chosen at random and always the same, for a quick trial; each line about a validation says so",
+        "validate on the images of this many batches only (of --val-batch-size, or else of a step), chosen at random "
+        "once, for a quick trial; each line about a validation says so",
         check=positive_int,
         effect=Needs("more validation images than these batches hold", lambda v: v.cuts_validation),
         synonyms="limit-val-batches",
@@ -333,7 +332,7 @@ class DataSettings:
     tta: str = setting(
         "none",
         "test-time augmentation: validate by the mean logits of an image and its mirror image (flip), or also of "
-        "both moved by a pixel, in 6 views (flip-shift)",
+        "both moved by a pixel, 6 views (flip-shift)",
         choices=tuple(VIEWS),
         shapes="views of the validation images",
     )

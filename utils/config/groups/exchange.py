@@ -13,8 +13,8 @@ class ExchangeSettings:
 
     grad_compression: str = setting(
         "off",
-        "number format in which gradients cross the network: bf16 halves the bytes, and rounds them and their sums "
-        "to 8 significant bits",
+        "dtype in which gradients cross the network: bf16 halves the bytes, and rounds them and their sums to 8 "
+        "significant bits",
         choices=("off", "bf16"),
         effect=_SEVERAL,
         synonyms="gradient-compression comm-hook ddp-comm-hook",
@@ -22,7 +22,7 @@ class ExchangeSettings:
     )
     bucket_mb: int | None = setting(
         None,
-        "size of the pieces, in MiB, in which gradients are exchanged during the backward pass [25, the first 1, as "
+        "size in MiB of the buckets in which gradients are exchanged during the backward pass [25, the first 1, as "
         "torch does]",
         check=between(1, 2**14),
         affects_result=False,

@@ -20,9 +20,9 @@ class LoggingSettings:
     )
     picture_epochs: int | str = setting(
         "last",
-        "epochs between two sets of pictures of the validation in TensorBoard: confusion matrix, worst mistakes, "
-        "precision-recall curves, and the features of up to 1,000 images in the projector; last: after the last "
-        "epoch alone, off: never",
+        "epochs between two sets of validation pictures in TensorBoard: confusion matrix, worst mistakes, "
+        "precision-recall curves, features of up to 1,000 images in the projector; last: after the last epoch alone, "
+        "off: never",
         words=("last", "off"),
         check=positive_int,
         metavar="{N,last,off}",

@@ -235,7 +235,7 @@ class OptimisationSettings:
     )
     lr_cycle_mul: float = setting(
         1.0,
-        "factor by which each cycle is longer than the one before",
+        "factor by which each cycle of --lr-cycle-epochs is longer than the one before",
         check=between(1, 100),
         effect=_RESTARTS,
         synonyms="t-mult",
@@ -243,7 +243,7 @@ class OptimisationSettings:
     )
     lr_cycle_decay: float = setting(
         1.0,
-        "factor by which the peak learning rate changes from cycle to cycle",
+        "factor by which the peak learning rate changes from cycle to cycle of --lr-cycle-epochs",
         check=between(0, 1, open_low=True),
         effect=_RESTARTS,
     )

@@ -1,4 +1,4 @@
-"""Settings of the number format."""
+"""Settings of the dtype to compute in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _reaches_layers(v: Any) -> str | None:
 
 @group()
 class PrecisionSettings:
-    """The number format to compute in."""
+    """The dtype to compute in."""
 
     amp: str | None = setting(
         None,

@@ -125,7 +125,7 @@ class RunSettings:
     )
     best_metric: str = setting(
         "top1",
-        "validation figure that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
+        "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
         check=not_empty,
         metavar="NAME",
         in_evaluation=False,
@@ -146,7 +146,7 @@ class RunSettings:
     )
     early_stopping_metric: str | None = setting(
         None,
-        "validation figure that has to improve [that of --best-metric]",
+        "validation metric that has to improve for --early-stopping [that of --best-metric]",
         check=not_empty,
         metavar="NAME",
         in_evaluation=False,
@@ -158,7 +158,7 @@ class RunSettings:
     )
     early_stopping_delta: float = setting(
         0.0,
-        "smallest change of --early-stopping-metric that counts as an improvement, in its own unit: percent for top1",
+        "smallest improvement of --early-stopping-metric that counts, in its own unit: percent for top1",
         check=not_negative,
         in_evaluation=False,
         effect=_STOPS,
