@@ -1,6 +1,7 @@
 """Pretrained weights, from local files, see what their own library shows them, and what is not theirs is told."""
 
 import dataclasses
+import logging
 import math
 import socket
 import time
@@ -158,6 +159,13 @@ def test_limits_hold_only_where_there_is_no_connection(listener):
 
 
 def test_without_network_weights_in_the_hubs_cache_are_used_and_others_are_one_line(listener, tmp_path, monkeypatch):
+    """The library's warning of each attempt, ten of them, is not shown; outside of building it is."""
+    heard = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logger = logging.getLogger("huggingface_hub")
+    logger.setLevel(logging.WARNING)  # the library's default
+    monkeypatch.setattr(logger, "handlers", [handler])
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
     listener.close()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -166,6 +174,9 @@ def test_without_network_weights_in_the_hubs_cache_are_used_and_others_are_one_l
     with pytest.raises(UserError, match=r"could not be fetched \(127.0.0.1 cannot be reached: .*\); fetch model.safe"):
         build_model(settings, classes=7, channels=3, image_size=160)
     assert time.monotonic() - began < 5, "huggingface_hub alone tries for a minute"
+    assert heard == []
+    logger.warning("an attempt has failed")
+    assert heard == ["an attempt has failed"]
     config = timm.get_pretrained_cfg("test_resnet")
     folder = tmp_path / f"models--{config.hf_hub_id.rstrip('/').replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)

@@ -29,10 +29,10 @@ from utils.data.kept import claimed, remove_abandoned, write_whole
 from utils.data.progress_log import ProgressLog, silent
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# Endings of image formats that are left out.
 UNREAD_ENDINGS = (
-    ".gif", ".heic", ".heif", ".avif", ".jfif", ".jpe", ".jp2", ".jxl", ".svg", ".psd", ".tga", ".ico", ".dng", ".raw",
-    ".cr2", ".nef", ".arw", ".dcm", ".nii", ".exr",
-)  # fmt: skip  # image formats that are left out
+    ".gif .heic .heif .avif .jfif .jpe .jp2 .jxl .svg .psd .tga .ico .dng .raw .cr2 .nef .arw .dcm .nii .exr"
+)
 LINKED = "links to folders"  # counted beside these endings
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
@@ -54,7 +54,8 @@ def is_image(name: str) -> bool:
 
 def unread_ending(name: str) -> list[str]:
     """The ending of an image file in a format that is not read; otherwise nothing."""
-    return [ending for ending in UNREAD_ENDINGS if name.lower().endswith(ending)]
+    ending = os.path.splitext(name.lower())[1]
+    return [ending] if ending and ending in UNREAD_ENDINGS.split() else []
 
 
 @dataclass(frozen=True)
@@ -332,7 +333,7 @@ def _unpacked(content: bytes, tree: Path) -> Listing:
         raise ValueError("not its SHA-256")
     arrays = np.load(io.BytesIO(content[start:]), allow_pickle=False)
     about = json.loads(str(arrays["about"]))
-    if about["version"] != VERSION or about["endings"] != [[*IMAGE_ENDINGS], [*UNREAD_ENDINGS]]:
+    if about["version"] != VERSION or about["endings"] != [[*IMAGE_ENDINGS], UNREAD_ENDINGS]:
         raise ValueError("of another version")
     paths = FilePaths(tree, arrays["names"], arrays["ends"])
     folders = tuple((name, modified, changed) for name, modified, changed in about["folders"])
