@@ -20,6 +20,7 @@ from utils.data.images.stored import Stored, opened
 
 # files that are looked at, at most
 EACH_CLASS = 4
+OF_FEW_CLASSES = 40  # together: photographs that are inverted stand out among no fewer
 EACH_SPLIT = 96
 PIXELS = 2**25  # that are decoded of them
 # of the 256 that a network can see: of all images, of a class
@@ -138,9 +139,9 @@ def sample(labels: np.ndarray) -> np.ndarray:
     begins = np.cumsum(counts) - counts
     there = np.flatnonzero(counts)
     there = there[np.linspace(0, len(there) - 1, min(len(there), EACH_SPLIT)).round().astype(int)]
-    each = max(1, min(EACH_CLASS, EACH_SPLIT // len(there)))
+    each = max(1, min(max(EACH_CLASS, OF_FEW_CLASSES // len(there)), EACH_SPLIT // len(there)))
     chosen = [
-        begins[label] + round(place * (counts[label] - 1) / max(1, each - 1))
+        begins[label] + round(place * (counts[label] - 1) / max(1, min(each, counts[label]) - 1))
         for place in range(each)
         for label in there
         if place < counts[label]
