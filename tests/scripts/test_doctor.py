@@ -570,23 +570,20 @@ def variant_and_memory(tool, *flags):
     return parts, variant.traval, searched[0]
 
 
-def test_variants_and_the_search_for_the_largest_batch_freeze_what_main_freezes(tool):
-    parts, *others = variant_and_memory(tool, "--arch", "vgg11", "--freeze", "all-but-head", "--freeze-bn")
+def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_as_main_does(tool, monkeypatch):
+    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
+    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
+    frozen = ("--freeze", "all-but-head", "--freeze-bn")
+    flags = ("--arch", "vgg11", *frozen, "--class-weights", "balanced", "--amp", "auto")
+    parts, *others = variant_and_memory(tool, *flags)
 
     def trained(model):
         return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     assert 0 < len(trained(parts.model)) < len(list(parts.model.parameters()))
-    for traval in others:
-        assert trained(traval.model) == trained(parts.model) and traval.freezing.norms == parts.network.freezing.norms
-
-
-def test_variants_and_the_search_compute_and_judge_as_main_does(tool, monkeypatch):
-    monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
-    monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
-    parts, *others = variant_and_memory(tool, "--arch", "vgg11", "--class-weights", "balanced", "--amp", "auto")
     assert parts.criterion.weights is not None
     for traval in others:
+        assert trained(traval.model) == trained(parts.model) and traval.freezing.norms == parts.network.freezing.norms
         assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
 
 

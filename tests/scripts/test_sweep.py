@@ -434,40 +434,27 @@ def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
     assert len(ended) == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(number, code, fake_main, tmp_path):
-    fake_main(MAIN_WAITS)
-    program = (
-        "import sys, pathlib\nfrom scripts import sweep\nfrom scripts.common.command_line import run_tool\n"
-        f"from scripts.sweeps import jobs\njobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\n"
-        "sweep.slots = lambda processes: jobs.Slots(2, 1, 0)\nsys.exit(run_tool('sweep.py', sweep.main))"
-    )
-    line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
-    process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert err.count("\n") == 1 and err.startswith("sweep.py: ")
-
-
-def test_a_closed_terminal_ends_no_sweep(fake_main, tmp_path):
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [([signal.SIGINT], 130), ([signal.SIGHUP, signal.SIGTERM], 75)],
+    ids=["Ctrl-C", "a closed terminal, which ends nothing, and then SIGTERM"],
+)
+def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(signals, code, fake_main, tmp_path):
     fake_main(MAIN_WAITS)
     program = (
         "import pathlib, runpy\nfrom scripts.sweeps import jobs\n"
         f"jobs.MAIN = pathlib.Path({str(tmp_path / 'main.py')!r})\nrunpy.run_path({sweep.__file__!r}, run_name='__main__')"
     )
-    line = [sys.executable, "-c", program, "digits/fc", "--output", str(tmp_path / "out")]
+    line = [sys.executable, "-c", program, "digits/fc", "--processes", "2", "--output", str(tmp_path / "out")]
     process = subprocess.Popen(line, cwd=sweep.Path(sweep.__file__).parent.parent, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (tmp_path / "out" / "began").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGHUP)
-    process.send_signal(signal.SIGTERM)
+    for number in signals:
+        process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
+    assert process.returncode == code, err
+    assert err.count("\n") == 1 and err.startswith("sweep.py: ")
 
 
 def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp_path):
