@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, say, table
+from scripts.common.command_line import ToolParser, make_folder, run_tool, say
 from utils.config.datasets import SPECS
 from utils.config.groups.data import DataSettings
 from utils.runtime.cpu import cores_per_process
@@ -92,11 +92,7 @@ def report_lines(
     if survey.paths is not None:
         sections.append(tables.kind_table(records))
     for section in filter(None, sections):
-        if isinstance(section, tuple):
-            text = table(*section)
-        else:
-            text = section if isinstance(section, str) else "\n".join(section)
-        lines += ["", text]
+        lines += ["", section]
     return lines
 
 

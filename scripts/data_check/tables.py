@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from scripts.common.command_line import table
 from scripts.data_check.findings import Findings, class_counts, images
 from scripts.data_check.survey import HASH_BYTES, Survey, hexadecimal, printable
 from utils.config.settings import UserError
@@ -16,8 +16,6 @@ from utils.config.settings import UserError
 SHOWN_DAMAGED = 20
 SHOWN_CLASSES = 16  # of more classes, only the largest and smallest
 COLUMNS = ("path", "split", "class", "width", "height", "mode", "format", "sha256", "pixel_hash", "problem")
-
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # headers and rows
 
 
 def verdict(survey: Survey, findings: Findings) -> str:
@@ -39,16 +37,16 @@ def finding_lines(findings: Findings) -> list[str]:
     return lines
 
 
-def damage_lines(survey: Survey, damage: dict[int, str]) -> list[str]:
-    """The first damaged images with the reason, one line each."""
+def damage_lines(survey: Survey, damage: dict[int, str]) -> str:
+    """The first damaged images with the reason, one line each; '' without any."""
     if not damage:
-        return []
+        return ""
     lines = [f"{survey.name(index)}: {damage[index]}" for index in sorted(damage)[:SHOWN_DAMAGED]]
     more = len(damage) - len(lines)
-    return ["Damaged images", *lines, *([f"... and {more:,} more in damaged.txt"] if more else [])]
+    return "\n".join(["Damaged images", *lines, *([f"... and {more:,} more in damaged.txt"] if more else [])])
 
 
-def class_table(survey: Survey) -> Table | str:
+def class_table(survey: Survey) -> str:
     """Images per class and split, largest class first; one line if all classes have the same counts."""
     counts = class_counts(survey)
     if all(len(set(row)) == 1 for row in counts):
@@ -60,14 +58,14 @@ def class_table(survey: Survey) -> Table | str:
         half = SHOWN_CLASSES // 2
         rows = [*rows[:half], [f"... {len(rows) - SHOWN_CLASSES:,} more", "", ""], *rows[-half:]]
     rows.append(["largest / smallest", *(_ratio(row) for row in counts)])
-    return ("class", "training", "validation"), rows
+    return table(("class", "training", "validation"), rows)
 
 
 def _ratio(counts: np.ndarray) -> str:
     return f"{counts.max() / counts.min():.2f}" if counts.min() else "-"
 
 
-def size_table(records: np.ndarray) -> Table | str:
+def size_table(records: np.ndarray) -> str:
     """Widths and heights of the images that can be decoded; one line if all have the same size."""
     known = records[records["pixel_hash"] != b""]
     if not len(known):
@@ -77,15 +75,15 @@ def size_table(records: np.ndarray) -> Table | str:
         return f"Sizes: all images are {known['width'][0]}x{known['height'][0]}"
     sides = (("width", known["width"]), ("height", known["height"]))
     rows = [[name, *(f"{value:,.0f}" for value in (side.min(), np.median(side), side.max()))] for name, side in sides]
-    return (f"{sizes:,} sizes", "min", "median", "max"), rows
+    return table((f"{sizes:,} sizes", "min", "median", "max"), rows)
 
 
-def kind_table(records: np.ndarray) -> Table:
+def kind_table(records: np.ndarray) -> str:
     """Formats and modes of the files that can be decoded, most frequent first."""
     known = records[records["pixel_hash"] != b""]
     pairs = Counter(zip(known["format"].tolist(), known["mode"].tolist(), strict=True))
     rows = [[kind.decode(), mode.decode(), f"{count:,}"] for (kind, mode), count in pairs.most_common()]
-    return ("format", "mode", "images"), rows
+    return table(("format", "mode", "images"), rows)
 
 
 # ---------------------------------------------------------------------------------------------- files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,9 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> PageContent:
             records[number] = from_settings(source.name, loaded.settings)
         try:
             if not own.no_predictions:
-                gathered.add(number, source, records[number], loaded, predict(loaded, own, source), len(sources))
+                say(f"validating {loaded.path}")
+                predictions = predict_split(loaded, Chosen.of(own))
+                gathered.add(number, source, records[number], loaded, predictions, len(sources))
         except (UserError, ValueError) as error:
             reason = error.mistakes[0] if isinstance(error, UserError) else error
             gathered.without.append((source.name, str(reason)))
@@ -70,13 +72,6 @@ def open_network(source: Source, own: argparse.Namespace) -> Loaded:
     if source.network is None:
         raise UserError("the folder holds no checkpoint")
     return open_run(str(source.network), own.raw, own.device, best=own.best)
-
-
-def predict(loaded: Loaded, own: argparse.Namespace, source: Source) -> Predictions:
-    """The network's predictions. Raises ``UserError``, as where the data set is not at hand."""
-    say(f"validating {loaded.path}")
-    chosen = Chosen.of(own)
-    return predict_split(loaded, chosen)
 
 
 class PredictionParts:
@@ -112,8 +107,9 @@ class PredictionParts:
         )
         self.thumbnails.budget += BUDGET_BYTES // runs
         chosen = choose(predicted, runs)
-        with bar(len(chosen.samples), f"pictures of {source.name}") as advance:
-            sides = add_pictures(predicted, chosen, self.thumbnails, advance)
+        quiet = not sys.stderr.isatty()
+        with tqdm(total=len(chosen.samples), desc=f"pictures of {source.name}", leave=False, disable=quiet) as bar:
+            sides = add_pictures(predicted, chosen, self.thumbnails, bar.update)
         made = detail(predicted, chosen, self.thumbnails, sides, runs)
         figures = metrics_of(predictions)
         (words, agrees) = self._check(predictions, record, loaded.path.name)
@@ -172,16 +168,3 @@ def metrics_of(predictions: Predictions) -> list[Figure]:
         Figure("Macro F1", shown(by_class.macro_f1, "%"), f"{classes:,} classes"),
         Figure("Calibration error", shown(by_class.ece, "%"), "expected, 15 bins"),
     ]
-
-
-class bar:
-    """A progress bar on a terminal, as a context that gives what advances it."""
-
-    def __init__(self, total: int, description: str) -> None:
-        self._bar = tqdm(total=total, desc=description, unit="image", leave=False, disable=not sys.stderr.isatty())
-
-    def __enter__(self) -> Callable[[], None]:
-        return lambda: self._bar.update() and None
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()

@@ -93,7 +93,7 @@ def choose(predicted: Predicted, runs: int) -> ShownSamples:
 
 
 def add_pictures(
-    predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, advance: Callable[[], None]
+    predicted: Predicted, chosen: ShownSamples, thumbnails: Thumbnails, advance: Callable[[], object]
 ) -> dict[int, int]:
     """Put the chosen samples' pictures into ``thumbnails`` while there is room; gives the longer side of each.
 
