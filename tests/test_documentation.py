@@ -222,7 +222,7 @@ def test_the_sample_of_the_last_line_is_such_a_line(page):
 def test_every_message_that_troubleshooting_quotes_is_one_of_ours():
     symptoms = re.findall(r"^\| (.*?) \|", PAGES["docs/troubleshooting.md"], flags=re.M)
     quoted = {span for symptom in symptoms for span in code_spans(symptom)}
-    others = {"operator torchvision::nms does not exist", "CUDA out of memory"}
+    others = {"operator torchvision::nms does not exist", "CUDA out of memory", "Killed"}
     code = "\n".join(path.read_text() for path in FILES.values())
     assert quoted > others
     assert {message for message in quoted - others if message not in code} == set()
@@ -301,6 +301,7 @@ FIGURES = {
     "ResNet-50 on an H100": {
         H100: r"`resnet50-bf16`, one round \| ([\d,]+) images/s",
         "docs/distributed.md": r"images/s of one GPU: ([\d,]+) with",
+        "docs/limits.md": r"at the ([\d,]+) images/s that",
     },
     "accounting on an H100": {
         H100: r"fp16 \|.*\| ([\d.]+)x \(([\d.]+) to ([\d.]+) in 8",

@@ -42,11 +42,11 @@ HEAD = """# Results
 
 Made by `python scripts/lab/collect_results.py` from the runs in `results/`, never by hand.
 
-A row's recipe still has the settings of its runs: `python main.py --config mnist/fc --datapath DATA --seed 0` and its
-like repeat them (`digits/` needs no DATA; on machine D, fp16 is the default). Top-1 is that of the last validation, as
-mean ± standard deviation over n seeds. *Best* is the best validation's, which is chosen on the images that it is
-measured on. Time is that of the epochs with their validations, without the start. *Doubtful* runs have learned nothing,
-and their mean is no result.
+A row's recipe still has the settings of its runs, but for those that are gone (CHANGELOG.md): `python main.py --config
+mnist/fc --datapath DATA --seed 0` and its like repeat them (`digits/` needs no DATA; on machine D, fp16 is the
+default). Top-1 is that of the last validation, as mean ± standard deviation over n seeds. *Best* is the best
+validation's, which is chosen on the images that it is measured on. Time is that of the epochs with their validations,
+without the start. *Doubtful* runs have learned nothing, and their mean is no result.
 
 | evidence | means |
 |---|---|
