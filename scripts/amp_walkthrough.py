@@ -51,7 +51,7 @@ It shows how much rounding moves this network on this batch, and so how far off 
 may be: tolerance = 2 x nudged + 2 x roundoff x sqrt(layers in half precision), at most 50 %."""
 
 
-def walk_through(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
     _, args = parser.split(argv)
@@ -246,4 +246,4 @@ def judge(agreements: Sequence[Agreement], distributed: Distributed) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_tool(NAME, walk_through))
+    sys.exit(run_tool(NAME, main))

@@ -15,19 +15,19 @@ from torch import nn
 
 from scripts.audit import findings as rules
 from scripts.audit.findings import LayerFinding, shown
-from scripts.audit.measure import FP16_LIMIT, AuditBatch, Compared, Criterion, Format, together
+from scripts.audit.measure import FP16_LIMIT, AuditBatch, Compared, Criterion, Format
 from scripts.audit.outcome import Audit, Recommendation, layer_reports, outermost
 from scripts.audit.runs import (
     SCALED,
     UNSCALED,
     AuditRuns,
+    Execution,
     Runner,
-    Verification,
     errors_of_outputs,
+    execute,
     half_lengths,
     half_statistics,
     measure,
-    verify,
 )
 
 NORMALISES = "normalises in half precision"
@@ -53,7 +53,7 @@ def audit(
     runner = Runner(model, passes, criterion, device, "fp64" if float64 else "fp32", seed)
     measured = measure(runner, scale)
     notes = [f"{name} cannot run here: {why}" for name, why in measured.failures.items()]
-    if measured.sound_reference:
+    if measured.true.loss_finite and measured.true.gradients_finite:
         findings, attempts = _judge(runner, measured)
         notes += _notes(measured, model, attempts.choice)
     else:
@@ -64,10 +64,10 @@ def audit(
         findings,
         notes,
         attempts.choice,
-        {run: together(gradients.values()).error for run, gradients in measured.gradients.items()},
-        measured.losses,
+        {name: one.error for name, one in measured.runs.items()},
+        {"reference": measured.true.losses} | {name: one.losses for name, one in measured.runs.items()},
         scale,
-        measured.reference_format,
+        measured.true.format,
         attempts.trials,
     )
 
@@ -80,7 +80,7 @@ class Attempts:
     """
 
     choice: Recommendation | None = None
-    trials: list[Verification] = field(default_factory=list)
+    trials: list[Execution] = field(default_factory=list)
     findings: list[LayerFinding] = field(default_factory=list)
     why: str = ""
 
@@ -89,8 +89,8 @@ def _judge(runner: Runner, measured: AuditRuns) -> tuple[list[LayerFinding], Att
     """Findings, and the attempts at a recommendation."""
     model = runner.model
     overflows, keep = rules.overflow_findings(measured, model)
-    statistics = half_statistics(model, measured.operations(UNSCALED))
-    lengths = half_lengths(model, measured.operations(UNSCALED))
+    statistics = half_statistics(model, measured.run(UNSCALED).computed)
+    lengths = half_lengths(model, measured.run(UNSCALED).computed)
     errors = errors_of_outputs(runner, [*statistics, *lengths], Format("fp16"))
     statistics |= {name: why for name, why in lengths.items() if name in errors and rules.costs(errors[name])}
     normalisations = [
@@ -115,9 +115,10 @@ def _unscaled(runner: Runner, measured: AuditRuns, recommendation: Recommendatio
     if recommendation.format == "fp16":
         keep = [name for name, why in recommendation.keep.items() if why != UNDERFLOWS]
         if keep:
-            trial = verify(runner, Format("fp16"), keep)
+            trial = execute(runner, Format("fp16"), keep)
             return trial.gradients if trial.finite else {}
-    return measured.compared(UNSCALED) if measured.origins.get(UNSCALED) is None else {}
+    unscaled = measured.run(UNSCALED)
+    return unscaled.gradients if unscaled.origin is None else {}
 
 
 # -------------------------------------------------------------------------------------- recommendation
@@ -136,12 +137,12 @@ def _recommend(runner: Runner, measured: AuditRuns, keep: dict[str, str], statis
         steps.append(f"bf16 was left out: {measured.failures['bf16']}")
     else:
         kept = outermost([name for name in statistics if name])
-        trials = [*trials, verify(runner, Format("bf16"), kept)]
+        trials = [*trials, execute(runner, Format("bf16"), kept)]
         if not (why := refusal(trials[-1], measured)):
             choice = Recommendation("bf16", 1.0, {name: keep[name] for name in kept}, trials[-1], steps)
             return Attempts(choice, trials, attempts.findings)
         steps.append(f"bf16 was given up: {why}")
-    trials = [*trials, verify(runner, Format("fp32"), [])]
+    trials = [*trials, execute(runner, Format("fp32"), [])]
     return Attempts(Recommendation("fp32", 1.0, {}, trials[-1], steps), trials, attempts.findings)
 
 
@@ -156,7 +157,7 @@ def _try_fp16(runner: Runner, measured: AuditRuns, keep: dict[str, str]) -> Atte
             attempts.why = f"the network's own computation {keep['']}, and it cannot be kept in float32 as a layer"
             return attempts
         kept = outermost(keep)
-        trial = verify(runner, Format("fp16", scale), kept)
+        trial = execute(runner, Format("fp16", scale), kept)
         attempts.trials.append(trial)
         if useless := [name for name in trial.half_statistics if keep.get(name) == NORMALISES]:
             keep = {name: why for name, why in keep.items() if name not in useless}  # its code itself goes to half
@@ -181,7 +182,7 @@ def _try_fp16(runner: Runner, measured: AuditRuns, keep: dict[str, str]) -> Atte
     return attempts
 
 
-def refusal(trial: Verification, measured: AuditRuns, losing: Sequence[str] | dict[str, Compared] = ()) -> str:
+def refusal(trial: Execution, measured: AuditRuns, losing: Sequence[str] | dict[str, Compared] = ()) -> str:
     """Why a trial refutes its recommendation; '' if it confirms it."""
     if trial.failure:
         return f"it does not run ({trial.failure})"
@@ -201,12 +202,12 @@ def refusal(trial: Verification, measured: AuditRuns, losing: Sequence[str] | di
 
 
 def _reference_finding(measured: AuditRuns) -> LayerFinding:
-    origin = measured.origins["reference"]
+    origin = measured.true.origin
     where = f"the output of {shown(origin)}" if origin is not None else "the loss or a gradient"
     return LayerFinding(
         "reference",
         origin or "",
-        f"{where} is not finite in {measured.reference_format} either",
+        f"{where} is not finite in {measured.true.format} either",
         "there is nothing to compare with: fix the weights or the data first",
     )
 
@@ -214,8 +215,8 @@ def _reference_finding(measured: AuditRuns) -> LayerFinding:
 def _notes(measured: AuditRuns, model: nn.Module, recommendation: Recommendation) -> list[str]:
     """What is worth knowing but is not a finding."""
     notes = []
-    computed = measured.operations(UNSCALED)
-    runs = measured.seen(UNSCALED)
+    computed = measured.run(UNSCALED).computed
+    runs = measured.run(UNSCALED).seen
     tight = [
         f"{shown(name)} ({measured.reference[name].largest:.3g})"
         for name, seen in runs.items()
@@ -227,9 +228,8 @@ def _notes(measured: AuditRuns, model: nn.Module, recommendation: Recommendation
     lengths = [shown(name) for name, here in computed.items() if here.lengths and name not in reported]
     if lengths:
         notes.append(f"vector norms are rounded to half precision, each once: {', '.join(lengths)}")
-    if measured.origins.get(SCALED) is None and any(
-        compared.non_finite for compared in measured.compared(SCALED).values()
-    ):
+    scaled = measured.run(SCALED)
+    if scaled.origin is None and any(compared.non_finite for compared in scaled.gradients.values()):
         lower = f"; {recommendation.scale:g} fits" if recommendation.format == "fp16" else ""
         notes.append(f"a loss scale of {measured.scale:g} overflows gradients, so training would skip steps{lower}")
     silent = [name for name, noise in measured.noise.items() if noise > rules.NOISE]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from scripts.audit.measure import FP16_LIMIT, FP16_NORMAL, Compared, Seen, percentile, together
-from scripts.audit.runs import UNSCALED, AuditRuns, Verification
+from scripts.audit.runs import UNSCALED, AuditRuns, Execution
 from scripts.audit.trace import HALF, Computed
 
 # Of a layer's gradient norm, what may be lost to zero. Losing values that carry no norm harms nothing: in fp16 without
@@ -61,8 +61,8 @@ def overflow_findings(measured: AuditRuns, model: nn.Module) -> tuple[list[Layer
     """Layers at which values beyond fp16's limit begin, and by module why it must be kept in float32."""
     findings: dict[str, LayerFinding] = {}
     modules = dict(model.named_modules())
-    computed = measured.operations(UNSCALED)
-    runs = measured.seen(UNSCALED)
+    computed = measured.run(UNSCALED).computed
+    runs = measured.run(UNSCALED).seen
     for name, module in modules.items():
         here = computed.get(name)
         own = [parameter.detach().abs().max() for parameter in module.parameters(recurse=False) if parameter.numel()]
@@ -104,7 +104,7 @@ def _overflow(name: str, what: str, largest: float) -> LayerFinding:
 
 def not_finite_finding(name: str, measured: AuditRuns) -> LayerFinding:
     """For a module whose half-precision result is not finite though its true values fit into fp16."""
-    seen = measured.seen(UNSCALED).get(name, Seen())
+    seen = measured.run(UNSCALED).seen.get(name, Seen())
     return LayerFinding(
         "not finite",
         name,
@@ -122,8 +122,8 @@ def gradient_overflow_findings(measured: AuditRuns, fitting_scale: float | None)
     ``fitting_scale``: that of an fp16 recommendation which its trial confirmed.
     """
     found = []
-    if measured.origins.get(UNSCALED) is None:
-        for name, seen in reversed(measured.seen(UNSCALED).items()):
+    if measured.run(UNSCALED).origin is None:
+        for name, seen in reversed(measured.run(UNSCALED).seen.items()):
             largest = measured.reference[name].largest_gradient
             if "float16" in seen.gradient_dtypes and largest > FP16_LIMIT:
                 what = f"largest gradient of its output {largest:.3g}, unscaled; fp16 ends at {FP16_LIMIT:g}"
@@ -162,13 +162,13 @@ def losing_layers(gradients: dict[str, Compared], measured: AuditRuns) -> dict[s
 def lost_share(name: str, run: str, measured: AuditRuns) -> float:
     """Of the true output gradient's values other than zero, the share that ``run`` has as zeros beyond those."""
     true = measured.reference[name]
-    seen = measured.seen(run).get(name, Seen())
+    seen = measured.run(run).seen.get(name, Seen())
     present = true.gradients - true.zeros
     return max(0.0, seen.zeros - true.zeros) / present if present else 0.0
 
 
 def underflow_findings(
-    measured: AuditRuns, unscaled: dict[str, Compared], tried: Iterable[Verification]
+    measured: AuditRuns, unscaled: dict[str, Compared], tried: Iterable[Execution]
 ) -> list[LayerFinding]:
     """A finding for each layer that loses its gradient in fp16 without scaling: does a loss scale fix it?
 
@@ -231,10 +231,10 @@ def largest_half_gradient(measured: AuditRuns) -> float:
     """The largest true gradient (unscaled) that flows in fp16: of outputs, and of weights computed in fp16."""
     outputs = [
         measured.reference[name].largest_gradient
-        for name, seen in measured.seen(UNSCALED).items()
+        for name, seen in measured.run(UNSCALED).seen.items()
         if "float16" in seen.gradient_dtypes
     ]
-    weights = [compared.largest for compared in measured.compared(UNSCALED).values() if compared.in_half]
+    weights = [compared.largest for compared in measured.run(UNSCALED).gradients.values() if compared.in_half]
     return max([*outputs, *weights], default=0.0)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from scripts.audit import findings as rules
 from scripts.audit.findings import LayerFinding, shown
 from scripts.audit.measure import FP16_LIMIT, Seen, together
-from scripts.audit.runs import BF16, SCALED, UNSCALED, AuditRuns, Verification
+from scripts.audit.runs import BF16, SCALED, UNSCALED, AuditRuns, Execution
 
 FORMAT = 2  # of the JSON file
 GROUPED = 3  # more findings than this of one kind, for information only, share a line
@@ -60,7 +60,7 @@ class Recommendation:
     format: str
     scale: float
     keep: dict[str, str]
-    verification: Verification | None
+    verification: Execution | None
     steps: list[str] = field(default_factory=list)  # what was tried before and why it was given up
 
     def flags(self, already_kept: Sequence[str] = ()) -> str:
@@ -90,7 +90,7 @@ class Audit:
     losses: dict[str, list[float]]
     scale: float
     reference: str
-    tried: list[Verification]
+    tried: list[Execution]
 
     @property
     def faults(self) -> list[LayerFinding]:
@@ -106,16 +106,16 @@ def layer_reports(measured: AuditRuns, model: nn.Module) -> list[LayerReport]:
 
 def _layer(name: str, module: nn.Module, measured: AuditRuns) -> LayerReport:
     true = measured.reference[name]
-    runs = measured.runs
+    runs = {run: one.seen for run, one in measured.runs.items()}
     seen = {run: found.get(name, Seen()) for run, found in runs.items()}
     own = [f"{name}.{key}" if name else key for key, _ in module.named_parameters(recurse=False)]
     pooled = {}
-    for run, gradients in measured.gradients.items():
-        here = {key: gradients[key] for key in own if key in gradients}
+    for run, one in measured.runs.items():
+        here = {key: one.gradients[key] for key in own if key in one.gradients}
         pooled[run] = together(rules.with_signal(here, measured).get(name, []))
     fp16 = [run for run in (UNSCALED, SCALED) if run in runs]
     present = true.gradients - true.zeros
-    operations = {run: measured.operations(run).get(name) for run in (UNSCALED, BF16)}
+    operations = {run: measured.run(run).computed.get(name) for run in (UNSCALED, BF16)}
     dtypes = {run: here.dtype() for run, here in operations.items() if here}
     return LayerReport(
         name=name,
@@ -299,9 +299,9 @@ def as_json(audit: Audit, about: dict[str, Any], already_kept: Sequence[str]) ->
     return _finite(content)
 
 
-def _trial(trial: Verification) -> dict[str, Any]:
-    plain = {part.name: getattr(trial, part.name) for part in dataclasses.fields(trial) if part.name != "gradients"}
-    return {**plain, "finite": trial.finite}
+def _trial(trial: Execution) -> dict[str, Any]:
+    names = ("format", "scale", "keep", "origin", "gradients_finite", "loss_finite", "error", "half_statistics")
+    return {name: getattr(trial, name) for name in (*names, "failure", "finite")}
 
 
 def _finite(value: Any) -> Any:

@@ -43,76 +43,79 @@ ULP = {"fp32": 2.0**-23, "fp64": 2.0**-52}
 
 
 @dataclass
-class AuditRuns:
-    """Everything the runs showed, before it is judged. ``scale`` is the loss scale of the run SCALED.
+class Execution:
+    """All passes in ``format`` with the loss ``scale`` and the layers ``keep`` in float32.
 
-    ``reference`` and ``runs[run]``: ``Seen`` by module, in the order of computation. ``gradients[run]``: ``Compared``
-    by parameter. ``noise``: by parameter, how much the reference's gradient changes, as a share of its norm, when
-    each pixel changes by one unit in its last place; near 1 the gradient is rounding noise. ``computed[run]``:
-    operations by module. ``overflows`` and ``product_inputs`` (by module): the reference's magnitudes beyond float16.
-    """
-
-    scale: float
-    reference_format: str
-    device: str
-    reference: dict[str, Seen] = field(default_factory=dict)
-    runs: dict[str, dict[str, Seen]] = field(default_factory=dict)
-    gradients: dict[str, dict[str, Compared]] = field(default_factory=dict)
-    noise: dict[str, float] = field(default_factory=dict)
-    computed: dict[str, dict[str, Computed]] = field(default_factory=dict)
-    overflows: list[OverflowingOperation] = field(default_factory=list)
-    product_inputs: dict[str, LargeInput] = field(default_factory=dict)
-    losses: dict[str, list[float]] = field(default_factory=dict)
-    origins: dict[str, str | None] = field(default_factory=dict)  # by run, where it stops being finite
-    failures: dict[str, str] = field(default_factory=dict)  # by format, why it cannot run
-
-    @property
-    def sound_reference(self) -> bool:
-        """Whether the reference itself is finite, so that there is something to compare with."""
-        finite = all(map(math.isfinite, self.losses["reference"]))
-        return finite and not any(seen.gradients_non_finite for seen in self.reference.values())
-
-    def seen(self, run: str) -> dict[str, Seen]:
-        """By module; empty for a run that failed, as are the next two."""
-        return self.runs.get(run, {})
-
-    def compared(self, run: str) -> dict[str, Compared]:
-        return self.gradients.get(run, {})
-
-    def operations(self, run: str) -> dict[str, Computed]:
-        return self.computed.get(run, {})
-
-
-@dataclass
-class Verification:
-    """The recommendation, tried: ``passes`` run again in ``format`` with ``scale`` and ``keep`` in float32.
-
-    ``origin``: the module at which values that are not finite begin in the forward pass ('' is the network itself),
-    None when its values are finite. ``error``: of the whole network's gradient. ``gradients``: by parameter.
-    ``half_statistics``: modules that still normalise with statistics in half precision. ``failure``: why it did not
-    run at all.
+    ``seen``: by module, in the order of computation. ``gradients``: by parameter. ``computed``: operations by module,
+    of the first pass. ``origin``: the module at which values that are not finite begin in the forward pass ('' is the
+    network itself), None when its values are finite. ``half_statistics``: modules that normalise with statistics in
+    half precision. ``failure``: why it did not run at all.
     """
 
     format: str
     scale: float
     keep: list[str]
-    origin: str | None
-    gradients_finite: bool
-    loss_finite: bool
-    error: float
+    seen: dict[str, Seen] = field(default_factory=dict)
     gradients: dict[str, Compared] = field(default_factory=dict)
+    computed: dict[str, Computed] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    origin: str | None = None
     half_statistics: list[str] = field(default_factory=list)
     failure: str = ""
 
     @property
+    def error(self) -> float:
+        """The relative error of the whole network's gradient."""
+        return together(self.gradients.values()).error
+
+    @property
+    def gradients_finite(self) -> bool:
+        of_parameters = any(one.non_finite for one in self.gradients.values())
+        return not self.failure and not of_parameters and not any(s.gradients_non_finite for s in self.seen.values())
+
+    @property
+    def loss_finite(self) -> bool:
+        return not self.failure and all(map(math.isfinite, self.losses))
+
+    @property
     def finite(self) -> bool:
-        return not self.failure and self.origin is None and self.gradients_finite and self.loss_finite
+        return self.origin is None and self.gradients_finite and self.loss_finite
+
+
+@dataclass
+class AuditRuns:
+    """Everything the runs showed, before it is judged. ``scale`` is the loss scale of the run SCALED.
+
+    ``runs``: by name; those whose format cannot run are in ``failures`` instead, by format, with the reason. ``noise``:
+    by parameter, how much the reference's gradient changes, as a share of its norm, when each pixel changes by one unit
+    in its last place; near 1 the gradient is rounding noise. ``overflows`` and ``product_inputs`` (by module): the
+    reference's magnitudes beyond float16.
+    """
+
+    scale: float
+    device: str
+    true: Execution
+    runs: dict[str, Execution] = field(default_factory=dict)
+    noise: dict[str, float] = field(default_factory=dict)
+    overflows: list[OverflowingOperation] = field(default_factory=list)
+    product_inputs: dict[str, LargeInput] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> dict[str, Seen]:
+        """What the reference showed, by module."""
+        return self.true.seen
+
+    def run(self, name: str) -> Execution:
+        """One that holds nothing for a run that failed."""
+        return self.runs.get(name) or Execution("", 1.0, [])
 
 
 class Runner:
     """Runs the passes of one audit in any format. ``reference_format`` is 'fp32' or 'fp64'.
 
-    ``reference_trail``: what ``measure`` saw go into and out of the reference's modules.
+    ``reference_trail`` and ``truths``: what went into and out of the reference's modules, and its gradients of each
+    pass, once ``measure`` has run it.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Runner:
         self.reference_format = reference_format
         self.seed = seed
         self.reference_trail: list[Event] = []
+        self.truths: list[dict[str, torch.Tensor]] = []
         wide = torch.float64 if reference_format == "fp64" else torch.float32
         self.reference = copy.deepcopy(model).to(wide)
         self.reference_criterion = criterion
@@ -165,10 +169,6 @@ class Runner:
             )
             return loss, gradients_of(model)
 
-    def true_gradients(self, number: int) -> dict[str, torch.Tensor]:
-        """The reference's gradients of pass ``number``."""
-        return self.run(number, Format(self.reference_format))[1]
-
 
 def missing_format(device: torch.device) -> dict[str, str]:
     """By format, why ``device`` cannot compute in it."""
@@ -181,41 +181,62 @@ def missing_format(device: torch.device) -> dict[str, str]:
 
 def measure(runner: Runner, scale: float) -> AuditRuns:
     """Run every pass in every format. ``scale``: the loss scale in use."""
-    measured = AuditRuns(scale, runner.reference_format, runner.device.type, failures=missing_format(runner.device))
-    forms = {UNSCALED: Format("fp16"), SCALED: Format("fp16", scale), BF16: Format("bf16")}
-    meters = {run: Meter(of_reference=False) for run in forms}
-    comparisons = {run: GradientComparison() for run in forms}
-    true_meter = Meter(of_reference=True)
-    losses = {run: [] for run in ("reference", *forms)}
+    true = Execution(runner.reference_format, 1.0, [])
+    measured = AuditRuns(scale, runner.device.type, true, failures=missing_format(runner.device))
+    meter = Meter(of_reference=True)
+    losses = []
     for number in range(len(runner.passes)):
         magnitudes = Magnitudes(runner.reference)
-        loss, truth = runner.run(number, Format(runner.reference_format), true_meter, magnitudes)
-        losses["reference"].append(loss)
+        loss, gradients = runner.run(number, Format(runner.reference_format), meter, magnitudes)
+        losses.append(loss)
+        runner.truths.append(gradients)
         _add_magnitudes(measured, magnitudes)
-        if number == 0:
-            measured.noise = _noise(runner, truth)
-        for run, form in forms.items():
-            if form.name in measured.failures:
-                continue
-            trace = HalfOperations(runner.model) if number == 0 and run != SCALED else None  # always the same ones
-            try:
-                loss, gradients = runner.run(number, form, meters[run], trace)
-            except RuntimeError as error:
-                measured.failures[form.name] = reason_of(error)
-                continue
-            losses[run].append(loss)
-            comparisons[run].add(gradients, truth, form.scale)
-            if trace:
-                measured.computed[run] = dict(trace.modules)
-    measured.reference = true_meter.read()
-    runner.reference_trail = true_meter.trail
-    ran = [run for run, form in forms.items() if form.name not in measured.failures]
-    measured.runs = {run: meters[run].read() for run in ran}
-    measured.origins = {run: first_non_finite(meters[run].trail, true_meter.trail) for run in ran}
-    measured.origins["reference"] = first_non_finite(true_meter.trail)
-    measured.gradients = {run: comparisons[run].read() for run in ran}
-    measured.losses = {run: read_all(losses[run]) for run in ("reference", *ran)}
+    true.seen = meter.read()
+    true.losses = read_all(losses)
+    true.origin = first_non_finite(meter.trail)
+    runner.reference_trail = meter.trail
+    measured.noise = _noise(runner)
+    for name, form in {UNSCALED: Format("fp16"), SCALED: Format("fp16", scale), BF16: Format("bf16")}.items():
+        if form.name not in measured.failures:
+            measured.runs[name] = execute(runner, form)
+            if measured.runs[name].failure:
+                measured.failures[form.name] = measured.runs[name].failure
+    measured.runs = {name: one for name, one in measured.runs.items() if one.format not in measured.failures}
     return measured
+
+
+def execute(runner: Runner, form: Format, keep: Sequence[str] = ()) -> Execution:
+    """Run all passes in one format, with the layers ``keep`` in float32, and compare with the reference."""
+    model = runner.model
+    if keep or form.half is None:
+        model = copy.deepcopy(model)
+        if form.half is None:
+            model.float()
+        modules = dict(model.named_modules())
+        for name in keep:
+            modules[name].float()  # where the network's code had put it to half precision
+        keep_in_fp32(model, keep, runner.device)
+    made = Execution(form.name, form.scale, list(keep))
+    meter = Meter(of_reference=False)
+    comparison = GradientComparison()
+    losses = []
+    trace = HalfOperations(model)
+    try:
+        for number, truth in enumerate(runner.truths):
+            traced = trace if number == 0 and form.half else None  # always the same ones
+            loss, gradients = runner.run(number, form, meter, traced, model)
+            losses.append(loss)
+            comparison.add(gradients, truth, form.scale)
+    except RuntimeError as error:
+        made.failure = reason_of(error)
+        return made
+    made.seen = meter.read()
+    made.gradients = comparison.read()
+    made.computed = dict(trace.modules)
+    made.losses = read_all(losses)
+    made.origin = first_non_finite(meter.trail, runner.reference_trail)
+    made.half_statistics = list(half_statistics(model, trace.modules))
+    return made
 
 
 def reason_of(error: RuntimeError) -> str:
@@ -233,7 +254,7 @@ def _add_magnitudes(measured: AuditRuns, magnitudes: Magnitudes) -> None:
             measured.product_inputs[name] = found
 
 
-def _noise(runner: Runner, truth: dict[str, torch.Tensor]) -> dict[str, float]:
+def _noise(runner: Runner) -> dict[str, float]:
     """By parameter, how far the gradient of the first pass moves when each pixel moves by its last bit."""
     batch = runner.passes[0]
     generator = torch.Generator().manual_seed(runner.seed)
@@ -244,48 +265,11 @@ def _noise(runner: Runner, truth: dict[str, torch.Tensor]) -> dict[str, float]:
     _, gradients = runner.run(
         0, Format(runner.reference_format), batch=AuditBatch(moved, batch.targets, batch.weight)
     )  # the same draws of dropout, because the seed is that of pass 0
-    comparison.add(gradients, truth, 1.0)
+    comparison.add(gradients, runner.truths[0], 1.0)
     return {name: compared.error for name, compared in comparison.read().items()}
 
 
-# ------------------------------------------------------------------------------------- verification
-
-
-def verify(runner: Runner, form: Format, keep: Sequence[str]) -> Verification:
-    """Run all passes again as recommended, on a copy of the network with the layers ``keep`` in float32."""
-    model = copy.deepcopy(runner.model)
-    if form.half is None:
-        model.float()
-    modules = dict(model.named_modules())
-    for name in keep:
-        modules[name].float()  # where the network's code had put it to half precision
-    keep_in_fp32(model, keep, runner.device)
-    meter = Meter(of_reference=False)
-    comparison = GradientComparison()
-    losses = []
-    trace = HalfOperations(model)
-    try:
-        for number in range(len(runner.passes)):
-            traced = trace if number == 0 and form.half else None
-            loss, gradients = runner.run(number, form, meter, traced, model)
-            losses.append(loss)
-            comparison.add(gradients, runner.true_gradients(number), form.scale)
-    except RuntimeError as error:
-        return Verification(form.name, form.scale, list(keep), None, False, False, math.nan, failure=reason_of(error))
-    seen = meter.read()
-    compared = comparison.read()
-    all_finite = not any(one.non_finite for one in compared.values())
-    return Verification(
-        form.name,
-        form.scale,
-        list(keep),
-        first_non_finite(meter.trail, runner.reference_trail),
-        gradients_finite=all_finite and not any(one.gradients_non_finite for one in seen.values()),
-        loss_finite=all(map(math.isfinite, read_all(losses))),
-        error=together(compared.values()).error,
-        gradients=compared,
-        half_statistics=list(half_statistics(model, trace.modules)),
-    )
+# --------------------------------------------------------------------------------------- normalisations
 
 
 def half_statistics(model: nn.Module, computed: dict[str, Computed]) -> dict[str, str]:

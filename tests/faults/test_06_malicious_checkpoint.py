@@ -52,7 +52,7 @@ TOOLS = {
     "audit folder": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--resume", run)),
     "audit batch": (amp_audit.NAME, amp_audit.main, lambda path, run: ("--batch", path)),
     "audit weights": (amp_audit.NAME, amp_audit.main, lambda path, run: (*RUN, "--weights", path)),
-    "walkthrough": (amp_walkthrough.NAME, amp_walkthrough.walk_through, lambda path, run: ("--resume", path)),
+    "walkthrough": (amp_walkthrough.NAME, amp_walkthrough.main, lambda path, run: ("--resume", path)),
     "doctor": (doctor.NAME, doctor.main, lambda path, run: ("--resume", path)),
 }
 

@@ -11,12 +11,27 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts import check_data, doctor, evaluate, explain, export, find_lr, pack, predict, report, serve
+from scripts import (
+    amp_audit,
+    amp_walkthrough,
+    check_data,
+    doctor,
+    evaluate,
+    explain,
+    export,
+    find_lr,
+    pack,
+    predict,
+    report,
+    serve,
+)
 from scripts.common.command_line import run_tool
 
 LONG = "x" * 300  # longer than a file system lets a name be
 TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, predict, report, serve)}
-OF_SETTINGS = {tool.NAME.removesuffix(".py"): tool for tool in (check_data, doctor, find_lr, pack)}  # which take no RUN
+OF_SETTINGS = {
+    tool.NAME.removesuffix(".py"): tool for tool in (amp_audit, amp_walkthrough, check_data, doctor, find_lr, pack)
+}  # which take no RUN
 # What each tool is told beside RUN.
 REST = {
     "evaluate": "--device cpu --no-progress --output evaluation",
@@ -111,6 +126,13 @@ LINES = (
     ("doctor", "--batch-size 0", "--batch-size"),
     ("doctor", "--output ", "--output"),
     ("doctor", "--arch nonesuch", "--arch 'nonesuch'"),
+    ("amp_walkthrough", "--no-such-flag", "'--no-such-flag' is not a flag"),
+    ("amp_walkthrough", "--arch nonesuch", "--arch 'nonesuch'"),
+    ("amp_audit", "--batches none", "--batches: 'none'"),
+    ("amp_audit", "--arch resnet19", "resnet18"),
+    ("amp_audit", "--batch gone.pt", "--batch gone.pt: no such"),
+    ("amp_audit", "--batch foreign.pt", "--dump-bad-batch (it lacks"),
+    ("amp_audit", "--batch text.pt", "--batch text.pt: is not a checkpoint"),
     ("check_data", "--dataname synthetic", "nothing to check"),
     ("check_data", "--dataname folder", "--datapath"),
     ("check_data", "--dataname folder --datapath gone", "no such folder"),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 import timm
@@ -11,12 +10,12 @@ import torchvision
 from torch import nn
 
 import main
-from scripts.amp_walkthrough import walk_through, without_dropout
+from scripts.amp_walkthrough import main as walk_through
+from scripts.amp_walkthrough import without_dropout
 from scripts.audit import walkthrough
 from scripts.audit.walkthrough import Start, agreement, network, relative_error, single_layer, tolerance
 from utils.config.groups.precision import PrecisionSettings
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "amp_walkthrough.py"
 CPU = torch.device("cpu")
 PRINTED = 5e-5  # half of the last printed digit
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
