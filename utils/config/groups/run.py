@@ -106,7 +106,7 @@ class RunSettings:
         synonyms="eval test-only validate",
         within="--pretrained",
     )
-    dry_run: bool = setting(False, "print the plan and create nothing", in_recipe=False)
+    dry_run: bool = setting(False, "print the plan and train nothing", in_recipe=False)
     max_steps: int | None = setting(
         None,
         "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
