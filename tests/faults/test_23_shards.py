@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -311,6 +312,15 @@ def test_two_runs_that_copy_the_same_shard_into_one_folder_disturb_each_other_in
     other.join()
     assert lines == [] and len(opened) == 1
     assert path.read_bytes() == Path(images.paths.files[0]).read_bytes() and len(list(cache.iterdir())) == 1
+
+
+def test_a_copy_that_the_end_of_an_epoch_interrupts_is_none(shards, tmp_path):
+    lines = []
+    ahead = read_ahead.ReadAhead(read(shards).train.paths, tmp_path / "cache", 10**9, is_first=True, log=lines.append)
+    ahead._shard = lambda number: replace(ahead.members.split.shards[number], sha256="")  # as of others' tar files
+    ahead._stop = True
+    ahead._make(0, tmp_path / "cache" / "a.shard")
+    assert [*(tmp_path / "cache").iterdir()] == lines == []
 
 
 def test_what_another_run_is_copying_stays_and_what_a_killed_one_left_goes(shards, tmp_path):

@@ -8,16 +8,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from timm.data import mixup as timm_mixup
 
-from utils.config.arguments import parse
+from tests.utils.data import loading
 from utils.config.groups.augmentation import MIX_MODES
-from utils.data.datasets import get_data
 from utils.data.formats.readers import MemoryImages
 from utils.data.images.unreadable import REPLACE
-from utils.data.loaders import TrainLoader, loaders
+from utils.data.loaders import TrainLoader
 from utils.data.mixing import Mixing, boxes
 from utils.data.sample_plan import MicroBatch, SamplePlan
 from utils.data.sources import ResidentSource
-from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
 CLASSES = 6
@@ -285,22 +283,15 @@ def test_the_numbers_of_a_pair_depend_on_seed_epoch_and_its_samples_alone():
 # ---------------------------------------------------------------------------------- through the loader
 
 
-def make(*flags, rank=0, world_size=1):
-    args = parse(["--device", "cpu", "--mixup", "0.2", "--cutmix", "1", *map(str, flags)], world_size)
-    data = get_data(args.data, CPU)
-    ranks = Distributed(RankInfo(rank, world_size), args.run)
-    return loaders(data, args, ranks, channels_last=False)[:2]
+MIXES = ("--mixup", 0.2, "--cutmix", 1)
 
 
-def steps_of(*flags, world_size=1, epoch=1):
-    """{step: its samples, images and targets, over all ranks and passes, in the order of the plan}."""
-    ranks = [list(make(*flags, rank=rank, world_size=world_size)[0].batches(epoch)) for rank in range(world_size)]
-    steps = {}
-    for passes in zip(*ranks, strict=True):
-        for part in passes:
-            count = len(part.targets)
-            steps.setdefault(part.number, []).append((torch.as_tensor(part.indices), part.images[:count], part.targets))
-    return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
+def make(*flags, **place):
+    return loading.make(*MIXES, *flags, **place)[:2]
+
+
+def steps_of(*flags, **place):
+    return loading.steps_of(*MIXES, *flags, **place)
 
 
 @pytest.mark.parametrize(("batch_size", "mode"), [(60, "pair"), (270, "batch"), (61, "batch"), (719, "pair")])

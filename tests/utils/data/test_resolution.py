@@ -12,11 +12,9 @@ from torchvision.transforms.v2 import functional
 
 import main
 from tests.faults.small_run import told
+from tests.utils.data import loading
 from utils.config.arguments import parse
-from utils.data.datasets import get_data
-from utils.data.loaders import loaders
 from utils.data.resolution import Resolution, build_resolution
-from utils.runtime.distributed import Distributed, RankInfo
 
 GROWS = ("--progressive-size", 8, "--progressive-step", 4, "--progressive-epochs", 1, 4, "--epochs", 6)
 SIZES = [8, 8, 12, 12, 16, 16]  # of the epochs, up to --image-size 16
@@ -82,11 +80,8 @@ def files(tmp_path):
     return ("--dataname", "folder", "--datapath", tmp_path, "-b", 5)
 
 
-def make(*flags, rank=0, world_size=1):
-    args = parse(["--device", "cpu", "--workers", "0", "--seed", "3", *map(str, flags)], world_size)
-    data = get_data(args.data, torch.device("cpu"))
-    distributed = Distributed(RankInfo(rank, world_size), args.run)
-    return loaders(data, args, distributed, channels_last=False)[:2]
+def make(*flags, **place):
+    return loading.make("--workers", 0, "--seed", 3, *flags, **place)[:2]
 
 
 def same(found, expected):

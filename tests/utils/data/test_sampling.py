@@ -12,12 +12,9 @@ from scipy import stats
 from timm.data.distributed_sampler import RepeatAugSampler
 
 import main
-from utils.config.arguments import parse
-from utils.data.datasets import get_data
-from utils.data.loaders import loaders
+from tests.utils.data import loading
 from utils.data.sample_plan import SamplePlan, sample_uniforms
 from utils.data.sampling import Sampling
-from utils.runtime.distributed import Distributed, RankInfo
 
 few = settings(max_examples=40, deadline=None)
 
@@ -112,6 +109,10 @@ def test_samples_are_repeated_as_by_the_sampler_of_timm_and_torchvision(repeats,
     # As torchvision's RASampler: a random n / R of the samples R times each, the rest not at all in this epoch.
     assert histogram[repeats] == count // repeats and len(histogram) <= 2
     assert all(sorted(copies[ours == index]) == list(range((ours == index).sum())) for index in set(ours.tolist()))
+    epochs = [
+        set(Sampling(seed, np.arange(count), repeats).epoch(epoch)[0].tolist()) for seed, epoch in ((0, 1), (1, 0))
+    ]
+    assert all(len(other & set(ours.tolist())) < 0.8 * count / repeats for other in epochs), "others in each"
 
 
 def test_a_samples_copies_are_in_one_step_on_different_ranks_and_no_neighbours():
@@ -201,23 +202,11 @@ def test_it_says_what_an_epoch_holds():
 # ------------------------------------------------------------------------------- through the loader
 
 
-def make(*flags, rank=0, world_size=1):
-    args = parse(["--device", "cpu", "--workers", "0", "--seed", "3", *map(str, flags)], world_size)
-    data = get_data(args.data, torch.device("cpu"))
-    return loaders(data, args, Distributed(RankInfo(rank, world_size), args.run), channels_last=False)[0], data
+ALIKE = ("--workers", 0, "--seed", 3)
 
 
-def steps_of(*flags, world_size=1, first_step=0):
-    """{step: its samples, images and targets, over all ranks and passes, in the order of the plan}."""
-    ranks = [
-        list(make(*flags, rank=rank, world_size=world_size)[0].batches(1, first_step)) for rank in range(world_size)
-    ]
-    steps = {}
-    for passes in zip(*ranks, strict=True):
-        for part in passes:
-            images = part.images[: len(part.targets)]
-            steps.setdefault(part.number, []).append((torch.as_tensor(part.indices), images, part.targets))
-    return {step: [torch.cat(column) for column in zip(*parts, strict=True)] for step, parts in steps.items()}
+def make(*flags):
+    return loading.make(*ALIKE, *flags)[0]
 
 
 @pytest.mark.parametrize(
@@ -229,20 +218,20 @@ def steps_of(*flags, world_size=1, first_step=0):
     ],
 )
 def test_images_and_targets_are_the_same_bits_on_any_ranks_passes_and_loader_and_from_any_step(technique):
-    flags = ("--augment", "shift", "flip", "--global-batch-size", 90, *technique)
-    alone = steps_of(*flags)
+    flags = (*ALIKE, "--augment", "shift", "flip", "--global-batch-size", 90, *technique)
+    alone = loading.steps_of(*flags)
     for world_size, passes, loader in ((2, 1, "stream"), (3, 2, "resident")):
-        other = steps_of(*flags, "--accumulate", passes, "--loader", loader, world_size=world_size)
+        other = loading.steps_of(*flags, "--accumulate", passes, "--loader", loader, world_size=world_size)
         assert other.keys() == alone.keys()
         assert all(torch.equal(*pair) for step in alone for pair in zip(alone[step], other[step], strict=True))
-    late = steps_of(*flags, first_step=len(alone) - 2)
+    late = loading.steps_of(*flags, first_step=len(alone) - 2)
     assert len(late) == 2
     assert all(torch.equal(*pair) for step in late for pair in zip(alone[step], late[step], strict=True))
 
 
 @pytest.mark.parametrize("loader", ["resident", "stream"])
 def test_copies_of_an_image_are_augmented_differently_by_either_loader(loader):
-    train, _ = make("--repeated-augmentation", 4, "--augment", "shift", "--loader", loader, "-b", 64)
+    train = make("--repeated-augmentation", 4, "--augment", "shift", "--loader", loader, "-b", 64)
     batch = next(train.batches(0))
     assert Counter(Counter(batch.indices.tolist()).values()) == {4: 16}
     same = [batch.images[batch.indices == index] for index in set(batch.indices.tolist())]
@@ -257,14 +246,14 @@ def test_files_are_cropped_differently_for_each_copy(tmp_path):
             pixels = np.random.default_rng(ord(name)).integers(0, 255, (40, 40, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / split / name / "0.png")
     flags = ("--dataname", "folder", "--datapath", tmp_path, "--image-size", 16, "--augment", "resized-crop")
-    train, _ = make(*flags, "--repeated-augmentation", 2, "-b", 2)
+    train = make(*flags, "--repeated-augmentation", 2, "-b", 2)
     batch = next(train.batches(0))
     assert len(set(batch.indices.tolist())) == 1 and not torch.equal(*batch.images)
 
 
 def test_the_first_samples_are_those_of_the_first_epochs_plan_and_no_others():
-    train, data = make("--train-samples", 100)
-    order = SamplePlan(len(data.train), 64, 64, seed=3).order(0)
+    train = make("--train-samples", 100)
+    order = SamplePlan(1437, 64, 64, seed=3).order(0)
     for epoch in (0, 5):
         seen = [index for batch in train.batches(epoch) for index in batch.indices.tolist()]
         assert sorted(seen) == sorted(order[:100].tolist())
