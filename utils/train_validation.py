@@ -13,9 +13,10 @@ from torch import nn
 from tqdm import tqdm
 
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.sharded import Places, write_shards
 from utils.config.settings import Settings
 from utils.data.loaders import Batch, TrainLoader, ValidationLoader
+from utils.loop import pictured
+from utils.loop.attachments import attachments_of
 from utils.loop.bad_images import BadImages
 from utils.loop.extras import Extras
 from utils.loop.forward import Outputs, forward
@@ -24,25 +25,16 @@ from utils.loop.non_finite_step import NonFiniteStepHandler
 from utils.loop.selection import update_best
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped
-from utils.loop.test_time_augmentation import in_views
-from utils.loop.two_passes import TwoPasses
-from utils.loop.validation import validate
 from utils.optim import batch_norm_statistics
 from utils.optim.clipping import GradientClipper
 from utils.optim.freezing import has_trainable
 from utils.optim.groups import lr_scales
-from utils.optim.optimizers import with_own_kernels
-from utils.optim.sam import SharpnessAware
+from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
-from utils.precision.diagnosis import too_many_skips
 from utils.record.metrics import Report
-from utils.record.pictures import due
-from utils.record.pictures.collector import Collector, Gathered
 from utils.record.reporter import Reporter
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.runtime.sharding import is_sharded
-from utils.runtime.state_dicts import load_state_dict
 
 NOTHING = Extras()
 
@@ -79,7 +71,6 @@ class TraVal:
         # bare: its names are the checkpoint's
         self.model = model
         self.ema = extras.ema
-        self.freezing = extras.freezing
         self.train_loader = train_loader
         self.validation_loader = validation_loader
         self.optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
@@ -103,6 +94,7 @@ class TraVal:
             classes=len(self.class_names),
             lr_scales=lr_scales(self.optimizers),
         )
+        self.attachments = attachments_of(model, args, extras.freezing)
         self.consensus = StopConsensus(distributed, extras.stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress = Progress()
@@ -114,7 +106,7 @@ class TraVal:
             self._prepare_training()
 
     def _prepare_training(self) -> None:
-        self._set_frozen(epoch=0)
+        self._begin_epoch(0)
         self._prepare_trainable()
         folder = self.checkpointer.folder.parent if self.checkpointer is not None else None
         self.watch = NonFiniteStepHandler(
@@ -127,10 +119,10 @@ class TraVal:
         self.sums = StepSums(self.args.logging.print_freq, self.distributed)
         self._one = torch.ones((), device=self.device)
 
-    def _set_frozen(self, epoch: int) -> bool:
-        """Freeze what is frozen in ``epoch`` and release the rest; gives whether other parameters train than before."""
-        average = self.ema.module if self.ema is not None else None
-        return self.freezing is not None and self.freezing.set_epoch(epoch, self.model, average)
+    def _begin_epoch(self, epoch: int) -> bool:
+        """Prepare the optional parts for ``epoch``; gives whether other parameters train than before."""
+        changes = [part.begin_epoch(self, epoch) for part in self.attachments]
+        return any(changes)
 
     def _prepare_trainable(self) -> None:
         """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
@@ -144,9 +136,8 @@ class TraVal:
             each_skips=self.scaler.is_enabled(),
             over_ranks=self.distributed.norm_over_ranks,
         )
-        self.two_passes = None
-        if self.args.optimisation.sam_rho:
-            self.two_passes = TwoPasses(self.model, SharpnessAware(self.args.optimisation, self.clip.parameters))
+        for part in self.attachments:
+            part.prepare(self)
 
     # ---------------------------------------------------------------------------------- verbs
 
@@ -161,14 +152,14 @@ class TraVal:
                 self.validation(epoch, report=True)
             else:
                 self._end_epoch(None, None)
-        self._wait_for_checkpoint()
+        self.wait_for_checkpoint()
         return Report(*self.progress.last_validation)
 
     def train(self, epoch: int) -> Report:
         """Train the rest of the epoch; returns its report over all ranks."""
         steps = self.train_loader.steps_per_epoch
         title = f"Epoch {epoch + 1}/{self.args.optimisation.epochs}"
-        if self._set_frozen(epoch):
+        if self._begin_epoch(epoch):
             self.distributed.unwrap(self.network)
             self._prepare_trainable()
         self.network.train()
@@ -198,11 +189,10 @@ class TraVal:
                 # The second term is 0, or NaN where the loss is not finite: then no rank's gradient is, either.
                 self.scaler.scale(outputs.loss).backward(batch.weight + 0 * outputs.loss.detach())
                 call(self.hooks.after_backward, self, batch, outputs)
-            if self.two_passes is None or not self.two_passes.is_second:
-                self.sums.add_pass(batch, outputs)
-                self.bad_images.note(batch)
+            self.sums.add_pass(batch, outputs)
+            self.bad_images.note(batch)
 
-        scale = self.scaler.scale(self._one)
+        scale = self.loss_scale()
         for optimizer in self.active:
             self.scaler.unscale_(optimizer)
         norm = self.clip()  # clipping and the logged norm are of the true gradient
@@ -245,9 +235,9 @@ class TraVal:
         The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
         averaged = self.ema is not None and self.ema.has_begun
-        pictured = report and bool(self.class_names) and due.may_be(self.progress, self.args)
+        with_pictures = report and pictured.may_be_due(self)
         self.consensus.begin()
-        result, gathered = self._validate(self.model, pictured and not averaged)
+        result, gathered = pictured.validate_in_views(self, self.model, with_pictures and not averaged)
         raw = result
         if averaged:
             batch_norm_statistics.recompute(
@@ -259,37 +249,12 @@ class TraVal:
                 self.autocast,
                 self.stop_if_requested,
             )
-            result, gathered = self._validate(self.ema.module, pictured)
+            result, gathered = pictured.validate_in_views(self, self.ema.module, with_pictures)
         self.bad_images.collect(self.progress)
         call(self.hooks.after_validation, self, result)
         if report:
             self._end_epoch(result, raw if self.ema is not None else None, gathered)
         return result
-
-    def _validate(self, model: nn.Module, pictured: bool) -> tuple[Report, Gathered | None]:
-        """The validation of ``model`` and, if ``pictured``, what pictures of it need."""
-        network = in_views(model, self.args.data.tta)
-        collector = None
-        before_batch = [partial(call, self.hooks.before_validation_batch, self)]
-        if pictured:
-            loader = self.validation_loader
-            collector = Collector(network, model, len(self.class_names), len(loader.source), loader.transform.to_pixels)
-            network = collector
-            before_batch.append(collector.before_batch)
-        report = validate(
-            network,
-            self.validation_loader,
-            self.distributed,
-            self.autocast,
-            self.writer,
-            self.bad_images,
-            self.stop_if_requested,
-            lambda batch: call(before_batch, batch),
-        )
-        if collector is None:
-            return report, None
-        collector.close()
-        return report, collector.gather(self.distributed)
 
     # ---------------------------------------------------------------------------- parts of a step
 
@@ -315,12 +280,18 @@ class TraVal:
         return lr
 
     def _passes(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The step's forward passes: its batches, and with SAM all of them again, at the weights uphill."""
-        if self.two_passes is None:
-            return batches
-        scale = partial(self.scaler.scale, self._one)
-        seed = partial(self.watch.seed, self.progress)
-        return self.two_passes.of(batches, scale, seed)
+        """The step's forward passes: its batches, and what optional parts make of them."""
+        for part in self.attachments:
+            batches = part.passes(self, batches)
+        return batches
+
+    def loss_scale(self) -> torch.Tensor:
+        """The factor of the loss in this step, a tensor (); 1 without a scaler."""
+        return self.scaler.scale(self._one)
+
+    def seed_step(self) -> None:
+        """Seed the randomness of the step by its position, as at its beginning."""
+        self.watch.seed(self.progress)
 
     def _after_step(self, epoch: int, bar: tqdm) -> None:
         """What is due between two steps: a log line, a checkpoint, or the end after too many skipped steps."""
@@ -333,7 +304,7 @@ class TraVal:
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
         if progress.skipped_in_row > self.args.precision.max_skipped_steps:
-            self._stop(too_many_skips(progress.skipped_in_row, progress.step, epoch + 1, self.scaler.get_scale()))
+            self._stop(self.watch.too_many_skips(progress, epoch, self.scaler.get_scale()))
         within = progress.step_in_epoch < self.train_loader.steps_per_epoch
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
             self.collect()
@@ -376,7 +347,7 @@ class TraVal:
         """
         signal, failed = self.consensus.poll(self.checkpointer is not None and self.checkpointer.failed)
         if failed:
-            self._wait_for_checkpoint()  # raises
+            self.wait_for_checkpoint()  # raises
         if signal:
             self.writer.log(f"{signal.name}: saving")
             self.save_now("last")
@@ -384,7 +355,7 @@ class TraVal:
 
     # ------------------------------------------------------------------------------- end of an epoch
 
-    def _end_epoch(self, result: Report | None, raw: Report | None, gathered: Gathered | None = None) -> None:
+    def _end_epoch(self, result: Report | None, raw: Report | None, gathered: Any = None) -> None:
         """The epoch's row, points, line and checkpoints; ``result`` is None for an epoch that is not validated."""
         progress = self.progress
         row = self.reporter.row(progress, result, raw)
@@ -402,8 +373,7 @@ class TraVal:
             self.writer.classes([*result.by_class.rows(self.class_names)], progress.step)
         self.writer.epoch(row)
         finished = progress.is_finished(self.args)
-        if gathered is not None and (finished or due.after_epoch(progress, self.args)):
-            self.writer.pictures(gathered, self.class_names, progress.step)
+        pictured.write(self, gathered, finished)
         saved = finished or progress.epoch % self.args.logging.save_every_epochs == 0
         # 'last' comes last: once it says that the run is finished, the others exist.
         names = {"best": best, "final": finished, "last": saved}
@@ -425,20 +395,15 @@ class TraVal:
         states = [optimizer.state_dict() for optimizer in self.optimizers]
         return states if len(states) > 1 else states[0]
 
-    def places(self) -> Places | None:
+    def places(self) -> Any:
         """Which part of each tensor of ``state()`` belongs to this process; None if all do."""
-        if not is_sharded(self.model):
-            return None
-        return Places.of(self.model, self.ema.module if self.ema is not None else None, self.optimizers[0])
+        return next(filter(None, (part.places(self) for part in self.attachments)), None)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, as ``save`` wrote it."""
-        load_state_dict(self.model, state["model"])
+        load_states(self.model, self.optimizers, state)
         if self.ema is not None:
             self.ema.load_state(state["ema"])
-        stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
-        for optimizer, its_state in zip(self.optimizers, stored, strict=True):
-            optimizer.load_state_dict(with_own_kernels(optimizer, its_state))
         if state["scaler"]:  # a disabled scaler has no state
             self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress.from_state(state["progress"])
@@ -457,25 +422,18 @@ class TraVal:
         def save() -> None:
             self.writer.flush()
             call(self.hooks.before_save, self, names)
-            self.checkpointer.save(shards or {**self.description, **self.state()}, *names)
+            self.checkpointer.save(left or {**self.description, **self.state()}, *names)
             call(self.hooks.after_save, self, names)
 
         self.distributed.broadcast_buffers(self.model)
-        shards = self._write_shards() if is_sharded(self.model) else None
+        left = next(filter(None, [part.write(self) for part in self.attachments]), None)
         self.distributed.run_on_rank0(save)
-
-    def _write_shards(self) -> dict[str, Any]:
-        """Write every process's part of the state; gives what is left for the checkpoint's file."""
-        if self.ema is not None:
-            self.distributed.broadcast_buffers(self.ema.module)
-        self._wait_for_checkpoint()  # which then removes the shards that nothing needs any more
-        return write_shards({**self.description, **self.state()}, self.checkpointer.folder, self.distributed)
 
     def save_now(self, name: str) -> None:
         """Save under ``name``; returns once it is on the disk."""
         self.collect()
         self.save(name)
-        self._wait_for_checkpoint()
+        self.wait_for_checkpoint()
 
     def keep_best(self) -> None:
         """Save the best checkpoint if the run's folder lacks it and this is its state; otherwise log that it does."""
@@ -491,6 +449,7 @@ class TraVal:
             " will be that of the first better one"
         )
 
-    def _wait_for_checkpoint(self) -> None:  # when that fails, all ranks end
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the state that was saved last is on the disk; if that fails, all ranks end."""
         if self.checkpointer is not None:
             self.distributed.run_on_rank0(self.checkpointer.wait)

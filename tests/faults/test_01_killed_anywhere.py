@@ -100,6 +100,7 @@ def test_a_kill_at_each_kind_of_moment_and_resume_auto_leave_the_same_bits(whole
 # ------------------------------------------------------------------------ the tool notices what is forgotten
 
 LOOP = "utils/train_validation.py"
+OPTIMIZERS = "utils/optim/optimizers.py"
 WRITER = "utils/record/writer.py"
 CURVES = "utils/record/curves.py"
 PROGRESS = 'Progress.from_state(state["progress"])'
@@ -112,10 +113,10 @@ def forget(place):
 
 # What is not restored: the file, its text, the text instead, and what the tool must then say.
 FORGOTTEN = {
-    "model": (LOOP, 'load_state_dict(self.model, state["model"])', "pass", r"final.pt: model/\S+: \d+ of"),
+    "model": (OPTIMIZERS, 'load_state_dict(model, state["model"])', "pass", r"final.pt: model/\S+: \d+ of"),
     "moving average": (LOOP, 'self.ema.load_state(state["ema"])', "pass", r"final.pt: ema/\S+: \d+ of"),
     "optimizer": (
-        LOOP,
+        OPTIMIZERS,
         "optimizer.load_state_dict(with_own_kernels(optimizer, its_state))",
         "pass",
         r"final.pt: model/\S+: \d+ of",

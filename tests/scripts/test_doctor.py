@@ -583,7 +583,10 @@ def test_variants_and_the_search_for_the_largest_batch_freeze_compute_and_judge_
     assert 0 < len(trained(parts.model)) < len(list(parts.model.parameters()))
     assert parts.criterion.weights is not None
     for traval in others:
-        assert trained(traval.model) == trained(parts.model) and traval.freezing.norms == parts.network.freezing.norms
+        assert (
+            trained(traval.model) == trained(parts.model)
+            and traval.attachments[0].freezing.norms == parts.network.freezing.norms
+        )
         assert traval.criterion is parts.criterion and traval.autocast.fast_dtype == torch.bfloat16
 
 

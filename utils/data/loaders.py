@@ -52,7 +52,8 @@ class Batch:
     within the epoch (training) or the batch's number over all ranks (validation). With ``--skip-bad-images``,
     ``unreadable`` lists the paths of this batch's unreadable images in the order of its samples, each time anew. In
     training the next readable image, with its own label, replaces each; ``replaced`` counts for how many of the n
-    samples. In validation they are left out, so a batch may be empty.
+    samples. In validation they are left out, so a batch may be empty. ``counted`` is
+    False for a batch that a step trains on again, whose figures are known already.
     """
 
     images: torch.Tensor
@@ -63,6 +64,7 @@ class Batch:
     ends_step: bool = True
     unreadable: tuple[str, ...] = ()
     replaced: int = 0
+    counted: bool = True
 
 
 class TrainLoader:

@@ -22,8 +22,9 @@ class BadImages:
 
     def note(self, batch: Batch) -> None:
         """Remember the batch's unreadable images until the next ``collect``."""
-        self._paths.update(map(os.path.abspath, batch.unreadable))
-        self._replaced += batch.replaced
+        if batch.counted:
+            self._paths.update(map(os.path.abspath, batch.unreadable))
+            self._replaced += batch.replaced
 
     def collect(self, progress: Progress) -> None:
         """Add what all ranks have met to ``progress``; log and list new paths. A synchronisation point."""

@@ -30,7 +30,7 @@ class Hooks:
     A step calls, for each of its passes, ``before_forward``, ``after_forward``, ``before_backward`` and
     ``after_backward``, then ``before_update`` once the gradients are unscaled and clipped (``norm``: a tensor (),
     before clipping, which may be infinite) and ``after_update`` when the step is counted, even if it was skipped.
-    With SAM a step calls the points of its passes twice (``utils/loop/two_passes.py``).
+    With SAM a step calls the points of its passes twice (``utils/loop/attachments.py``).
     Repeating a step that was not finite calls the two points of a forward pass again. Validation calls
     ``before_validation_batch`` for each batch of this rank, the raw weights' and then the moving average's, and
     ``after_validation`` before the epoch's row and checkpoints. ``before_save`` and ``after_save`` surround handing

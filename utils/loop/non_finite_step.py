@@ -19,7 +19,7 @@ from utils.loop.bad_batch import save_bad_batch
 from utils.loop.forward import Outputs
 from utils.precision.amp import resolve_amp
 from utils.precision.buffers import BufferCopy
-from utils.precision.diagnosis import UNSEEN, BadStep, examine
+from utils.precision.diagnosis import UNSEEN, BadStep, examine, too_many_skips
 from utils.record.writer import NullWriter
 from utils.runtime.distributed import Distributed
 
@@ -94,6 +94,10 @@ class NonFiniteStepHandler:
         origin = f"gradient of {', '.join(names)}"
         samples = self._samples(progress)
         return self._write_down(BadStep(*position, origin, rank=None, parameters=names, samples=samples))
+
+    def too_many_skips(self, progress: Progress, epoch: int, scale: float) -> str:
+        """The end of a run whose latest steps were all skipped."""
+        return too_many_skips(progress.skipped_in_row, progress.step, epoch + 1, scale)
 
     def _write_down(self, bad: BadStep) -> BadStep:
         self.writer.log(bad.details(), to_console=False)

@@ -32,8 +32,9 @@ class StepSums:
         return len(self.pending) == self.steps
 
     def add_pass(self, batch: Batch, outputs: Outputs) -> None:
-        """Add a forward pass of the current step."""
-        self.meter.update(len(self.pending), outputs.loss, outputs.logits, batch.targets, outputs.losses)
+        """Add a forward pass of the current step, if it counts."""
+        if batch.counted:
+            self.meter.update(len(self.pending), outputs.loss, outputs.logits, batch.targets, outputs.losses)
 
     def end_step(self, lr: float, norm: torch.Tensor, scale: torch.Tensor) -> None:
         """End the step: its learning rate, gradient norm and loss scale."""

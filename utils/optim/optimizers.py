@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from utils.optim.groups import lr_scales, parameter_groups
 from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
 from utils.optim.schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
+from utils.runtime.state_dicts import load_state_dict
 
 # of Muon in ``muon-sgd``
 AIRBENCH_MOMENTUM = 0.6
@@ -320,6 +321,14 @@ def unknown_optimizer(name: str) -> str | None:
     near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*OWN, 'lamb', 'lion'))}"
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"
+
+
+def load_states(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], state: dict[str, Any]) -> None:
+    """Continue ``model`` and its optimizers from the ``state`` of a checkpoint; several optimizers' is a list."""
+    load_state_dict(model, state["model"])
+    stored = state["optimizer"] if isinstance(state["optimizer"], list) else [state["optimizer"]]
+    for optimizer, its_state in zip(optimizers, stored, strict=True):
+        optimizer.load_state_dict(with_own_kernels(optimizer, its_state))
 
 
 def describe(settings: OptimisationSettings, optimizer: Optimizers) -> str:

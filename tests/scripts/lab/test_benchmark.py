@@ -384,7 +384,7 @@ def test_the_records_are_of_a_training_as_main_builds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
     args = arguments.parse(["--device", "cpu", "--arch", "fc", "--amp", "auto", "--freeze", "all-but-head"])
     traval = records.build(args, Distributed(RankInfo(), args.run), tmp_path, NullWriter())
-    assert traval.autocast.fast_dtype == torch.bfloat16 and traval.freezing.names
+    assert traval.autocast.fast_dtype == torch.bfloat16 and traval.attachments[0].freezing.names
     assert traval.class_names, "pictures are made too"
 
 

@@ -14,7 +14,7 @@ from tests.helpers import equal
 from tests.utils.test_train_validation import Overflow, make, parameters, steps
 from utils import train_validation
 from utils.config.settings import UserError
-from utils.loop import step_sums
+from utils.loop import pictured, step_sums
 from utils.loop.stop_signals import Stopped, StopSignals
 from utils.record.metrics import Report
 from utils.record.writer import NullWriter
@@ -79,7 +79,7 @@ def results(monkeypatch):
         top1, loss = given.pop(0)
         return Report(loss, top1, 100.0, 360)
 
-    monkeypatch.setattr(train_validation, "validate", validate)
+    monkeypatch.setattr(pictured, "validate", validate)
     return given
 
 

@@ -18,9 +18,9 @@ from torch import nn
 from torch.utils.tensorboard import summary
 
 import main
-from utils import train_validation
 from utils.checkpoint.progress import Progress
 from utils.config.arguments import parse
+from utils.loop import pictured
 from utils.record import board
 from utils.record.pictures import collector as collecting
 from utils.record.pictures import drawing, due, projector
@@ -371,7 +371,7 @@ def test_the_charts_lay_over_another_what_the_run_has(run):
 
 
 def test_without_pictures_nothing_looks_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_validation, "Collector", None)
+    monkeypatch.setattr(pictured, "Collector", None)
     assert main.main([*FLAGS, "--max-steps", "2", "--picture-epochs", "off", "--output", str(tmp_path)]) == 0
     (folder,) = tmp_path.glob("digits/fc/*")
     assert not {tag for (tag, _), _ in points_of(folder)} & TAGS and not (folder / "projector").exists()

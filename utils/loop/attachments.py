@@ -1,0 +1,130 @@
+"""Optional parts of training: they attach to the loop, and a plain step does not notice them.
+
+Gradients in bfloat16 (``utils/runtime/exchange.py``), growing images (the loader's) and a teacher (the criterion's)
+need no more than the part that they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from utils.checkpoint.checkpoint import Checkpointer
+from utils.checkpoint.progress import Progress
+from utils.checkpoint.sharded import Places, write_shards
+from utils.config.settings import Settings
+from utils.data.loaders import Batch
+from utils.optim.clipping import GradientClipper
+from utils.optim.ema import WeightAverage
+from utils.optim.freezing import Freezing
+from utils.optim.sam import SharpnessAware
+from utils.precision.buffers import BufferCopy
+from utils.runtime.distributed import Distributed
+from utils.runtime.sharding import is_sharded
+
+
+class Loop(Protocol):
+    """What a part may use of the ``TraVal`` that it is attached to."""
+
+    model: nn.Module
+    ema: WeightAverage | None
+    optimizers: Sequence[torch.optim.Optimizer]
+    clip: GradientClipper
+    args: Settings
+    distributed: Distributed
+    checkpointer: Checkpointer
+    description: dict[str, Any]
+    progress: Progress
+
+    def loss_scale(self) -> torch.Tensor: ...
+    def seed_step(self) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def wait_for_checkpoint(self) -> None: ...
+
+
+class Attachment:
+    """A part of training that does nothing; others override what they take part in."""
+
+    def begin_epoch(self, loop: Loop, epoch: int) -> bool:
+        """Prepare ``epoch``, from 0, before its steps; gives whether other parameters train than before."""
+        return False
+
+    def prepare(self, loop: Loop) -> None:
+        """Prepare for the parameters that train, at the beginning and whenever they have changed."""
+
+    def passes(self, loop: Loop, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """The forward passes of a step that is to be trained on ``batches``."""
+        return batches
+
+    def places(self, loop: Loop) -> Places | None:
+        """This process's part of each tensor of the state; None if that is all of it."""
+        return None
+
+    def write(self, loop: Loop) -> dict[str, Any] | None:
+        """Write the tensors of the state and give what is left for a checkpoint's file; None leaves all to it."""
+        return None
+
+
+class FrozenLayers(Attachment):
+    """Layers that are frozen in some epochs (``utils/optim/freezing.py``)."""
+
+    def __init__(self, freezing: Freezing) -> None:
+        self.freezing = freezing
+
+    def begin_epoch(self, loop: Loop, epoch: int) -> bool:
+        return self.freezing.set_epoch(epoch, loop.model, loop.ema.module if loop.ema is not None else None)
+
+
+class TwoPasses(Attachment):
+    """Sharpness-aware minimisation: a step's batches, and the same again while the weights are uphill.
+
+    The loop adds up the gradient of the batches that it is given. That of the first round, which ranks and accumulation
+    have made the gradient of the whole step, decides where uphill is; what remains is that of the second. Batch norm's
+    statistics and the step's figures are those of the first round. Keeps a step's batches on the device.
+    """
+
+    def prepare(self, loop: Loop) -> None:
+        self.sam = SharpnessAware(loop.args.optimisation, loop.clip.parameters)
+        self._buffers = BufferCopy(loop.model)
+
+    def passes(self, loop: Loop, batches: Iterable[Batch]) -> Iterable[Batch]:
+        kept = []
+        for batch in batches:
+            kept.append(batch)
+            yield batch
+        self.sam.climb(loop.loss_scale())
+        for parameter in self.sam.parameters:
+            parameter.grad = None
+        self._buffers.remember()
+        loop.seed_step()
+        for batch in kept:
+            yield replace(batch, counted=False)
+        self._buffers.restore()
+        self.sam.come_back()
+
+
+class Shards(Attachment):
+    """A network whose parameters are spread over the processes (``utils/runtime/sharding.py``)."""
+
+    def places(self, loop: Loop) -> Places:
+        return Places.of(loop.model, loop.ema.module if loop.ema is not None else None, loop.optimizers[0])
+
+    def write(self, loop: Loop) -> dict[str, Any]:
+        if loop.ema is not None:
+            loop.distributed.broadcast_buffers(loop.ema.module)
+        loop.wait_for_checkpoint()  # which then removes the shards that nothing needs any more
+        return write_shards({**loop.description, **loop.state()}, loop.checkpointer.folder, loop.distributed)
+
+
+def attachments_of(model: nn.Module, args: Settings, freezing: Freezing | None) -> list[Attachment]:
+    """The parts that a run with these settings has."""
+    parts: list[Attachment] = [] if freezing is None else [FrozenLayers(freezing)]
+    if args.optimisation.sam_rho:
+        parts.append(TwoPasses())
+    if is_sharded(model):
+        parts.append(Shards())
+    return parts

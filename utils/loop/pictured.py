@@ -1,0 +1,52 @@
+"""Validations of which pictures are made (--picture-epochs)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from utils.loop.hooks import call
+from utils.loop.test_time_augmentation import in_views
+from utils.loop.validation import validate
+from utils.record.metrics import Report
+from utils.record.pictures import due
+from utils.record.pictures.collector import Collector, Gathered
+
+
+def may_be_due(loop: Any) -> bool:
+    """Whether pictures of the validation that comes now may be wanted; ``loop`` is the ``TraVal`` that validates."""
+    return bool(loop.class_names) and due.may_be(loop.progress, loop.args)
+
+
+def validate_in_views(loop: Any, model: nn.Module, pictured: bool) -> tuple[Report, Gathered | None]:
+    """The validation of ``model`` in the views of --tta and, if ``pictured``, what pictures of it need."""
+    network = in_views(model, loop.args.data.tta)
+    collector = None
+    before_batch = [partial(call, loop.hooks.before_validation_batch, loop)]
+    if pictured:
+        loader = loop.validation_loader
+        collector = Collector(network, model, len(loop.class_names), len(loader.source), loader.transform.to_pixels)
+        network = collector
+        before_batch.append(collector.before_batch)
+    report = validate(
+        network,
+        loop.validation_loader,
+        loop.distributed,
+        loop.autocast,
+        loop.writer,
+        loop.bad_images,
+        loop.stop_if_requested,
+        lambda batch: call(before_batch, batch),
+    )
+    if collector is None:
+        return report, None
+    collector.close()
+    return report, collector.gather(loop.distributed)
+
+
+def write(loop: Any, gathered: Gathered | None, finished: bool) -> None:
+    """Write the pictures if they are due now that the epoch has ended, and with it perhaps the run."""
+    if gathered is not None and (finished or due.after_epoch(loop.progress, loop.args)):
+        loop.writer.pictures(gathered, loop.class_names, loop.progress.step)
