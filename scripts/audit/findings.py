@@ -103,7 +103,7 @@ def _overflow(name: str, what: str, largest: float) -> LayerFinding:
 
 
 def not_finite_finding(name: str, measured: AuditRuns) -> LayerFinding:
-    """For a module whose half-precision result is not finite though its true values fit into fp16."""
+    """A finding on a module whose half-precision result is not finite though its true values fit into fp16."""
     seen = measured.run(UNSCALED).seen.get(name, Seen())
     return LayerFinding(
         "not finite",
@@ -160,7 +160,7 @@ def losing_layers(gradients: dict[str, Compared], measured: AuditRuns) -> dict[s
 
 
 def lost_share(name: str, run: str, measured: AuditRuns) -> float:
-    """Of the true output gradient's values other than zero, the share that ``run`` has as zeros beyond those."""
+    """The share of the true output gradient's values other than zero that are zero in ``run``."""
     true = measured.reference[name]
     seen = measured.run(run).seen.get(name, Seen())
     present = true.gradients - true.zeros
@@ -211,7 +211,7 @@ def costs(errors: tuple[float, float]) -> bool:
 
 
 def normalisation_finding(name: str, reason: str, errors: tuple[float, float] | None, *, fault: bool) -> LayerFinding:
-    """For a module that normalises with statistics held in half precision; ``errors``: of its input and output."""
+    """A finding on a module that normalises with statistics in half precision; ``errors``: of its input and output."""
     what = f"normalises in half precision: {reason}"
     numbers = {}
     if errors:

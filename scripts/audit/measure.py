@@ -1,4 +1,4 @@
-"""One forward and backward pass of the audit in one number format, and what is measured in it.
+"""One forward and backward pass of the audit in one dtype, and what is measured in it.
 
 Statistics are reduced on the device to a few numbers a layer right away; no activation is kept. A ``Meter`` sums them
 over all calls of a module and over all passes, and reads them once.
@@ -45,7 +45,7 @@ class AuditBatch:
 
 @dataclass(frozen=True)
 class Format:
-    """In which format to run: 'fp16', 'bf16', 'fp32' (the reference may also be 'fp64'); ``scale`` of the loss."""
+    """The dtype to run in, by name: 'fp16', 'bf16', 'fp32' (of the reference 'fp64' too); ``scale`` of the loss."""
 
     name: str
     scale: float = 1.0
@@ -58,7 +58,7 @@ class Format:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """In this context ``model`` is in training mode without gradients; buffers, gradients and modes are restored."""
+    """A context in which ``model`` is in training mode without gradients; buffers, gradients and modes are restored."""
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     modes = {name: module.training for name, module in model.named_modules()}
@@ -79,7 +79,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """In this context the network's code makes floating-point tensors of ``dtype``."""
+    """A context in which the network's code makes floating-point tensors of ``dtype``."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -189,7 +189,7 @@ class Meter:
         self._histograms: dict[str, torch.Tensor] = {}
 
     def callbacks(self) -> dict[str, Callable[[str, nn.Module, torch.Tensor], None]]:
-        """For ``watching``."""
+        """The callbacks of ``watching``."""
         return {"inputs": self._input, "outputs": self._output, "gradients": self._gradient}
 
     def _add(self, name: str, what: str, number: torch.Tensor | float) -> None:
@@ -261,7 +261,7 @@ def exponents(values: torch.Tensor) -> torch.Tensor:
 
 
 def read_all(numbers: Sequence[torch.Tensor | float]) -> list[float]:
-    """All of them on the host, with one wait for the device."""
+    """The numbers on the host, with one wait for the device."""
     tensors = [number.double() for number in numbers if isinstance(number, torch.Tensor)]
     values = iter(torch.stack(tensors).tolist() if tensors else [])
     return [next(values) if isinstance(number, torch.Tensor) else float(number) for number in numbers]
@@ -363,5 +363,5 @@ def _compare(gradient: torch.Tensor, truth: torch.Tensor, scale: float) -> torch
 
 
 def together(compared: Iterable[Compared]) -> Compared:
-    """All of them as one gradient."""
+    """The sums of several gradients, as of one."""
     return sum(compared, Compared())

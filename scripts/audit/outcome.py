@@ -274,7 +274,7 @@ def summary_lines(audit: Audit) -> Iterator[str]:
 
 
 def as_json(audit: Audit, about: dict[str, Any], already_kept: Sequence[str]) -> dict[str, Any]:
-    """All of it, ready for ``json.dump``; a number that is not finite becomes None. ``about``: what was audited."""
+    """The audit, ready for ``json.dump``; a number that is not finite becomes None. ``about``: what was audited."""
     choice = audit.recommendation
     content = {
         "format": FORMAT,

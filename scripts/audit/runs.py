@@ -240,7 +240,7 @@ def execute(runner: Runner, form: Format, keep: Sequence[str] = ()) -> Execution
 
 
 def reason_of(error: RuntimeError) -> str:
-    """Torch's reason why an operation lacks a number format. Raises ``error`` again if memory ran out."""
+    """Torch's reason why an operation lacks a dtype. Raises ``error`` again if memory ran out."""
     if isinstance(error, torch.OutOfMemoryError):
         raise error
     return " ".join(str(error).split())[:160]

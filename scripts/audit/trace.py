@@ -1,7 +1,7 @@
 """Operations of a forward pass as they are computed, with the module each belongs to.
 
 ``TorchDispatchMode``s run below autocast and autograd, so they see the casts that autocast inserts and the dtypes
-that an operation really got. Two of the four here act: one makes random numbers equal in all number formats, one keeps
+that an operation really got. Two of the four here act: one makes random numbers equal in all dtypes, one keeps
 the reference in its wide format. Two watch: magnitudes in the reference, dtypes and statistics under autocast.
 """
 
@@ -88,7 +88,7 @@ def operation_name(func: Any) -> str:
 
 
 class SameDraws(TorchDispatchMode):
-    """Random numbers that do not depend on the number format: drawn in float32 and then rounded.
+    """Random numbers that do not depend on the dtype: drawn in float32 and then rounded.
 
     This way dropout drops the same values in every run. Dropout inside fused attention is out of reach.
     """

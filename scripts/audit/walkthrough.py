@@ -168,7 +168,7 @@ def _gradients(parameters: Mapping[str, nn.Parameter]) -> Tensors:
 
 @contextmanager
 def true_float32() -> Iterator[None]:
-    """In this context a GPU's float32 convolutions are float32: by default they round to TF32, as coarse as fp16."""
+    """A context in which a GPU's float32 convolutions are float32: by default they round to TF32, as coarse as fp16."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 

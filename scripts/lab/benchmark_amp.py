@@ -1,4 +1,4 @@
-"""What mixed precision gains on this device: time and memory of a training step in each number format.
+"""What mixed precision gains on this device: time and memory of a training step in each dtype.
 
     python scripts/lab/benchmark_amp.py                          # the MLP of PyTorch's recipe
     python scripts/lab/benchmark_amp.py --arch resnet50 --channels-last --compile
@@ -302,7 +302,7 @@ def cost(ratio: Spread, whole: bool) -> str:
 
 
 def loops(args: Settings, workload: Workload, distributed: Distributed) -> dict[str, Callable[[int], None]]:
-    """For each side by its name a function that runs so many steps; all begin with the same weights."""
+    """A function for each side, by its name, that runs so many steps; all begin with the same weights."""
     import torch
 
     from scripts.lab.benchmarks.steps import Training

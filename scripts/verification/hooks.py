@@ -42,7 +42,7 @@ class RunRecorder:
             os.write(self._lines, b"\n")  # ends a line that a kill may have cut
 
     def hooks(self) -> Hooks:
-        """For ``main.main``."""
+        """The hooks for ``main.main``."""
         return Hooks(
             before_forward=[self._before_forward],
             after_forward=[self._after_forward],

@@ -76,7 +76,7 @@ class Position(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """In words, for counting."""
+        """The kind of place in words, for counting."""
         if not self.begun:
             return "before the first step"
         if self.save != IDLE or self.loop in ("validation", "epoch_end"):

@@ -1,6 +1,6 @@
 """Training on a GPU: ResNet-50 on images in memory, ResNet-18 on CIFAR-10, and JPEG files that must arrive in time.
 
-The sides of a row compute in the same number format and memory format, with the same network and batch. Neither sets
+The sides of a row compute in the same dtype and memory format, with the same network and batch. Neither sets
 TF32; both let cuDNN choose its algorithms. Everything before a run's second epoch, compiling too, is not timed.
 """
 

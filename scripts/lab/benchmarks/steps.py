@@ -1,4 +1,4 @@
-"""Time and memory of a training step in one number format after the other.
+"""Time and memory of a training step in one dtype after the other.
 
 The default workload is that of PyTorch's recipe "Automatic Mixed Precision": an MLP of linear layers with
 ReLU between, mean squared error, plain SGD. The rows' rounds are interleaved, so that a busy machine affects
@@ -189,7 +189,7 @@ class Result:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """In this context, float32 multiplications may (or may not) be rounded to TF32; then as before."""
+    """A context in which float32 multiplications may (or may not) be rounded to TF32; then as before."""
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
