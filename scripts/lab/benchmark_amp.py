@@ -168,7 +168,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
     shown = [figures(result, results[0], workload.batch_size) for result in results]
     print(table(*cells(results, shown, own.memory)))
-    print("\n".join(notes(results, shown, workload, device, skipped, memory=own.memory)))
+    print("\n".join(notes(results, device, skipped, memory=own.memory)))
     about = {"device": place, "torch": torch.__version__, "workload": workload.text, "steps": own.steps}
     write_csv(folder / "amp.csv", csv_rows(about, results, shown))
     print(f"File: {folder / 'amp.csv'}")

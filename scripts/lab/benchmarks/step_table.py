@@ -8,13 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scripts.common.timing import WARM_UP_STEPS, Spread, ratios
-from scripts.lab.benchmarks.steps import CPU_MEMORY_STEPS, Result, Workload
-
-# The default workload (3 epochs of 50 batches) on an RTX 2060, as published: seconds and peak bytes, in default
-# precision and with autocast and GradScaler.
-PUBLISHED_SECONDS = (8.063, 3.298)
-PUBLISHED_BYTES = (1_367_458_816, 1_803_759_616)
-PUBLISHED_STEPS = 150
+from scripts.lab.benchmarks.steps import CPU_MEMORY_STEPS, Result
 
 
 class Figures(NamedTuple):
@@ -43,16 +37,8 @@ def figures(result: Result, first: Result, batch_size: int) -> Figures:
     )
 
 
-def notes(
-    results: Sequence[Result],
-    shown: Sequence[Figures],
-    workload: Workload,
-    device: torch.device,
-    left_out: dict[str, str],
-    *,
-    memory: bool,
-) -> Iterator[str]:
-    """The lines under the table: how it was measured, which formats were left out and why, published figures."""
+def notes(results: Sequence[Result], device: torch.device, left_out: dict[str, str], *, memory: bool) -> Iterator[str]:
+    """The lines under the table: how it was measured, which formats were left out and why."""
     yield f"Time: median of the rounds; speed-up: median of the rounds' own ratios to {results[0].row.label}."
     if memory and device.type == "cuda":
         yield "Peak memory: the most that all tensors together took during the timed steps (max_memory_allocated)."
@@ -63,29 +49,6 @@ def notes(
         )
     for name, reason in left_out.items():
         yield f"{name} is left out: {reason}."
-    if workload.is_default and (line := published(results, shown)):
-        yield line
-
-
-def published(results: Sequence[Result], shown: Sequence[Figures]) -> str:
-    """fp16 against the published RTX 2060 figures, in a line; '' where fp32 or fp16 was not measured."""
-    plain = {
-        result.row.format: figures
-        for result, figures in zip(results, shown, strict=True)
-        if not (result.failure or result.row.channels_last or result.row.compiled)
-    }
-    if "fp16" not in plain or results[0].row.format != "fp32" or plain["fp16"].speed_up is None:
-        return ""
-    ours = plain["fp16"]
-    seconds = PUBLISHED_SECONDS
-    size = PUBLISHED_BYTES
-    memory = f", memory {ours.memory_ratio:.2f}x" if ours.memory_ratio is not None else ""
-    before, after = (1000 * total / PUBLISHED_STEPS for total in seconds)
-    return (
-        f"fp16 + scaler against fp32: {ours.speed_up:.2f}x here{memory}; published for an RTX 2060: "
-        f"{seconds[0] / seconds[1]:.2f}x, memory {size[1] / size[0]:.2f}x ({before:.1f} to {after:.1f} ms a step, "
-        f"{size[0] / 1e6:,.0f} to {size[1] / 1e6:,.0f} MB)"
-    )
 
 
 # ---------------------------------------------------------------------------------- table and files

@@ -99,7 +99,7 @@ class Workload:
     """What is trained, built again for each measurement.
 
     ``build`` makes the network (its weights depend on torch's seed), ``make_batches`` float32 inputs and
-    their targets on the device. ``is_default``: the published workload.
+    their targets on the device.
     """
 
     text: str
@@ -109,7 +109,6 @@ class Workload:
     momentum: float
     batch_size: int
     steps: int
-    is_default: bool = False
 
     def start(self, row: StepVariant, device: torch.device) -> Training:
         """Network and data on ``device``, as ``row`` wants them."""
@@ -147,7 +146,6 @@ def mlp(width: int, layers: int, batch_size: int, steps: int) -> Workload:
         momentum=0.0,
         batch_size=batch_size,
         steps=steps,
-        is_default=(width, layers, batch_size, steps) == (4096, 3, 512, 50),
     )
 
 
