@@ -48,26 +48,14 @@ def reads_back(args, tmp_path):
 
 # ------------------------------------------------------------------------------------ command line
 
-NUMBERS = (
-    "1e400 -1e400 0x10 0b1 1_000 1e-400 -0 +3 0.1e1 1. .5 nan -nan infinity -inf 1e5 1,5 1:30 --3 3- "
-    "2147483647 2147483648 -2147483649 1e308 4.9e-324 0.30000000000000004 True None null ~"
-).split()
-NUMBERS += ["\xbd", "\u0661\u0662", "\uff11", " 3 ", "3\n", "1" + "0" * 400, "9" * 5000]
-TEXTS = ("%s %(prog)s {} @file - -- = ' ../.. ~ $HOME * !!python/object:x off on no").split()
-TEXTS += [
-    "\\",
-    "\U0001f600",
-    "\ufeff",
-    "\udcff",
-    "",
-    " ",
-    "\x00",
-    "a\x00",
-    "a\nb",
-    "\u2028",
-    "\x1b[31m",
-    "x" * 10_000,
-    "lr: 1 # x",
+NUMBERS = [
+    *"1e400 -1e400 0x10 0b1 1_000 1e-400 -0 +3 0.1e1 1. .5 nan -nan infinity -inf 1e5 1,5 1:30 --3 3- ½ 2147483647".split(),
+    *"2147483648 -2147483649 1e308 4.9e-324 0.30000000000000004 True None null ~ \u0661\u0662 \uff11".split(),
+    *(" 3 ", "3\n", "1" + "0" * 400, "9" * 5000),
+]
+TEXTS = [
+    *"%s %(prog)s {} @file - -- = ' \\ ../.. ~ $HOME * !!python/object:x off on no \U0001f600 \ufeff \udcff".split(),
+    *("", " ", "\0", "a\0", "a\nb", "\u2028", "\x1b[31m", "x" * 10_000, "lr: 1 # x"),
 ]
 values = st.one_of(
     st.sampled_from(NUMBERS),
