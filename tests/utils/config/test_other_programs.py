@@ -17,116 +17,64 @@ FLAGS = sorted({flag for action in arguments.build_parser()._actions for flag in
 PROGRAMS = tuple(other_programs().programs.values())
 TIMM, TORCHVISION, ULTRALYTICS, OTHERS = PROGRAMS
 OURS = "ours"
-ADVICE = "advice"  # what to write instead, to leave it out, or that there is no equivalent
+# What the other programs call a setting of ours.
+MEANT = {
+    "datapath": "data-dir data-path data",
+    "dataname": "dataset",
+    "download": "dataset-download",
+    "arch": "model",
+    "weights": "initial-checkpoint pretrained-path finetune",
+    "image-size": "img-size train-crop-size imgsz",
+    "accumulate": "grad-accum-steps accum-iter update-freq",
+    "compile": "torchcompile",
+    "optimizer": "opt",
+    "clip-grad-norm": "clip-grad",
+    "lr-policy": "sched lr-scheduler",
+    "lr-min": "min-lr",
+    "lr-milestones": "decay-milestones",
+    "lr-step-epochs": "decay-epochs lr-step-size",
+    "random-erase": "reprob erasing",
+    "random-erase-mode": "remode",
+    "random-erase-count": "recount",
+    "label-smoothing": "smoothing",
+    "val-batch-size": "validation-batch-size vb",
+    "auto-augment": "aa",
+    "repeated-augmentation": "aug-repeats ra-reps",
+    "teacher": "kd-model-name",
+    "amp": "amp-dtype",
+    "distillation-temperature": "kd-temperature",
+    "ema-decay": "model-ema-decay",
+    "config": "c",
+    "ema-warmup": "model-ema-warmup",
+    "print-freq": "log-interval",
+    "val-every-epochs": "val-interval",
+    "save-every-steps": "recovery-interval",
+    "name": "experiment",
+    "best-metric": "eval-metric",
+    "image-column": "input-key",
+    "label-column": "target-key",
+    "workers": "j",
+    "weight-decay": "wd",
+    "mixup": "mixup-alpha",
+    "cutmix": "cutmix-alpha",
+    "evaluate": "test-only",
+    "warmup-epochs": "lr-warmup-epochs",
+    "output": "output-dir project",
+    "deterministic": "use-deterministic-algorithms",
+    "val-image-size": "val-crop-size",
+    "early-stopping": "patience",
+    "batch-size": "batch",
+    "lr": "lr0 learning-rate",
+    "drop": "dropout",
+    "save-every-epochs": "save-period",
+    "opt-eps": "adam-epsilon eps",
+    "opt-betas": "betas",
+    "grad-checkpointing": "gradient-checkpointing",
+    "max-val-batches": "limit-val-batches",
+}
 
-# Every flag of each program, by the answer: OURS, the flag that "did you mean" names, or ADVICE.
-OF_TIMM = {
-    OURS: " ".join(other_programs().programs["timm"].same),
-    "--datapath": "data-dir",
-    "--dataname": "dataset",
-    "--download": "dataset-download",
-    "--arch": "model",
-    "--weights": "initial-checkpoint pretrained-path",
-    "--image-size": "img-size",
-    "--accumulate": "grad-accum-steps",
-    "--compile": "torchcompile",
-    "--optimizer": "opt",
-    "--clip-grad-norm": "clip-grad",
-    "--lr-policy": "sched",
-    "--lr-min": "min-lr",
-    "--lr-milestones": "decay-milestones",
-    "--lr-step-epochs": "decay-epochs",
-    "--random-erase": "reprob",
-    "--random-erase-mode": "remode",
-    "--random-erase-count": "recount",
-    "--label-smoothing": "smoothing",
-    "--val-batch-size": "validation-batch-size vb",
-    "--auto-augment": "aa",
-    "--repeated-augmentation": "aug-repeats",
-    "--teacher": "kd-model-name",
-    "--amp": "amp-dtype",
-    "--distillation-temperature": "kd-temperature",
-    "--ema-decay": "model-ema-decay",
-    "--config": "c",
-    "--ema-warmup": "model-ema-warmup",
-    "--print-freq": "log-interval",
-    "--val-every-epochs": "val-interval",
-    "--save-every-steps": "recovery-interval",
-    "--name": "experiment",
-    "--best-metric": "eval-metric",
-    "--image-column": "input-key",
-    "--label-column": "target-key",
-    "--workers": "j",
-    ADVICE: "scale hflip vflip no-aug input-size drop-connect drop-block gp bce-loss decay-rate dr lr-cycle-limit "
-    "no-resume-opt model-ema distill-loss-weight task-loss-weight clip-mode in-chans input-img-mode num-classes "
-    "class-map train-split train-num-samples val-num-samples dataset-trust-remote-code dist-bn fast-norm fuser "
-    "synchronize-step device-modules model-dtype local_rank pin-mem no-prefetcher use-multi-epochs-loader "
-    "worker-seeding sched-on-updates start-epoch model-ema-force-cpu checkpoint-hist kd-distill-type "
-    "kd-loss-type ratio no-ddp-bb train-crop-mode train-interpolation jsd-loss aug-splits split-bn resplit "
-    "cutmix-minmax bn-momentum bn-eps head-init-scale head-init-bias torchcompile-mode torchscript "
-    "layer-decay-min-scale layer-decay-no-opt-scale lr-noise lr-noise-pct lr-noise-std lr-k-decay "
-    "patience-epochs cooldown-epochs epoch-repeats train-batches-per-epoch train-steps-per-epoch save-images "
-    "log-wandb wandb-project wandb-tags wandb-resume-id train-img-sizes train-batch-sizes train-size-probs "
-    "train-size-schedule train-size-schedule-spread train-size-random-mix variable-batch-loss-scale "
-    "naflex-loader naflex-train-seq-lens naflex-max-seq-len naflex-patch-sizes naflex-patch-size-probs "
-    "naflex-loss-scale naflex-patchify-channels-first kd-student-feature-dim kd-teacher-feature-dim "
-    "kd-token-distill-type",
-}
-OF_TORCHVISION = {
-    OURS: " ".join(other_programs().programs["torchvision"].same),
-    "--datapath": "data-path",
-    "--arch": "model",
-    "--workers": "j",
-    "--optimizer": "opt",
-    "--weight-decay": "wd",
-    "--mixup": "mixup-alpha",
-    "--cutmix": "cutmix-alpha",
-    "--lr-policy": "lr-scheduler",
-    "--evaluate": "test-only",
-    "--warmup-epochs": "lr-warmup-epochs",
-    "--lr-step-epochs": "lr-step-size",
-    "--output": "output-dir",
-    "--deterministic": "use-deterministic-algorithms",
-    "--val-image-size": "val-crop-size",
-    "--image-size": "train-crop-size",
-    "--repeated-augmentation": "ra-reps",
-    ADVICE: "val-resize-size norm-weight-decay bias-weight-decay transformer-embedding-decay lr-warmup-decay model-ema "
-    "model-ema-decay apex apex-opt-level lr-warmup-method start-epoch cache-dataset ra-sampler world-size "
-    "dist-url model-ema-steps backend use-v2 ra-magnitude augmix-severity num-calibration-batches "
-    "num-observer-update-epochs num-batch-norm-update-epochs post-training-quantize",
-}
-OF_ULTRALYTICS = {
-    OURS: "epochs name workers seed momentum weight-decay warmup-epochs",
-    "--datapath": "data",
-    "--early-stopping": "patience",
-    "--batch-size": "batch",
-    "--image-size": "imgsz",
-    "--output": "project",
-    "--lr": "lr0",
-    "--drop": "dropout",
-    "--random-erase": "erasing",
-    "--save-every-epochs": "save-period",
-    ADVICE: "model lrf cos-lr fliplr flipud scale hsv-h hsv-s hsv-v degrees freeze pretrained device resume amp "
-    "deterministic compile optimizer auto-augment half cache fraction cls-pw augment cfg mixup cutmix split val "
-    "save plots verbose exist-ok task mode time multi-scale warmup-momentum warmup-bias-lr nbs translate shear "
-    "perspective bgr mosaic close-mosaic copy-paste copy-paste-mode single-cls rect overlap-mask mask-ratio "
-    "save-json conf iou max-det dnn end2end profile source vid-stride stream-buffer visualize agnostic-nms "
-    "classes retina-masks embed tracker show save-frames save-txt save-conf save-crop show-labels show-conf "
-    "show-boxes line-width format keras optimize int8 dynamic simplify opset workspace nms box cls dfl pose "
-    "kobj rle angle",
-}
-OF_OTHERS = {
-    "--opt-eps": "adam-epsilon eps",
-    "--opt-betas": "betas",
-    "--grad-checkpointing": "gradient-checkpointing",
-    "--lr": "learning-rate",
-    "--accumulate": "accum-iter update-freq",
-    "--weights": "finetune",
-    "--max-val-batches": "limit-val-batches",
-    ADVICE: "adam-beta1 adam-beta2 no-cuda fast-dev-run no-amp fp16 bf16 dummy fp16-compression bf16-compression train "
-    "train-dir val-dir warmup-steps warmup-ratio base-lr blr do-train do-eval dist-eval local-rank rank "
-    "multiprocessing-distributed dist-backend jsd csv labels fold n-folds",
-}
+FLAG_MEANT = {name: f"--{ours}" for ours, names in MEANT.items() for name in names.split()}
+ULTRALYTICS_SAME = "epochs name workers seed momentum weight-decay warmup-epochs".split()
 
 
 def answers(names, prefix="--", value=" 1"):
@@ -146,33 +94,28 @@ def is_advice(answer):
     return re.match(r": (for 0 )?write |: leave it out|(:| and has) no equivalent", answer) is not None
 
 
-@pytest.mark.parametrize(
-    ("program", "table", "count"),
-    [(TIMM, OF_TIMM, 174 + 3), (TORCHVISION, OF_TORCHVISION, 60), (OTHERS, OF_OTHERS, 38)],
-    ids=["timm", "torchvision", "others"],
-)
-def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(program, table, count):
-    names = {name: answer for answer, text in table.items() for name in text.split()}
-    assert len(names) == sum(len(text.split()) for text in table.values()) == count
-    foreign = [name for name in names if names[name] != OURS]
-    for name, found in answers([name for name in foreign if len(name) > 1]).items():
-        wanted = names[name]
-        assert is_advice(found) if wanted == ADVICE else found == f" (did you mean {wanted}?)", (name, found)
-    assert all(f"--{name}" in FLAGS for name, answer in names.items() if answer == OURS)
-    if program is not OTHERS:
-        keys = {name.replace("_", "-") for name in foreign}
-        assert keys - {*program.synonyms, *program.instead} == set(), "no other program answers for it"
+@pytest.mark.parametrize(("name", "count"), [("timm", 178), ("torchvision", 61), ("others", 53)])
+def test_each_flag_of_a_program_is_ours_or_answered_with_what_to_do(name, count):
+    program = other_programs().programs[name]
+    names = program.synonyms | program.instead.keys() | program.same
+    assert len(names) == count and {f"--{one}" for one in program.same} <= {*FLAGS}
+    for one, found in answers([one for one in names - program.same if len(one) > 1]).items():
+        is_synonym = one in program.synonyms and one not in program.instead
+        assert found == f" (did you mean {FLAG_MEANT[one]}?)" if is_synonym else is_advice(found), (one, found)
 
 
 def test_each_argument_of_ultralytics_is_answered_with_what_to_write():
-    names = {name: answer for answer, text in OF_ULTRALYTICS.items() for name in text.split()}
+    names = {*ULTRALYTICS_SAME, *ULTRALYTICS.synonyms, *ULTRALYTICS.instead}
     assert len(names) == 109
-    for name, wanted in names.items():
+    for name in names:
         (line, *_) = arguments.read([f"{name.replace('-', '_')}=0.5"]).mistakes
         answer = line.partition("belongs to no flag")[2]
-        flag = f"--{name}" if wanted == OURS else wanted
-        assert is_advice(answer) if wanted == ADVICE else answer == f": write {flag} 0.5", (name, line)
-    assert {name for name in names if names[name] != OURS} == {*ULTRALYTICS.instead, *ULTRALYTICS.synonyms}
+        flag = FLAG_MEANT[name] if name in ULTRALYTICS.synonyms else f"--{name}"
+        assert is_advice(answer) if name in ULTRALYTICS.instead else answer == f": write {flag} 0.5", (name, line)
+
+
+def test_the_table_above_holds_what_other_programs_call_our_settings():
+    assert {name: f"--{SYNONYMS[name].replace('_', '-')}" for name in FLAG_MEANT} == FLAG_MEANT
 
 
 def test_an_advice_names_flags_that_exist():
