@@ -13,10 +13,10 @@ from models.small import OWN
 from scripts.lab import write_pages
 from tests.end_to_end.processes import FINAL_LINE
 from tests.test_structure import FILES, LAYERS, ROOT
-from tests.utils.config.test_other_programs import OF_TIMM, OF_TORCHVISION
 from utils.config import arguments
 from utils.config.datasets import SPECS
 from utils.config.groups.augmentation import AUGMENTATIONS
+from utils.config.other_programs import other_programs
 from utils.config.settings import GONE, flag_of
 from utils.data.preprocessing import resolve
 
@@ -236,9 +236,10 @@ def test_a_written_page_is_what_its_table_gives(page):
     assert page.read_text() == write_pages.pages()[page], "python scripts/lab/write_pages.py writes it anew"
 
 
-@pytest.mark.parametrize("name, flags", [("timm", OF_TIMM), ("torchvision", OF_TORCHVISION)])
-def test_the_page_for_users_of_another_program_has_each_of_its_flags(name, flags):
-    wanted = {flag.replace("_", "-") for names in flags.values() for flag in names.split()}
+@pytest.mark.parametrize("name", ["timm", "torchvision"])
+def test_the_page_for_users_of_another_program_has_each_of_its_flags(name):
+    program = other_programs().programs[name]
+    wanted = program.synonyms | program.instead.keys() | program.same
     shown = {span.lstrip("-") for span in code_spans(PAGES[f"docs/coming_from_{name}.md"])}
     assert wanted - shown == set()
 
