@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from scripts.common.image_stream import reason
 from utils.config.datasets import SPECS, DatasetSpec
@@ -100,7 +100,7 @@ class Survey:
         train, validation = self.images
         if not (isinstance(train, ImageFiles) and isinstance(validation, ImageFiles)):
             return None
-        return Joined(train.paths, validation.paths)
+        return ConcatDataset([train.paths, validation.paths])  # names in shards are made as they are asked for
 
     def split_of(self, index: int) -> str:
         return "train" if index < self.training else "val"
@@ -115,21 +115,6 @@ class Survey:
     def below(self, path: str | Path) -> str:
         """A path relative to ``--datapath``."""
         return printable(os.path.relpath(path, self.root))
-
-
-class Joined(Sequence[str]):
-    """Two sequences as one, without a copy: the names of images in shards are made as they are asked for."""
-
-    def __init__(self, first: Sequence[str], second: Sequence[str]) -> None:
-        self.first = first
-        self.second = second
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def __getitem__(self, index: int) -> str:
-        behind = index - len(self.first)
-        return self.first[index] if behind < 0 else self.second[behind]
 
 
 # -------------------------------------------------------------------------------------- what there is

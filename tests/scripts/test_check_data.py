@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from scripts import check_data
 from scripts.data_check.findings import equal_groups, judge
 from scripts.data_check.survey import hexadecimal, inspect, take_survey
 from utils.config.arguments import parse
@@ -32,13 +32,10 @@ SCRIPT = ROOT / "scripts" / "check_data.py"
 SIZE = (160, 120)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tool():
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("check_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return check_data
 
 
 def noise(seed, size=SIZE):

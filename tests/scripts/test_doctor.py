@@ -2,7 +2,6 @@
 
 import csv
 import gc
-import importlib.util
 import itertools
 import json
 import os
@@ -19,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from scripts import doctor
 from scripts.common.timing import PEAK_RESET, Spread
 from scripts.tuning.advice import (
     Advice,
@@ -51,13 +51,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "doctor.py"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tool():
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("doctor", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return doctor
 
 
 def run(*flags):
