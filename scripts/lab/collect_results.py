@@ -2,7 +2,7 @@
 
     python scripts/lab/collect_results.py                   # from results/, where the runs that count are kept
     python scripts/lab/collect_results.py runs sweeps       # from these folders and all below
-    python scripts/lab/collect_results.py sweeps --keep     # copy what the table needs of their runs to results/ first
+    python scripts/lab/collect_results.py sweeps --keep     # add what the table needs of their runs to results/ first
 
 A run counts for the recipe whose settings it has, but for the seed. One that --resume-override has changed on its way,
 or whose epochs are not all in its folder, counts for none, and a line says so. results/machines.yaml names the machines
@@ -118,16 +118,17 @@ class Machines(NamedTuple):
 def main(argv: list[str]) -> int:
     """Run the tool. Returns its exit code."""
     own = read_flags(argv)
-    found = [run for root in own.runs for run in map(read_run, run_folders(Path(root))) if run]
+    found = finished_runs(own.runs)
     rows, unmeasured = result_rows(recipes(), found)
     counted = [(row.recipe.name, run) for row in rows for run in row.runs]
-    if own.keep:
+    if own.keep:  # the page then holds what was kept before, too
         for recipe, run in counted:
             keep(recipe, run)
+        rows, unmeasured = result_rows(recipes(), finished_runs([str(KEPT)]))
     machines = read_machines()
-    write(Path(own.output), page(rows, unmeasured, machines))
     path = Path(own.output)
-    if path.resolve() == PAGE.resolve():
+    write(path, page(rows, unmeasured, machines))
+    if path.resolve() == PAGE.resolve() and (own.keep or own.runs == [str(KEPT)]):
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
         draw(rows, machines, PICTURE)
         write(README, before + BEGIN + readme_rows(rows, machines) + END + rest.partition(END)[2])
@@ -137,10 +138,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def finished_runs(roots: Sequence[str]) -> list[RunResult]:
+    """The finished runs in these folders and below."""
+    return [run for root in roots for run in map(read_run, run_folders(Path(root))) if run]
+
+
 def build_parser() -> ToolParser:
     parser = ToolParser(NAME, __doc__.partition("\n")[0], training_flags=False)
     parser.add_argument("runs", nargs="*", default=[str(KEPT)], metavar="RUNS", help="folders of runs [results]")
-    parser.add_argument("--keep", action="store_true", help="copy what the table needs of the runs to results/")
+    parser.add_argument(
+        "--keep", action="store_true", help="add what the table needs of the runs to results/, and take all of that"
+    )
     parser.add_argument("--output", default=str(PAGE), metavar="FILE", help="the page [docs/results.md]")
     return parser
 

@@ -186,6 +186,16 @@ def test_kept_runs_give_the_same_table_and_name_no_place(runs, tmp_path, capsys,
     assert any("run=RUNS/moved" in text for text in texts)
 
 
+def test_what_is_kept_later_stands_beside_what_was_kept_before(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(collect_results, "KEPT", tmp_path / "kept")
+    page = tmp_path / "results.md"
+    for recipe, epochs in (("digits/fc", 20), ("digits/vgg11", 20)):
+        folder = tmp_path / recipe.replace("/", "_")
+        keep_run(folder / "run", ["--config", recipe, "--device", "cpu"], [98.0] * epochs)
+        collect([folder, "--keep", "--output", page], capsys, monkeypatch)
+    assert [cells(page, recipe)[2] for recipe in ("digits/fc", "digits/vgg11")] == ["98.00 % (1)"] * 2
+
+
 def test_a_run_whose_table_is_cut_off_is_one_line(runs, tmp_path, capsys, monkeypatch):
     path = runs / "b0" / "metrics.csv"
     path.write_bytes(path.read_bytes()[:-3])
