@@ -10,6 +10,7 @@ import torch
 from torch.utils import deterministic
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
+from tests.utils.data.loading import CPU, make
 from utils.config.arguments import parse
 from utils.data.datasets import get_data
 from utils.data.formats.readers import MemoryImages
@@ -20,7 +21,6 @@ from utils.data.sample_plan import SamplePlan
 from utils.data.sources import MicroBatchReader, StreamSource
 from utils.runtime.distributed import Distributed, RankInfo
 
-CPU = torch.device("cpu")
 GPU = torch.device("cuda")
 
 
@@ -88,13 +88,6 @@ class OnGPU:
             yield item
 
 
-def on_cpu(*flags):
-    """Both loaders of the digits."""
-    args = parse(["--device", "cpu", "--batch-size", "500", "--val-batch-size", "200", *flags])
-    data = get_data(args.data, CPU)
-    return loaders(data, args, Distributed(RankInfo(), args.run), channels_last=False)[:2]
-
-
 @pytest.fixture
 def diary(monkeypatch):
     return Diary(monkeypatch)
@@ -103,7 +96,8 @@ def diary(monkeypatch):
 @pytest.fixture
 def pretended(diary):
     """Both loaders, as on a GPU."""
-    train, validation = on_cpu("--loader", "stream", "--workers", "0")
+    flags = ("--loader", "stream", "--workers", 0, "--batch-size", 500, "--val-batch-size", 200)
+    train, validation, _ = make(*flags)
     return (
         TrainLoader(OnGPU(train.source, diary), train.plan, train.transform),
         ValidationLoader(OnGPU(validation.source, diary), 200, validation.transform),

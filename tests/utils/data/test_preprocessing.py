@@ -45,17 +45,8 @@ def test_images_of_any_size_are_shown_as_to_the_weights():
 
 def test_without_weights_images_of_the_users_own_are_shown_as_imagenets():
     found, line = resolved("folder", known=None)
-    assert dataclasses.astuple(found) == (
-        224,
-        224,
-        (0.485, 0.456, 0.406),
-        (0.229, 0.224, 0.225),
-        0.875,
-        "center",
-        "bilinear",
-        None,
-        None,
-    )
+    imagenets = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert found == Preprocessing(224, 224, *imagenets, 0.875, "center", "bilinear")
     assert line.endswith("(ImageNet's, the default)") and line.count("(") == 1
 
 

@@ -215,6 +215,8 @@ def test_a_flip_as_part_of_a_shift_is_the_shift_and_then_the_flip(padding):
     shifted = shift.apply(images, *shift.draw(samples, 8, 8))
     expected = flip.apply(shifted, *flip.draw(samples, 8, 8))
     assert torch.equal(both.apply(images, *both.draw(samples, 8, 8)), expected)
+    upside_down = augmentations.Flip(vertical=True)
+    assert augmentations.fused((shift, upside_down, flip)) == (both, upside_down)
 
 
 # -------------------------------------------------------------------------- normalisation and size
