@@ -22,7 +22,7 @@ from utils.config.settings import Settings, UserError
 from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
-    from scripts.lr_range.measure import Point, Ramp
+    from scripts.lr_range.measure import Ramp, RangePoint
 
 NAME = "find_lr.py"
 LINES = 10  # printed during the test where there is no bar
@@ -112,7 +112,7 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def show(self, point: Point) -> None:
+    def show(self, point: RangePoint) -> None:
         """Show a step."""
         self.steps += 1
         text = f"lr {point.lr:.2e}  loss {point.smoothed:.4f}"

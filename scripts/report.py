@@ -23,7 +23,7 @@ from scripts.common.trained import add_run_arguments
 from utils.config.settings import UserError
 
 if TYPE_CHECKING:
-    from scripts.reporting.sources import Source
+    from scripts.reporting.sources import RunSource
 
 NAME = "report.py"
 
@@ -66,7 +66,7 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def output_path(given: str | None, sources: list[Source]) -> Path:
+def output_path(given: str | None, sources: list[RunSource]) -> Path:
     """Where the report goes. Raises ``UserError`` if it cannot be written there, before any work."""
     if given is None:
         folder = sources[0].folder if len(sources) == 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from scripts.lr_range.measure import FIRST_STEPS, Point, RangeTest
+from scripts.lr_range.measure import FIRST_STEPS, RangePoint, RangeTest
 
 BELOW_DIVERGENCE = 10.0
 # times the loss at first: fallen by more than noise, and back above where it began
@@ -59,5 +59,5 @@ def advise(test: RangeTest) -> RateAdvice:
     return RateAdvice(points[steepest].lr, next(back, test.diverged))
 
 
-def _slope(before: Point, after: Point) -> float:
+def _slope(before: RangePoint, after: RangePoint) -> float:
     return (after.smoothed - before.smoothed) / math.log(after.lr / before.lr)

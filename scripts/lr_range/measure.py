@@ -33,7 +33,7 @@ class Ramp:
         return self(updates)
 
 
-class Point(NamedTuple):
+class RangePoint(NamedTuple):
     """An optimizer step: its learning rate, its mean loss, and the running mean of the losses so far."""
 
     lr: float
@@ -45,7 +45,7 @@ class Point(NamedTuple):
 class RangeTest:
     """The steps so far. ``diverged``: the learning rate at which the loss left all bounds, if it did."""
 
-    points: list[Point] = field(default_factory=list)
+    points: list[RangePoint] = field(default_factory=list)
     diverged: float | None = None
     _mean: float = 0.0
 
@@ -56,7 +56,7 @@ class RangeTest:
             return
         self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * loss
         smoothed = self._mean / (1 - SMOOTHING ** (len(self.points) + 1))
-        self.points.append(Point(lr, loss, smoothed))
+        self.points.append(RangePoint(lr, loss, smoothed))
         if len(self.points) > FIRST_STEPS and smoothed > DIVERGED * min(point.smoothed for point in self.points):
             self.diverged = lr
 
@@ -71,7 +71,7 @@ class KeptCurves(NullWriter):
         self.records += rows
 
 
-def run(traval: TraVal, ramp: Ramp, show: Callable[[Point], None]) -> RangeTest:
+def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> RangeTest:
     """Train with the rates of ``ramp``, the lr policy of ``traval``, until its end or until the loss diverges.
 
     ``show`` is called after each step. A step that the loss scaler skips is taken again at the same rate, as in

@@ -19,9 +19,9 @@ from scripts.common.trained import open_run
 from scripts.reporting.details import Predicted, add_pictures, against_record, choose, detail, explainer, short_ids
 from scripts.reporting.page import PageContent, as_json, grouped, page_data
 from scripts.reporting.run_record import RunRecord, from_settings, read
-from scripts.reporting.sources import Source
+from scripts.reporting.sources import RunSource
 from scripts.reporting.thumbnails import BUDGET_BYTES, Thumbnails
-from scripts.reporting.tiles import Figure, shown
+from scripts.reporting.tiles import ShownMetric, shown
 from utils.config.settings import UserError
 from utils.record.doubts import doubts_of
 from utils.record.metrics import shows_top5
@@ -29,7 +29,7 @@ from utils.record.metrics import shows_top5
 DETAIL_BYTES = 2_200_000  # of JSON about the predictions of all runs, beside the pictures
 
 
-def assemble(sources: Sequence[Source], own: argparse.Namespace) -> PageContent:
+def assemble(sources: Sequence[RunSource], own: argparse.Namespace) -> PageContent:
     """Content of the page. What cannot be read or predicted is named there."""
     if own.heat_maps:
         need_captum()
@@ -65,7 +65,7 @@ def assemble(sources: Sequence[Source], own: argparse.Namespace) -> PageContent:
     return PageContent(records, data, gathered.figures, notes, gathered.checks, why)
 
 
-def open_network(source: Source, own: argparse.Namespace) -> Loaded:
+def open_network(source: RunSource, own: argparse.Namespace) -> Loaded:
     """The run's network. Raises ``UserError``."""
     if own.no_predictions and source.folder is not None:
         raise UserError("--no-predictions was given")
@@ -81,7 +81,7 @@ class PredictionParts:
         self.thumbnails = thumbnails
         self.own = own
         self.data: dict[str, Any] = {"details": [], "classes": [], "images": thumbnails.uris}
-        self.figures: dict[int, list[Figure]] = {}
+        self.figures: dict[int, list[ShownMetric]] = {}
         self.notes: list[str] = []
         self.checks: list[tuple[str, bool | None]] = []
         self.without: list[tuple[str, str]] = []
@@ -89,7 +89,7 @@ class PredictionParts:
         self.room = DETAIL_BYTES
 
     def add(
-        self, number: int, source: Source, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
+        self, number: int, source: RunSource, record: RunRecord, loaded: Loaded, predictions: Predictions, runs: int
     ) -> None:
         """Analyse the predictions of run ``number`` of ``runs`` and choose what is shown of them."""
         if not np.isfinite(predictions.confidence).all():
@@ -153,18 +153,18 @@ class PredictionParts:
         self.data["details"].append(made | {"classes": shared.index(names)})
 
 
-def metrics_of(predictions: Predictions) -> list[Figure]:
+def metrics_of(predictions: Predictions) -> list[ShownMetric]:
     """Name, value and small print of the main figures: those of the validation, as main.py --evaluate gives them."""
     report = predictions.report
     classes = len(predictions.classes)
     low, high = wilson_interval(int(predictions.right.sum()), len(predictions))
-    rows = [Figure("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
+    rows = [ShownMetric("Top-1", shown(report.top1, "%"), f"95 %: {low:.1f} to {high:.1f}")]
     if shows_top5(classes):
-        rows.append(Figure("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
+        rows.append(ShownMetric("Top-5", shown(report.top5, "%"), f"{report.count:,} images"))
     by_class = predictions.by_class
     return [
         *rows,
-        Figure("Loss", shown(report.loss), f"guessing: {by_class.guessing_loss:.2f}"),
-        Figure("Macro F1", shown(by_class.macro_f1, "%"), f"{classes:,} classes"),
-        Figure("Calibration error", shown(by_class.ece, "%"), "expected, 15 bins"),
+        ShownMetric("Loss", shown(report.loss), f"guessing: {by_class.guessing_loss:.2f}"),
+        ShownMetric("Macro F1", shown(by_class.macro_f1, "%"), f"{classes:,} classes"),
+        ShownMetric("Calibration error", shown(by_class.ece, "%"), "expected, 15 bins"),
     ]

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from scripts.reporting import series
 from scripts.reporting.run_parts import differing_settings, environment, first_batches, legend
 from scripts.reporting.run_record import RunRecord
-from scripts.reporting.tiles import Figure, all_figures, runs_table
+from scripts.reporting.tiles import ShownMetric, all_figures, runs_table
 
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("dom.js", "charts.js", "samples.js", "matrix.js", "classes.js", "page.js")
@@ -35,7 +35,7 @@ class PageContent:
 
     runs: Sequence[RunRecord]
     data: dict[str, Any]
-    figures: dict[int, list[Figure]] = field(default_factory=dict)
+    figures: dict[int, list[ShownMetric]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     checks: list[tuple[str, bool | None]] = field(default_factory=list)
     without_predictions: str = ""

@@ -18,7 +18,7 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """A run to show. ``folder``: its records, None of a checkpoint elsewhere. ``network``: what to load, None if the
     folder holds no checkpoint."""
 
@@ -27,7 +27,7 @@ class Source:
     name: str = ""
 
 
-def find(texts: Sequence[str]) -> list[Source]:
+def find(texts: Sequence[str]) -> list[RunSource]:
     """The runs, each once, in order. Raises ``UserError`` for what is no run, all such mistakes together."""
     found = []
     mistakes = []
@@ -41,20 +41,20 @@ def find(texts: Sequence[str]) -> list[Source]:
     found = list(dict.fromkeys(found))
     if len(found) > MOST_RUNS:
         raise UserError(f"RUN: {len(found)} runs, and a report shows {MOST_RUNS} at most; give fewer")
-    return [Source(one.folder, one.network, name) for one, name in zip(found, names(found), strict=True)]
+    return [RunSource(one.folder, one.network, name) for one, name in zip(found, names(found), strict=True)]
 
 
-def _find(text: str) -> Source:
+def _find(text: str) -> RunSource:
     given = Path(text)
     if text != AUTO and "\0" not in text and _is_run(given) and not any((given / "checkpoints").glob("*.pt")):
-        return Source(given, None)
+        return RunSource(given, None)
     path = find_run(text)
     if path.is_dir():
         folder = path.parent if path.name == "checkpoints" and _is_run(path.parent) else path
-        return Source(folder, path)
+        return RunSource(folder, path)
     folder = path.absolute().parent.parent
     inside = path.absolute().parent.name == "checkpoints" and _is_run(folder)
-    return Source(
+    return RunSource(
         Path(os.path.relpath(folder)) if inside and not path.is_absolute() else folder if inside else None, path
     )
 
@@ -63,7 +63,7 @@ def _is_run(folder: Path) -> bool:
     return any(os.path.isfile(folder / name) for name in RECORDS)
 
 
-def names(sources: Sequence[Source]) -> list[str]:
+def names(sources: Sequence[RunSource]) -> list[str]:
     """Names as short as tells the runs apart: without the time, else with it, then with the folders above."""
     paths = [(one.folder or one.network).absolute() for one in sources]
     files = [f"/{one.network.name}" if one.network and one.network.is_file() else "" for one in sources]

@@ -18,7 +18,7 @@ RECORDED = (
 )
 
 
-class Figure(NamedTuple):
+class ShownMetric(NamedTuple):
     """A name, a value as text with its unit after a space, and what else one must know."""
 
     name: str
@@ -41,18 +41,18 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def recorded(run: RunRecord) -> list[Figure]:
+def recorded(run: RunRecord) -> list[ShownMetric]:
     """The last epoch's figures, as metrics.csv has them."""
     of = f"recorded, epoch {run.last('epoch'):.0f}" if math.isfinite(run.last("epoch")) else "recorded"
     few_classes = all(value == 100 for value in run.epochs.get("val_top5", ()))
     return [
-        Figure(name, shown(run.last(column), unit), of)
+        ShownMetric(name, shown(run.last(column), unit), of)
         for name, column, unit in RECORDED
         if math.isfinite(run.last(column)) and not (column == "val_top5" and few_classes)
     ]
 
 
-def of_training(run: RunRecord) -> list[Figure]:
+def of_training(run: RunRecord) -> list[ShownMetric]:
     """Best epoch, time and speed of a run."""
     made = []
     top1 = run.epochs.get("val_top1", ())
@@ -60,17 +60,17 @@ def of_training(run: RunRecord) -> list[Figure]:
     if finite:
         best = max(finite, key=lambda place: top1[place])
         epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(top1)}"
-        made.append(Figure("Best top-1", shown(float(top1[best]), "%"), epoch))
+        made.append(ShownMetric("Best top-1", shown(float(top1[best]), "%"), epoch))
     seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]
     if seconds:
         epochs = f"{len(seconds)} epoch{'s' * (len(seconds) > 1)}"
-        made.append(Figure("Training time", duration(sum(seconds)), epochs))
+        made.append(ShownMetric("Training time", duration(sum(seconds)), epochs))
     if math.isfinite(run.last("images_per_second")):
-        made.append(Figure("Speed", f"{run.last('images_per_second'):,.0f}", "images/s, last epoch"))
+        made.append(ShownMetric("Speed", f"{run.last('images_per_second'):,.0f}", "images/s, last epoch"))
     return made
 
 
-def all_figures(run: RunRecord, predicted: list[Figure] | None) -> list[Figure]:
+def all_figures(run: RunRecord, predicted: list[ShownMetric] | None) -> list[ShownMetric]:
     """A run's figures; the small print of its top-1 says where that is no result."""
     figures = (predicted or recorded(run)) + of_training(run)
     if not run.doubts:
@@ -78,14 +78,14 @@ def all_figures(run: RunRecord, predicted: list[Figure] | None) -> list[Figure]:
     return [one._replace(small=f"doubtful; {one.small}") if one.name == "Top-1" else one for one in figures]
 
 
-def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[Figure]]) -> dict[str, Any]:
+def runs_table(runs: Sequence[RunRecord], predicted: Mapping[int, list[ShownMetric]]) -> dict[str, Any]:
     """Columns and a row a run, as values with their small print. What is said of every run alike stands in the head."""
     found = [all_figures(run, predicted.get(number)) for number, run in enumerate(runs)]
     rows = [{figure.name: figure for figure in figures} for figures in found]
     names = list(dict.fromkeys(name for row in rows for name in row))
     smalls = {name: {row[name].small for row in rows if name in row} for name in names}
     shared = {name: next(iter(texts)) if len(texts) == 1 else "" for name, texts in smalls.items()}
-    cells = [[row.get(name, Figure(name, UNKNOWN, "")) for name in names] for row in rows]
+    cells = [[row.get(name, ShownMetric(name, UNKNOWN, "")) for name in names] for row in rows]
     return {
         "columns": [(name, shared[name]) for name in names],
         "rows": [[(one.value, "" if shared[one.name] else one.small) for one in row] for row in cells],

@@ -27,7 +27,7 @@ RUN = re.compile(r"^val_top1=.* run=(.+)$", re.MULTILINE)  # in the last line of
 
 
 @dataclass
-class Job:
+class RunningTraining:
     """A training under way in process ``process``, on slot ``slot``.
 
     What it prints goes to ``output``, from byte ``begins`` on: below what earlier attempts have said.
@@ -100,7 +100,7 @@ def run_all(
     return failures
 
 
-def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> Job:
+def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> RunningTraining:
     output = folder / "output" / f"{_file_name(trial)}.txt"
     flags = [*trial.flags, "--output", str(folder / "runs"), "--resume", "auto", "--no-progress"]
     try:
@@ -117,7 +117,7 @@ def _start(trial: Trial, folder: Path, slots: Slots, slot: int) -> Job:
             env=slots.environment(slot),
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, once
         )
-    return Job(trial, process, slot, output, begins)
+    return RunningTraining(trial, process, slot, output, begins)
 
 
 def _file_name(trial: Trial) -> str:
@@ -129,7 +129,7 @@ def _file_name(trial: Trial) -> str:
     return f"{plain[:LONGEST_NAME].decode(errors='ignore')}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"
 
 
-def _outcome(job: Job) -> RunResult | str:
+def _outcome(job: RunningTraining) -> RunResult | str:
     """The result of the run that a training that has ended names as its own, or why there is none.
 
     It knows its run better than ``finished`` does: main.py recognises images that were moved.
@@ -148,12 +148,12 @@ def _outcome(job: Job) -> RunResult | str:
     return f"{_reason(said)} (exit code {code}; see {job.output})"
 
 
-def _said(job: Job) -> str:
+def _said(job: RunningTraining) -> str:
     """Text that a training has printed so far."""
     return job.output.read_bytes()[job.begins :].decode(errors="replace")
 
 
-def _last_line(job: Job) -> str:
+def _last_line(job: RunningTraining) -> str:
     return (_said(job).split("\n")[:-1] or ["nothing said yet"])[-1]
 
 

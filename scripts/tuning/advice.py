@@ -211,7 +211,7 @@ class Interleaved(NamedTuple):
 
 
 @dataclass
-class Trial:
+class TriedChange:
     """A change and what it gave.
 
     ``alone``: the speed of its part alone, interleaved with that part now. ``loops``: the real loop's, interleaved with
@@ -253,9 +253,9 @@ class Trial:
         return self.gains and self.is_certain and len(self.loops) > self.twice
 
 
-def to_measure_again(trials: Sequence[Trial], limited_by: str) -> list[Trial]:
+def to_measure_again(trials: Sequence[TriedChange], limited_by: str) -> list[TriedChange]:
     """The best promising trial of each group, those about the limiting part first."""
-    best: dict[str, Trial] = {}
+    best: dict[str, TriedChange] = {}
     for trial in trials:
         if trial.promises and (
             trial.change.group not in best or trial.alone.ratio > best[trial.change.group].alone.ratio
@@ -272,12 +272,12 @@ class Advice:
     Without advice ``gain`` is None.
     """
 
-    trials: list[Trial]
+    trials: list[TriedChange]
     taken: list[Change] = field(default_factory=list)
     gain: Interleaved | None = None
 
 
-def advice_of(trials: list[Trial], helped: Sequence[Trial], together: Interleaved | None = None) -> Advice:
+def advice_of(trials: list[TriedChange], helped: Sequence[TriedChange], together: Interleaved | None = None) -> Advice:
     """The advice after those that ``helped``, in the order in which they came on top of each other.
 
     ``together``: the loop's speed without and with all of them. If that is no certain gain, only the first is advised,

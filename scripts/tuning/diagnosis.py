@@ -8,7 +8,7 @@ from typing import Any
 
 from scripts.common.command_line import table
 from scripts.common.timing import Spread
-from scripts.tuning.advice import BUSY, GAIN, LIMITS, Advice, Largest, PartSpeeds, Trial, final_limit, part_of
+from scripts.tuning.advice import BUSY, GAIN, LIMITS, Advice, Largest, PartSpeeds, TriedChange, final_limit, part_of
 
 PART_NAMES = {
     "decode": "read and decode, 1 process",
@@ -127,14 +127,14 @@ def parts(measured: PartSpeeds, batch_size: int, images_a_step: int) -> str:
     return table(["part", "images/s", "min - max", "ms", "share"], rows)
 
 
-def trials_table(trials: Sequence[Trial]) -> str:
+def trials_table(trials: Sequence[TriedChange]) -> str:
     """Table of the trials."""
     return table(
         ["tried", "measured", "images/s", "to now", "in the loop", "to before", "advice"], list(map(_cells, trials))
     )
 
 
-def _cells(trial: Trial) -> list[str]:
+def _cells(trial: TriedChange) -> list[str]:
     part = f"{trial.change.part} alone"
     if trial.failure:
         return [trial.change.label, part, "", "", "", "", trial.failure]
@@ -145,7 +145,7 @@ def _cells(trial: Trial) -> list[str]:
     return [*cells, f"{last.after.median:,.0f}", f"{last.ratio:.2f}x", _outcome(trial)]
 
 
-def _outcome(trial: Trial) -> str:
+def _outcome(trial: TriedChange) -> str:
     """The result of the measurement in the loop."""
     if trial.helps:
         return "yes"

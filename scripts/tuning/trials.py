@@ -18,7 +18,7 @@ from scripts.tuning.advice import (
     Hardware,
     Interleaved,
     PartSpeeds,
-    Trial,
+    TriedChange,
     advice_of,
     changes,
     limit,
@@ -145,9 +145,9 @@ class Trials:
             together = self._in_the_loop(self.now, best)
         return advice_of(trials, helped, together)
 
-    def _first(self, change: Change) -> Trial:
+    def _first(self, change: Change) -> TriedChange:
         """The speed of the change's part alone, interleaved with that part now."""
-        trial = Trial(change, failure=change.not_tried and f"not tried: {change.not_tried}")
+        trial = TriedChange(change, failure=change.not_tried and f"not tried: {change.not_tried}")
         if trial.failure:
             return trial
         self.begin(change.label)
@@ -160,7 +160,7 @@ class Trials:
             trial.failure = reason_of(error)
         return trial
 
-    def _again(self, trial: Trial, before: TrainingSetup, present: tuple[Change, ...]) -> TrainingSetup:
+    def _again(self, trial: TriedChange, before: TrainingSetup, present: tuple[Change, ...]) -> TrainingSetup:
         """Measure the loop ``before``, which has the ``present`` changes, and with the trial's; gives the latter.
 
         A gain by a part that does not limit would contradict what the parts alone say: it is measured twice.

@@ -28,7 +28,7 @@ from scripts.tuning.advice import (
     Largest,
     PartSpeeds,
     StopSearch,
-    Trial,
+    TriedChange,
     advice_of,
     changes,
     final_limit,
@@ -107,7 +107,7 @@ def turns(ratio, varied=1.0):
 def trial(label, ratio, *loop_ratios, group=None, part="compute", varied=1.0, **more):
     change = Change(part, group or label, (f"--{label}",))
     loops = [turns(ratio, varied) for ratio in loop_ratios]
-    return Trial(change, turns(ratio) if ratio else None, loops, **more)
+    return TriedChange(change, turns(ratio) if ratio else None, loops, **more)
 
 
 def test_only_what_gives_more_than_5_percent_is_measured_again_the_best_of_a_group_and_the_limit_first():
@@ -205,7 +205,7 @@ def test_all_that_help_are_advised_together_unless_that_is_no_gain():
 
 def test_the_advice_names_what_else_a_change_changes():
     change = Change("compute", "batch", ("--batch-size", "128"), caution="another global batch: raise --lr with it")
-    helped = Trial(change, turns(2.0), [turns(2.0)])
+    helped = TriedChange(change, turns(2.0), [turns(2.0)])
     assert gain(advice_of([helped], [helped]), exactly(1.0))[1:] == ["  --batch-size 128: " + change.caution]
 
 
@@ -707,7 +707,7 @@ def test_the_report_has_its_parts_the_verdict_first_and_the_rows_the_same_figure
     found = measured(300, 100, gpu=True, busy=0.9)
     yes = trial("yes", 2.0, 1.5)
     no = trial("no", 1.0)
-    advice = advice_of([yes, no, Trial(Change("compute", "c", ("--c",)), failure="out of memory")], [yes])
+    advice = advice_of([yes, no, TriedChange(Change("compute", "c", ("--c",)), failure="out of memory")], [yes])
     memory = Memory(10**6, "as measured", Largest(512), "10 GB")
     text = report("Here", found, advice, memory, batch_size=64, step_images=64)
     assert text.startswith("Limit: compute; the loader could feed 3.0 times as much\nnow 100 images/s, with --yes 150")

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from scripts import find_lr
 from scripts.lr_range import measure
 from scripts.lr_range.advice import RateAdvice, advise
-from scripts.lr_range.measure import SMOOTHING, KeptCurves, Point, Ramp, RangeTest, run
+from scripts.lr_range.measure import SMOOTHING, KeptCurves, Ramp, RangePoint, RangeTest, run
 from tests.utils.test_train_validation import Overflow, make
 from utils.precision import choice
 
@@ -106,7 +106,7 @@ def curve(losses, **more):
     """A range test with these smoothed losses at 1e-4, 1e-3 ..., ten points a decade."""
     test = RangeTest(**more)
     rates = [1e-4 * 10 ** (place / 10) for place in range(len(losses))]
-    test.points = [Point(lr, loss, loss) for lr, loss in zip(rates, losses, strict=True)]
+    test.points = [RangePoint(lr, loss, loss) for lr, loss in zip(rates, losses, strict=True)]
     return test
 
 
