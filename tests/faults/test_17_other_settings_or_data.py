@@ -92,16 +92,6 @@ OTHER_DATA = {
 
 
 @pytest.mark.parametrize("case", OTHER_DATA)
-def test_other_data_is_refused_with_what_is_different(on_images, tmp_path, capsys, case):
-    classes, first, expected = OTHER_DATA[case]
-    images(tmp_path / "other", classes, first)
-    code, lines = told(capsys, (*CPU, "--resume", on_images, "--workers", 0, "--datapath", "other"))
-    assert code == 2 and len(lines) == len(expected)
-    for line, words in zip(lines, expected, strict=True):
-        assert "--datapath: " in line and words in line
-
-
-@pytest.mark.parametrize("case", OTHER_DATA)
 def test_override_goes_on_with_other_data_where_the_network_fits_it(on_images, tmp_path, capsys, case):
     classes, first, expected = OTHER_DATA[case]
     images(tmp_path / "other", classes, first)

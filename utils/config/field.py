@@ -127,7 +127,7 @@ class Declaration:
     words: tuple[str, ...] = ()  # allowed instead of a number
     bare: str = ""  # the value if the flag is given without one; --no-FLAG is then 'off'
     check: Check | None = None
-    effect: Effect | tuple[Effect, ...] = ()  # what else may leave it without an effect, which users are warned of
+    effect: Effect | tuple[Effect, ...] = ()  # in turn: why it has none in a run, which users are warned of
     unsharded: str = ""  # why it contradicts --shard-model
     plan: str = ""  # how the plan of a run names it, with {} for its value, where no part describes it
     affects_result: bool = True  # runs that differ here are different experiments, so a resume must agree
@@ -138,20 +138,20 @@ class Declaration:
     shapes: str = ""  # what --resume-override has to look after if it changes: see SHAPED
     earlier: Any = None  # the value of runs from before there was this setting, if that is not the default
     example: str = ""  # values for tests, where it is neither on or off nor a choice
-    within: str = ""  # flags under which the example shapes a run, beside those that it needs
+    within: str = ""  # flags under which the example shapes a run, instead of those that its effect needs
 
 
 # What a setting may shape, by what a run goes on with if it changes.
 SHAPED = {
     "state": "the optimizer's state fits no other value",
-    "state at all": "nor does it fit with the setting instead of without",
+    "state at all": "the optimizer's state fits another number, but not its absence",
     "groups": "the parameters of an optimizer's groups",
     "network": "what the network computes with the same weights",
     "samples": "which samples a step sees",
     "loss": "what training minimises",
     "validation images": "which images are validated",
-    "views of the validation images": "how the network sees them",
-    "validation": "what it computes of them",
+    "views of the validation images": "how the network sees validation images",
+    "validation": "what the network computes of validation images",
     "stopping": "when the run ends early",
 }
 

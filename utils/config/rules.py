@@ -93,7 +93,7 @@ def _all_contradictions(v: Given) -> Iterator[object]:
 
 
 def _schedule_free(v: Given) -> Iterator[object]:
-    """What a schedule-free optimizer brings itself."""
+    """Contradictions with a schedule-free optimizer, which averages and plans by itself."""
     if v.optimizer not in SCHEDULE_FREE:
         return
     contradicts = f"contradicts --optimizer {v.optimizer}, "
@@ -113,7 +113,7 @@ def _schedule_free(v: Given) -> Iterator[object]:
 
 
 def _sharding(v: Given) -> Iterator[object]:
-    """What needs whole parameters or gradients in each process."""
+    """Contradictions with ``--shard-model``, which leaves no process whole parameters or gradients."""
     if not v.shard_model or v.processes == 1 or v.evaluate:
         return
     yield (

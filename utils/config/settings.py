@@ -126,7 +126,7 @@ def shaping(what: str) -> tuple[str, ...]:
 
 
 def plan_words(group: Any) -> list[str]:
-    """What the plan says of a group's settings that differ from their defaults and have words for it."""
+    """Phrases of the plan for a group's settings that differ from their defaults and have words for it."""
     words = []
     for option in dataclasses.fields(group):
         value = getattr(group, option.name)

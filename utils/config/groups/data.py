@@ -339,7 +339,7 @@ class DataSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """What no run can have together: a line for each, or nothing where it is well."""
+        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         expected = v.global_batch_size and math.ceil(v.global_batch_size / (v.processes * v.accumulate))
         yield (
             (expected and v.batch_size != expected and v.same_layer("batch_size", "global_batch_size"))

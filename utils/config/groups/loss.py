@@ -109,7 +109,7 @@ class LossSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """What no run can have together: a line for each, or nothing where it is well."""
+        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield (
             (v.balanced_sampler and v.class_weights)
             # a run of an earlier version, which has both, goes on

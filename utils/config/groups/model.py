@@ -197,7 +197,7 @@ class ModelSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """What no run can have together: a line for each, or nothing where it is well."""
+        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield (
             (v.grad_checkpointing and v.compile)
             and "--compile decides itself what to compute again; remove --grad-checkpointing"

@@ -350,7 +350,7 @@ class OptimisationSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """What no run can have together: a line for each, or nothing where it is well."""
+        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield (
             (v.nesterov and v.optimizer not in WITH_NESTEROV and v.is_explicit("nesterov", against="optimizer"))
             and f"--nesterov needs --optimizer {' or '.join(WITH_NESTEROV)}, not {v.optimizer}"

@@ -175,7 +175,7 @@ class RunSettings:
 
     @staticmethod
     def contradictions(v: Any) -> Iterator[object]:
-        """What no run can have together: a line for each, or nothing where it is well."""
+        """Settings that no run can have together: a line for each contradiction, or nothing in its place."""
         yield v.gpu_ids and v.device == "cpu" and "--gpu-ids contradicts --device cpu"
         yield v.gpu_ids and len(set(v.gpu_ids)) < len(v.gpu_ids) and "--gpu-ids names a GPU twice"
         yield (
