@@ -114,6 +114,20 @@ def test_the_loop_knows_what_builders_make_and_not_the_builders():
     assert [name for name in names if name.startswith("build_") or name in ("loaders", "get_data", "parse")] == []
 
 
+def test_the_settings_of_a_run_are_replaced_at_one_point():
+    """Only ``Run`` itself assigns them, once (``Run.settle``)."""
+    assigned = [
+        (module, ast.unparse(target))
+        for module in FILES
+        for node in ast.walk(trees()[module])
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute) and target.attr == "args"
+    ]
+    assert [place for place in assigned if place[1] != "self.args"] == []
+    assert assigned.count(("utils.run", "self.args")) == 1
+
+
 def test_there_is_no_import_cycle():
     order = TopologicalSorter({module: names & set(FILES) - {module} for module, names in imports().items()})
     assert len(list(order.static_order())) == len(FILES)  # raises CycleError on a cycle
