@@ -137,7 +137,7 @@ def predict(own: argparse.Namespace, names: Iterator[str], form: str, file: Text
     return total, failed
 
 
-class Row(NamedTuple):
+class PredictionRow(NamedTuple):
     """An image's ``path`` as it was named, its likeliest classes with their probabilities, or an ``error``."""
 
     path: str
@@ -145,7 +145,7 @@ class Row(NamedTuple):
     error: str | None = None
 
 
-def rows_of(batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], count: int) -> Iterator[Row]:
+def rows_of(batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], count: int) -> Iterator[PredictionRow]:
     """A row for each image of ``batch``, with its ``count`` likeliest classes; ``logits`` float32 (n, classes).
 
     Among equal logits, which are common in bfloat16, the first class comes first, as in validation.
@@ -157,13 +157,13 @@ def rows_of(batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], cou
     for path, error, is_finite, chosen, shares in columns:
         error = error or (None if is_finite else NOT_FINITE)
         top = [] if error else [(classes[place], share) for place, share in zip(chosen, shares, strict=True)]
-        yield Row(path, top, error)
+        yield PredictionRow(path, top, error)
 
 
 # ------------------------------------------------------------------------------------------ as text
 
 
-def writer(file: TextIO, form: str, count: int) -> Callable[[Row], None]:
+def writer(file: TextIO, form: str, count: int) -> Callable[[PredictionRow], None]:
     """A function that writes a row with ``count`` classes to ``file`` as ``form``, 'csv' or 'jsonl'."""
     if form == "jsonl":
         return lambda row: print(_json(row), file=file)
@@ -171,14 +171,14 @@ def writer(file: TextIO, form: str, count: int) -> Callable[[Row], None]:
     numbers = ["", *(f"_{place}" for place in range(2, count + 1))]
     lines.writerow(["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability")), "error"])
 
-    def write(row: Row) -> None:
+    def write(row: PredictionRow) -> None:
         cells = [cell for name, share in row.top for cell in (name, _digits(share))]
         lines.writerow([row.path, *(cells or [""] * 2 * count), row.error or ""])
 
     return write
 
 
-def _json(row: Row) -> str:
+def _json(row: PredictionRow) -> str:
     top = [{"class": name, "probability": float(_digits(share))} for name, share in row.top]
     best = top[0] if top else {"class": None, "probability": None}
     return json.dumps({"path": row.path, **best, "top": top, "error": row.error})

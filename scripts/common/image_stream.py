@@ -166,13 +166,13 @@ def stream(
     names = map(os.fspath, paths)
     batches = iter(lambda: tuple(islice(names, batch_size)), ())
     first = list(islice(batches, 2))
-    pool = WorkerPool(_Reader(preprocessing), workers if len(first) > 1 else 0, pin=device.type == "cuda")
+    pool = WorkerPool(_FileBatches(preprocessing), workers if len(first) > 1 else 0, pin=device.type == "cuda")
     transform = replace(preprocessing.evaluation_transform, channels_last=channels_last)
     for batch, pixels, errors in pool.read(chain(first, batches)):
         yield ImageBatch(batch, transform.evaluation(pixels.to(device, non_blocking=True)), errors)
 
 
-class _Reader(Dataset):
+class _FileBatches(Dataset):
     """Work of a worker: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:

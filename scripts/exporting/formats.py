@@ -17,7 +17,7 @@ CANNOT_WRITE = ("PytorchStreamWriter", "I/O error")  # in errors of torch and sa
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """``loader``: the package that loads it again. ``needs``: optional packages that write and check it.
 
     ``ending``: that of its one file beside the card; '' for a folder of files. ``holds_code``: the network's
@@ -38,11 +38,11 @@ class Format:
 
 
 FORMATS = {
-    "onnx": Format("onnxruntime", ".onnx", ("onnx", "onnxscript", "onnxruntime"), holds_code=True),
-    "torch-export": Format("torch", ".pt2", holds_code=True),
-    "safetensors": Format("safetensors", ".safetensors"),
-    "timm": Format("timm", ""),
-    "torchvision": Format("torchvision", ".pth", beside=".json"),
+    "onnx": ExportFormat("onnxruntime", ".onnx", ("onnx", "onnxscript", "onnxruntime"), holds_code=True),
+    "torch-export": ExportFormat("torch", ".pt2", holds_code=True),
+    "safetensors": ExportFormat("safetensors", ".safetensors"),
+    "timm": ExportFormat("timm", ""),
+    "torchvision": ExportFormat("torchvision", ".pth", beside=".json"),
 }
 
 
