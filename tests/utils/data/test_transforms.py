@@ -217,6 +217,7 @@ def test_a_flip_as_part_of_a_shift_is_the_shift_and_then_the_flip(padding):
     assert torch.equal(both.apply(images, *both.draw(samples, 8, 8)), expected)
     upside_down = augmentations.Flip(vertical=True)
     assert augmentations.fused((shift, upside_down, flip)) == (both, upside_down)
+    assert not torch.equal(upside_down.draw(samples, 8, 8)[0], flip.draw(samples, 8, 8)[0]), "each has its own stream"
 
 
 # -------------------------------------------------------------------------- normalisation and size
