@@ -38,7 +38,7 @@ THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
 TELL = 1000  # files, after which a thread says how far it is
 VERSION = 3  # raise it whenever the same folders give another list than before
-MAGIC = b"LIST OF IMAGE FILES\n"
+MAGIC = b"LIST OF IMAGE FILES, VERSION 3\n"
 DIGEST_BYTES = 32
 WORTH_KEEPING_SECONDS = 1.0  # of listing; a quicker one is simply done again, and leaves nothing behind
 SETTLED_NS = 2 * 10**9  # since a folder's last change: the coarsest clock of a common file system (FAT)
@@ -328,7 +328,7 @@ def _unpacked(content: bytes, tree: Path) -> Listing:
     """
     start = len(MAGIC) + DIGEST_BYTES
     if not content.startswith(MAGIC):
-        raise ValueError("another kind of file")
+        raise ValueError("another kind of file, or of another version")
     if hashlib.sha256(content[start:]).digest() != content[len(MAGIC) : start]:
         raise ValueError("not its SHA-256")
     arrays = np.load(io.BytesIO(content[start:]), allow_pickle=False)
