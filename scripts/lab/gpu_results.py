@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import shlex
 import shutil
 import signal
@@ -403,12 +402,10 @@ def write_text(path: Path, text: str) -> None:
 
 def machine() -> dict[str, str]:
     """GPU, driver, processor, versions and commit."""
-    import timm
     import torch
-    import torchvision
 
-    from utils.data.images.decoding import decoder
     from utils.record.provenance import commit, cores, processor
+    from utils.record.summary import versions
 
     gpu = torch.cuda.is_available()
     return {
@@ -416,13 +413,9 @@ def machine() -> dict[str, str]:
         "memory": f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.0f} GiB" if gpu else "",
         "driver": nvidia_smi("driver_version"),
         "processor": f"{processor()}, {cores()} core(s)",
-        "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or ""),
-        "torchvision": torchvision.__version__,
-        "timm": timm.__version__,
-        "python": platform.python_version(),
-        "decoder": decoder(),
+        **versions(),
         "commit": commit(),
     }
 

@@ -200,7 +200,7 @@ def test_table_and_json_hold_all_pieces_which_are_not_measured_again(measured, m
     page = (measured.folder / "table.md").read_text()
     assert list(json.loads((measured.folder / "results.json").read_text())["pieces"]) == [one.name for one in PIECES]
     assert all(f"\n| {piece.name} " in page for piece in PIECES)
-    assert f"torch: {torch.__version__}" in page and "at least 0.98" in page
+    assert f"torch: {torch.__version__.partition('+')[0]}" in page and "at least 0.98" in page
     monkeypatch.setattr(gpu_results, "wait", lambda *_: pytest.fail("nothing is left"))
     assert gpu_results.main(measured.flags) == 0
     printed = capsys.readouterr().out
