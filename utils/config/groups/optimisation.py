@@ -133,6 +133,7 @@ class OptimisationSettings:
         "betas of the optimizer, the decays of its averages, for example 0.9 0.95 [those of the optimizer]",
         check=between(0, 1, open_high=True),
         metavar="BETA",
+        example="0.8 0.9",
         synonyms="betas",
         within="--optimizer adamw",
     )
