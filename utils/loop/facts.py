@@ -20,10 +20,10 @@ from utils.runtime.distributed import Distributed
 
 
 def facts_of(args: Settings, parts: Any, distributed: Distributed, continues: bool) -> Facts:
-    """The facts of a run with these ``main.Components``. Takes a forward pass when there are fp32 layers."""
+    """The facts of a run with these components. Takes a forward pass when there are fp32 layers."""
     data = parts.data
     device = distributed.device
-    train = not args.run.evaluate
+    train = parts.train_loader is not None
     shape = (data.spec.channels, data.image_size, data.image_size)
     trained, scales = _trained(parts.optimizer) if train else (set(), set())
     return Facts(

@@ -29,11 +29,10 @@ def build_optimizer_parts(
 ) -> OptimizerParts:
     """The parts that update ``model``, which ``--shard-model`` spreads over the processes. Raises ``UserError``."""
     twin = _spread(args, model, distributed)
-    if not args.run.evaluate:
-        refuse_beyond_memory(args.optimisation, model, distributed.device)
+    refuse_beyond_memory(args.optimisation, model, distributed.device)
     optimizer = freezing.separate(build_optimizer(args.optimisation, model))
     epochs = args.optimisation.epochs
-    average = None if args.run.evaluate else build_average(model, args.average, epochs, optimizer, twin)
+    average = build_average(model, args.average, epochs, optimizer, twin)
     return OptimizerParts(optimizer, average, build_scaler(args.precision, distributed.device))
 
 
@@ -42,8 +41,7 @@ def _spread(args: Settings, model: torch.nn.Module, distributed: Distributed) ->
 
     Gives the module that its moving average needs, spread alike; None without. Raises ``UserError``.
     """
-    trains = not (args.run.evaluate or args.run.dry_run)
-    if not (args.model.shard_model and distributed.world_size > 1 and trains):
+    if not args.model.shard_model or distributed.world_size == 1 or args.run.dry_run:
         return None
     dtype = DTYPES.get(resolve_amp(args.precision, distributed.device))
     return sharding.spread(model, distributed.device, dtype, with_copy=args.average.ema_decay is not None)
