@@ -6,7 +6,6 @@ networks.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from models.small import OWN
 from utils.config.groups.model import ModelSettings
 from utils.config.other_programs import other_programs
 from utils.config.settings import UserError, flag_of, shaping
+from utils.config.spelling import or_nearest
 from utils.optim.head import output_layers
 
 _WITH_EXTRA_HEADS = ("googlenet", "inception_v3")  # torchvision's, whose second heads are for training alone
@@ -104,11 +104,10 @@ def unknown_arch(arch: str) -> str | None:
 
     names = {"timm": timm.list_models(), "torchvision": _torchvision_names()}
     known = names.get(library) or [*OWN, *names["timm"], *names["torchvision"]]
-    near = difflib.get_close_matches(bare.lower(), dict.fromkeys(known), n=3, cutoff=0.5)
     if bare.lower().startswith("yolo"):
         return f"--arch '{arch[:60]}': {other_programs().programs['ultralytics'].instead['model']}"
-    hint = f"; did you mean {', '.join(near)}?" if near else f"; own networks: {', '.join(OWN)}"
-    return f"--arch '{arch[:60]}': no own, timm or torchvision network has this name{hint}"
+    hint = or_nearest(bare.lower(), known, f"own networks: {', '.join(OWN)}")
+    return f"--arch '{arch[:60]}': no own, timm or torchvision network has this name; {hint}"
 
 
 def locate(arch: str) -> tuple[str, str] | None:

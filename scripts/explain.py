@@ -11,7 +11,6 @@ imports are inside the functions.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from scripts.common.command_line import ToolParser, run_tool, warn
 from scripts.common.output import whole_file
 from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run
 from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,8 +161,7 @@ def class_number(text: str, classes: Sequence[str]) -> int:
         return classes.index(text)
     if text.isdecimal() and len(text) < 10 and int(text) < len(classes):  # int refuses thousands of digits
         return int(text)
-    near = difflib.get_close_matches(text, classes, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"it has {len(classes)}, such as {', '.join(classes[:3])}"
+    hint = or_nearest(text, classes, f"it has {len(classes)}, such as {', '.join(classes[:3])}")
     raise UserError(f"--target '{text[:60]}': the network knows no such class; {hint}")
 
 

@@ -25,7 +25,6 @@ MIXTURES = {
         [34],
     ),
     "batch norm of the average": (f"{RESNET} --ema-decay 0.9 --ema-bn-batches 3 --print-freq 2", [5]),
-    "mean of epochs with batch norm": (f"{RESNET} --swa-start-epoch 2 --swa-lr 0.02", [2, 6, 8]),
     "schedule-free, SAM, scaler": (
         "--epochs 2 --optimizer schedulefree-sgd --lr 0.02 --warmup-epochs 1 --layer-decay 0.7 --sam-rho 0.05 "
         "--accumulate 2 --clip-grad-norm 1 --amp fp16 --init-scale 1e9",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 
 
 def read_keyword(flag: str, item: str) -> tuple[str, Any]:
@@ -28,8 +28,7 @@ def read_keyword(flag: str, item: str) -> tuple[str, Any]:
 def not_accepted(flag: str, item: str, subject: str, accepted: Sequence[str]) -> UserError:
     """The mistake of a ``NAME=VALUE`` whose name is not among those that ``subject`` accepts."""
     name = item.partition("=")[0]
-    near = difflib.get_close_matches(name, accepted, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"it takes {', '.join(accepted[:12]) or 'none'}"
+    hint = or_nearest(name, accepted, f"it takes {', '.join(accepted[:12]) or 'none'}")
     return UserError(f"{flag} {item}: {subject} takes no {name}; {hint}")
 
 

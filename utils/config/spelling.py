@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable
 
 from utils.config.other_programs import other_programs
@@ -85,6 +86,12 @@ def _begins(key: str, longer: str) -> bool:
 
 def did_you_mean(names: list[str]) -> str:
     return f" (did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?)" if names else ""
+
+
+def or_nearest(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.5) -> str:
+    """``did you mean ...?`` with up to three of ``known`` that are spelled like ``name``, or ``otherwise``."""
+    near = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=cutoff)
+    return f"did you mean {', '.join(near)}?" if near else otherwise
 
 
 def key_of(name: str) -> str:

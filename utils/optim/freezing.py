@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -12,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 from utils.optim.head import head_parameters
 from utils.optim.optimizers import Optimizers
 
@@ -147,9 +147,8 @@ def _matches(pattern: str, names: Iterable[str], model: nn.Module) -> list[str]:
     if found:
         return found
     layers = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
-    near = difflib.get_close_matches(pattern, sorted(layers), n=3, cutoff=0.5)
     tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    hint = f"did you mean {', '.join(near)}?" if near else f"its parts are {', '.join(tops[:8])}"
+    hint = or_nearest(pattern, sorted(layers), f"its parts are {', '.join(tops[:8])}")
     raise UserError(f"--freeze {pattern}: no parameter or layer of the network has such a name; {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from torch import nn
 
 from utils.config.groups.optimisation import OptimisationSettings, scale_of
 from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 from utils.optim.head import head_parameters
 
 CONTAINERS = nn.Sequential | nn.ModuleList | nn.ModuleDict
@@ -110,8 +110,7 @@ def _scaled_by_name(scales: Sequence[str], names: Sequence[str]) -> dict[str, Ra
 
 
 def _hint(pattern: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
-    return f"did you mean {', '.join(near)}?" if near else f"some are {', '.join(names[:6])}"
+    return or_nearest(pattern, names, f"some are {', '.join(names[:6])}", cutoff=0.3)
 
 
 def lr_scales(optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> dict[str, float]:

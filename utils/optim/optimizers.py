@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 from utils.config.groups.optimisation import WITH_NESTEROV, OptimisationSettings
 from utils.config.keywords import given_twice, not_accepted, read_keyword
 from utils.config.settings import UserError, as_text
-from utils.config.spelling import advice_on
+from utils.config.spelling import advice_on, or_nearest
 from utils.optim.groups import lr_scales, parameter_groups
 from utils.optim.head import output_layers
 from utils.optim.lookahead import Lookahead
@@ -136,19 +136,29 @@ def build_optimizer(settings: OptimisationSettings, model: nn.Module) -> Optimiz
     return built
 
 
-def _sgd(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
-    given = {"momentum": settings.momentum, "nesterov": settings.nesterov} | arguments.of(torch.optim.SGD)
-    return _fused(torch.optim.SGD, parameter_groups(settings, model), lr=settings.lr, **given)
+def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
+    sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
+    # torch's DTensor, of which a sharded network consists, knows no fused SGD.
+    optimizer = kind(groups, **({"foreach": True} if sharded else {"fused": True}), **options)
+    # A fused optimizer would skip a step inside its kernel, which the host does not see. Skipped steps are reported
+    # here, so the scaler must read its flag on the host and leave the step out itself, as with any other optimizer.
+    optimizer._step_supports_amp_scaling = False
+    return optimizer
 
 
-def _adam(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
-    given = arguments.of(torch.optim.Adam)
-    return _fused(torch.optim.Adam, parameter_groups(settings, model), lr=settings.lr, **given)
+Builder = Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimizers]
 
 
-def _adamw(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
-    given = arguments.of(torch.optim.AdamW)
-    return _fused(torch.optim.AdamW, parameter_groups(settings, model), lr=settings.lr, **given)
+def _one(kind: type[torch.optim.Optimizer], *own: str) -> Builder:
+    """Builder of a single optimizer, which takes ``own`` of the settings besides the learning rate."""
+    make = partial(_fused, kind) if kind.__module__.startswith("torch.") else kind
+
+    def build(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
+        given = {name: getattr(settings, name) for name in own} | arguments.of(kind)
+        return make(parameter_groups(settings, model), lr=settings.lr, **given)
+
+    return build
 
 
 def _muon(
@@ -223,20 +233,6 @@ def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Para
     return matrices, [parameter for parameter in model.parameters() if id(parameter) not in taken]
 
 
-def _schedule_free_sgd(
-    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
-) -> torch.optim.Optimizer:
-    given = {"momentum": settings.momentum} | arguments.of(ScheduleFreeSGD)
-    return ScheduleFreeSGD(parameter_groups(settings, model), lr=settings.lr, **given)
-
-
-def _schedule_free_adamw(
-    settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments
-) -> torch.optim.Optimizer:
-    given = arguments.of(ScheduleFreeAdamW)
-    return ScheduleFreeAdamW(parameter_groups(settings, model), lr=settings.lr, **given)
-
-
 def _timm(settings: OptimisationSettings, model: nn.Module, arguments: OptimizerArguments) -> torch.optim.Optimizer:
     import timm.optim
 
@@ -257,27 +253,16 @@ def _timm(settings: OptimisationSettings, model: nn.Module, arguments: Optimizer
 
 
 # Every other name is timm's. Those that use --momentum stand in MOMENTUM too.
-OWN: dict[str, Callable[[OptimisationSettings, nn.Module, OptimizerArguments], Optimizers]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adamw,
+OWN: dict[str, Builder] = {
+    "sgd": _one(torch.optim.SGD, "momentum", "nesterov"),
+    "adam": _one(torch.optim.Adam),
+    "adamw": _one(torch.optim.AdamW),
     "muon": _muon,
     "muon-sgd": _muon_sgd,
-    "schedulefree-sgd": _schedule_free_sgd,
-    "schedulefree-adamw": _schedule_free_adamw,
+    "schedulefree-sgd": _one(ScheduleFreeSGD, "momentum"),
+    "schedulefree-adamw": _one(ScheduleFreeAdamW),
 }
 MOMENTUM = {"sgd", "muon-sgd", "schedulefree-sgd"}
-
-
-def _fused(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer as one kernel over all parameters: the fastest of torch's three ways on CPU and GPU."""
-    sharded = any(isinstance(p, nn.Parameter) and hasattr(p, "to_local") for group in groups for p in group["params"])
-    # torch's DTensor, of which a sharded network consists, knows no fused SGD.
-    optimizer = kind(groups, **({"foreach": True} if sharded else {"fused": True}), **options)
-    # A fused optimizer would skip a step inside its kernel, which the host does not see. Skipped steps are reported
-    # here, so the scaler must read its flag on the host and leave the step out itself, as with any other optimizer.
-    optimizer._step_supports_amp_scaling = False
-    return optimizer
 
 
 def with_own_kernels(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -318,8 +303,7 @@ def unknown_optimizer(name: str) -> str | None:
         return f"--optimizer '{name}': did you mean {name.lower()}?"
     if name.lower() in map(str.lower, dir(torch.optim)):
         return f"--optimizer {name}: is torch's, but not offered here; adamw and sgd are"
-    near = difflib.get_close_matches(name.lower(), dict.fromkeys((*OWN, *known)), n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"some are {', '.join((*OWN, 'lamb', 'lion'))}"
+    hint = or_nearest(name.lower(), (*OWN, *known), f"some are {', '.join((*OWN, 'lamb', 'lion'))}")
     return f"--optimizer '{name[:60]}': neither torch nor timm has it; {hint}"
 
 

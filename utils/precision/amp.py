@@ -8,7 +8,6 @@ disabled if it is not needed: there is one training step and no second code path
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 from utils.config.field import MEASURED
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.settings import UserError
+from utils.config.spelling import or_nearest
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -55,9 +55,8 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
     modules = dict(model.named_modules())
     unknown = [name for name in names if not name or name not in modules]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], modules, n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
-        raise UserError(f"--fp32-layers {' '.join(unknown)}: the network has no such layer{hint}")
+        hint = or_nearest(unknown[0], modules, f"its parts are {', '.join(name for name, _ in model.named_children())}")
+        raise UserError(f"--fp32-layers {' '.join(unknown)}: the network has no such layer; {hint}")
     for name in names:
         module = modules[name]
         # A subclass rather than a wrapped method, which would stay bound to this module in a deep copy.

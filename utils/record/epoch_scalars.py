@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from utils.checkpoint.progress import Progress
 from utils.config.settings import RunSettings, UserError, flag_of
+from utils.config.spelling import or_nearest
 from utils.record.curves import StepRecord
 from utils.record.metrics import Report
 
@@ -169,8 +169,7 @@ def _metric(setting: str, name: str) -> Metric:
     short = name.removeprefix(PREFIX)
     if short in known:
         return known[short]
-    near = difflib.get_close_matches(short.lower().replace("-", "_"), known, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+    hint = or_nearest(short.lower().replace("-", "_"), known, f"there are {', '.join(known)}")
     raise UserError(f"{flag_of(setting)} '{name[:60]}': no such figure of a validation; {hint}")
 
 

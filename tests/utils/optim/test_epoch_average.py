@@ -9,6 +9,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 import main
 from tests.end_to_end.processes import load, rows
+from tests.helpers import equal
 from tests.utils.loop.test_between_steps import THREE_STEPS, results, watched  # noqa: F401 - a fixture
 from tests.utils.test_train_validation import make
 from utils.checkpoint.checkpoint import average_moved_since_validation
@@ -105,6 +106,19 @@ def test_the_first_epoch_is_given_by_its_number_or_as_a_fraction_of_all(given, e
     args = parse(["--epochs", str(epochs), "--swa-start-epoch", given])
     assert args.average.first_averaged_epoch(epochs) == first
     assert build_average(nn.Linear(1, 1), args.average, epochs).first_epoch == first
+
+
+def test_a_run_interrupted_before_the_averages_validation_ends_with_the_same_bits():
+    whole, first, second = (with_batch_norm(*SWA) for _ in range(3))
+    whole.fit()
+    for epoch in range(2):
+        first.train(epoch)
+        first.validation(epoch)
+    first.train(2)
+    second.load_state(copy.deepcopy(first.state()))
+    assert equal(first.state(), second.state())
+    second.fit()
+    assert equal(second.state(), whole.state()) and second.progress.averaged_epochs == 3
 
 
 def test_what_was_saved_between_the_average_and_its_statistics_is_known():

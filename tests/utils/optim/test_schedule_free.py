@@ -171,6 +171,22 @@ def test_validation_and_checkpoints_have_x_with_batch_norm_statistics_of_its_own
     assert (row["val_loss"], row["raw_val_loss"]) == (expected.loss, raw.loss) and expected.loss != raw.loss
 
 
+def test_a_run_interrupted_before_its_validation_ends_with_the_same_bits():
+    flags = ("--epochs", "2", *ADAMW, "--lr", "0.02", "--warmup-epochs", "1", "--layer-decay", "0.7")
+    whole, first, second = (with_batch_norm(*flags) for _ in range(3))
+    whole.fit()
+    first.train(0)
+    first.validation(0)
+    first.train(1)
+    state = copy.deepcopy(first.state())
+    assert all(torch.equal(state["ema"]["model"][name], value) for name, value in x_of(first).items())
+    second.load_state(state)
+    assert equal(first.state(), second.state())
+    first.fit()  # saving in between changes nothing either
+    second.fit()
+    assert equal(second.state(), whole.state()) and equal(first.state(), whole.state())
+
+
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW])
 def test_a_skipped_step_moves_nothing(optimizer):
     traval = make("--arch", "fc", "--amp", "fp16", "--init-scale", "1024", *optimizer, criterion=Overflow(at=2))
