@@ -106,6 +106,15 @@ def test_fit_trains_and_validates_every_epoch_and_gives_the_last_report():
     ]
 
 
+def test_train_gives_the_means_over_the_epochs_samples():
+    traval, recorder, _ = watched(*THREE_STEPS)
+    report = traval.train(0)
+    losses = [(record.loss, record.top1) for (records,) in recorder.of("curves") for record in records]
+    for place, value in enumerate((report.loss, report.top1)):
+        assert value == pytest.approx(sum(n * of[place] for n, of in zip((480, 480, 477), losses, strict=True)) / 1437)
+    assert report.count == 1437
+
+
 def test_a_run_without_writer_and_checkpointer_trains_too():
     traval = make(*THREE_STEPS, "--epochs", "1", "--save-every-steps", "1")
     assert traval.fit().count == 360
