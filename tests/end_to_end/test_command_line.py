@@ -142,13 +142,17 @@ def test_a_rank_that_cannot_be_is_one_line(rank, world_size, workplace, monkeypa
 # ------------------------------------------------------------------------------- real processes
 
 
-@pytest.mark.parametrize(("argv", "answer"), [(["--help"], ["exit 0"]), (["--epochs", "0"], [])], ids=["help", "wrong"])
-def test_help_and_mistakes_import_nothing_heavy(argv, answer, workplace):
+@pytest.mark.parametrize(
+    ("argv", "answer", "imported"),
+    [(["--help"], ["exit 0"], []), (["--epochs", "0"], [], ["yaml"])],  # the table of other programs' flags
+    ids=["help", "wrong"],
+)
+def test_help_and_mistakes_import_nothing_heavy(argv, answer, imported, workplace):
     command = [sys.executable, "-c", HELP_AND_WHAT_IT_IMPORTED, str(ROOT), *argv]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("exit")] == answer
-    assert lines[-1] == "heavy []"
+    assert lines[-1] == f"heavy {imported}"
     assert (done.stderr == "" and "--dataname" in done.stdout and "--resume" in done.stdout) == bool(answer)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_ctrl_c_while_the_launcher_imports_leaves_no_traceback(folder, where):
 def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code, monkeypatch, capsys):
     """The others may be told where they can end at once, while this one waits for them in an exchange."""
 
-    def run(argv, args, distributed, signals, *_):
+    def run(_, signals, hooks):
         with signals.held():
             if number:
                 os.kill(os.getpid(), number)
@@ -83,7 +84,8 @@ def test_a_rank_that_loses_the_others_ends_as_it_was_told_if_it_was(number, code
 
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(main, "execute", run)
+    monkeypatch.setattr(main, "find_run", lambda command_line, args, distributed: SimpleNamespace(args=args))
+    monkeypatch.setattr(main, "train", run)
     monkeypatch.setattr(main, "Distributed", lambda *_: nullcontext())
     assert main.main([]) == code
     (line,) = capsys.readouterr().err.splitlines()

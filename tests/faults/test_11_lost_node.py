@@ -199,7 +199,7 @@ def finished(machine, output, whole, counts):
         np.testing.assert_array_equal(np.load(run / "metrics.npz")[name], np.load(whole / "metrics.npz")[name])
     assert load(run, "final.pt")["progress"]["samples_seen"] == EPOCHS * IMAGES
     log = (run / "log.txt").read_text()
-    assert [*map(int, re.findall(r"parameters; (\d+) process\(es\)", log))] == counts, log
+    assert [*map(int, re.findall(r"Processes: (\d+) on", log))] == counts, log
     assert log.count("Continuing") == len(counts) - 1
     return out
 

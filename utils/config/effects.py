@@ -83,5 +83,6 @@ def without_effect(args: Settings, facts: Facts) -> list[str]:
 
 def _as_given(name: str, value: Any, recipe: str | None) -> str:
     """The setting as it was written: a flag, or a line of a recipe; a path as seen from the working directory."""
-    value = value.removeprefix(f"{os.getcwd()}{os.sep}") if isinstance(value, str) else value
+    if isinstance(value, str) and f"{value}{os.sep}".startswith(f"{os.getcwd()}{os.sep}"):
+        value = os.path.relpath(value)
     return as_flag(name, value) if recipe is None else f"recipe {recipe}: {name.replace('_', '-')}: {as_text(value)}"

@@ -139,7 +139,7 @@ class RunWriter(NullWriter):
         if folder is None:
             return
         try:
-            self._log = open(folder / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+            self._log = open(folder / "log.txt", "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed in close()
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); give it write permission") from error
         _lock(self._log, folder)
