@@ -42,7 +42,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module, average: nn.Module | None, optimizer: torch.optim.Optimizer) -> Places:
-        """Those of the state of a sharded network, its average and its optimizer."""
+        """Places of the state of a sharded network, its average and its optimizer."""
         known: dict[Keys, nn.Parameter] = {("model", name): p for name, p in model.named_parameters()}
         if average is not None:
             known |= {("ema", "model", name): p for name, p in average.named_parameters()}

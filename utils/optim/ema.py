@@ -80,7 +80,7 @@ class MovingAverage:
             torch._foreach_copy_(copies, models)
 
     def end_epoch(self, progress: Position) -> None:
-        """Nothing: steps count, epochs do not."""
+        """Do nothing: steps count, epochs do not."""
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, with clean parameter names."""
@@ -108,7 +108,7 @@ class EpochAverage:
         self.has_begun = False
 
     def update(self, updates: int, epoch: int = 0) -> None:
-        """Nothing: steps do not count, epochs do."""
+        """Do nothing: steps do not count, epochs do."""
 
     def end_epoch(self, progress: Position) -> None:
         """Take the weights after the last step of an epoch into the mean; once, also if it is called again."""
@@ -168,7 +168,7 @@ class ScheduleFreeAverage:
         self._has_moved = True
 
     def end_epoch(self, progress: Position) -> None:
-        """Nothing: steps count, epochs do not."""
+        """Do nothing: steps count, epochs do not."""
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, with clean parameter names."""

@@ -69,7 +69,7 @@ def keep_in_fp32(model: nn.Module, names: Sequence[str], device: torch.device) -
 def never_called(
     model: nn.Module, names: Sequence[str], image_shape: tuple[int, ...], device: torch.device, training: bool
 ) -> tuple[str, ...]:
-    """Those of the modules ``names`` whose ``forward`` a forward pass of ``model`` leaves out; tried on a copy.
+    """Choose the modules of ``names`` whose ``forward`` a forward pass of ``model`` leaves out; tried on a copy.
 
     ``keep_in_fp32`` has no effect on these: lists of layers, and layers whose weights another layer uses.
     """

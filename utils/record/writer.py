@@ -283,7 +283,7 @@ class RunWriter(NullWriter):
             projector.write(self.folder, gathered.points, classes)
 
     def _new(self, tags: Iterable[str], step: int) -> list[str]:
-        """Those of ``tags`` that have no point at ``step``: a stop may come between two points."""
+        """List the ``tags`` that have no point at ``step``: a stop may come between two points."""
         return [tag for tag in tags if (step, tag) not in self._there]
 
     # ------------------------------------------------------------------------------- files
@@ -384,7 +384,7 @@ def _six_digits_each(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Those of all ``rows``, in the order of the latest of the longest, the others behind their neighbours.
+    """Columns of all ``rows``, in the order of the latest of the longest, the others behind their neighbours.
 
     An epoch that is not validated lacks some; --resume-override may end some and begin others.
     """

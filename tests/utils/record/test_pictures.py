@@ -113,7 +113,7 @@ def test_the_curves_are_those_that_torch_writes_for_tensorboard(gathered, shares
         assert board.precision_recall("x", counts) == summary.pr_curve("x", labels, predictions, 127)
 
 
-def test_the_worst_mistakes_are_the_surest_and_show_their_images(gathered, shares):
+def test_the_worst_mistakes_are_the_most_confident_and_show_their_images(gathered, shares):
     sure, predicted = shares.max(1)
     wrong = [number for number in range(COUNT) if predicted[number] != TARGETS[number]]
     expected = sorted(wrong, key=lambda number: -sure[number])[: collecting.MOST_MISTAKES]

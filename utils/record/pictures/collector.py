@@ -59,8 +59,9 @@ class Gathered(NamedTuple):
 
     ``confusion``: int64 (classes, classes), a row for each true class; None of too many classes. ``curves``: int64
     (1 + k, 2, THRESHOLDS): samples by the probability of a class, in bins of equal width, apart for samples of other
-    classes (0) and of this one (1); first over all classes, then of the first k. ``mistakes``: the surest first.
-    ``points``: at most ``MOST_POINTS``, spread evenly over the set; none if the features could not be seen.
+    classes (0) and of this one (1); first over all classes, then of the first k.
+    ``mistakes``: the most confident first. ``points``: at most ``MOST_POINTS``, spread evenly over the set; none if the
+    features could not be seen.
     """
 
     confusion: np.ndarray | None
@@ -149,7 +150,7 @@ class Collector(nn.Module):
     def _keep_worst(
         self, shares: torch.Tensor, predicted: torch.Tensor, targets: torch.Tensor, images: torch.Tensor
     ) -> None:
-        """Of those kept and these, the surest mistakes; of equally sure ones the first in the set."""
+        """Keep the most confident mistakes; of equally confident ones the first in the set."""
         sure = shares.amax(1).nan_to_num(0)
         sure = sure.masked_fill(predicted == targets, -1)  # not a mistake
         numbers = torch.from_numpy(np.asarray(self._batch.indices)).to(targets.device)
