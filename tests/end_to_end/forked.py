@@ -1,6 +1,7 @@
 """The program in processes forked from a server that has imported what takes seconds to import: 0.5 s a start, not 7."""
 
 import functools
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -8,6 +9,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -94,14 +96,29 @@ def train_with(fault, *flags, processes=1):
     return process.returncode
 
 
+@functools.cache
+def _ports():
+    """Ports below those that the system gives to clients: none of them may take one before a run listens on it.
+
+    They begin somewhere else in each process of the tests.
+    """
+    return itertools.cycle(range(10000 + 37 * os.getpid() % 20000, 32000))
+
+
+def free_port():
+    """A port that nobody listens on, and that this process has not given before."""
+    for port in _ports():
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 def _ranks(processes):
     """What torchrun puts into the environment of each of several processes."""
     if processes == 1:
         return [{}]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, **meeting}
     return [
         {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
         for rank in range(processes)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import torch
 import yaml
 
 from main import main
-from tests.end_to_end.forked import Forked
+from tests.end_to_end.forked import Forked, free_port
 from tests.end_to_end.processes import FINAL_LINE, load, rows
 from utils.config.arguments import parse
 
@@ -131,9 +130,7 @@ def test_the_console_without_a_terminal_is_plain_lines_and_the_log_holds_them_wi
 
 
 def test_a_tensorboard_server_answers_with_every_tag_each_step_once(run):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", "--logdir", str(run[0]), "--port", str(port)],
         stdout=subprocess.DEVNULL,
