@@ -144,7 +144,7 @@ def _outcome(job: RunningTraining) -> RunResult | str:
             return f"{doubts[0]}; move it away, and it is trained anew"
         return result or f"it ended without a result (see {job.output})"
     if code == -signal.SIGKILL:
-        return f"it was killed, perhaps for want of memory (SIGKILL; see {job.output})"
+        return f"it was killed, perhaps because memory ran out (SIGKILL; see {job.output})"
     return f"{_reason(said)} (exit code {code}; see {job.output})"
 
 

@@ -376,22 +376,8 @@ def what_main_says(root: Path, *flags: str) -> list[str]:
     """main.py's warnings and errors."""
     import main as program
 
-    line = [
-        "--dataname",
-        "folder",
-        "--datapath",
-        str(root),
-        "--image-size",
-        "16",
-        "--arch",
-        "fc",
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--no-progress",
-        *flags,
-    ]
+    line = "--dataname folder --image-size 16 --arch fc --device cpu --workers 0 --no-progress".split()
+    line += ["--datapath", str(root), *flags]
     return [text for text in captured(program.main, line) if text.startswith("main.py:")]
 
 
@@ -407,19 +393,8 @@ def what_check_data_says(root: Path) -> list[str]:
             print(*(f"check_data.py: {mistake}" for mistake in error.mistakes), sep="\n")
             return 2
 
-    line = [
-        "--dataname",
-        "folder",
-        "--datapath",
-        str(root),
-        "--image-size",
-        "16",
-        "--workers",
-        "0",
-        "--no-progress",
-        "--output",
-        str(root.parent / "checks"),
-    ]
+    line = "--dataname folder --image-size 16 --workers 0 --no-progress".split()
+    line += ["--datapath", str(root), "--output", str(root.parent / "checks")]
     return [text for text in captured(run, line) if text.startswith(("- ", "check_data.py:"))]
 
 

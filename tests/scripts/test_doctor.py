@@ -519,24 +519,8 @@ def test_each_change_is_built_as_its_flags_say(tool, pictures):
         change = Change(part, "x", tuple(map(str, flags)), threads)
         return tool.build_variant(flags_of_now, parts, now.traval.distributed, now, (change,))
 
-    flags_of_now = [
-        "--device",
-        "cpu",
-        "--dataname",
-        "folder",
-        "--datapath",
-        str(pictures),
-        "--image-size",
-        "8",
-        "--arch",
-        "fc",
-        "--batch-size",
-        "4",
-        "--workers",
-        "0",
-        "--augment",
-        "flip",
-    ]
+    flags_of_now = "--device cpu --dataname folder --image-size 8 --arch fc --batch-size 4 --workers 0".split()
+    flags_of_now += ["--datapath", str(pictures), "--augment", "flip"]
     workers = variant("--workers", 2, part="loader")
     assert (now.workers, workers.workers) == (0, 2) and workers.traval is now.traval
     resident = variant("--loader", "resident", part="loader")

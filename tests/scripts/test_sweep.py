@@ -369,7 +369,7 @@ def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_mai
 def test_a_training_that_was_killed_is_not_blamed_on_its_last_warning(fake_main, tmp_path):
     fake_main("import os; print('main.py: warning: a doubt', flush=True); os.kill(os.getpid(), 9)")
     (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
-    assert failure.startswith("seed=0: it was killed, perhaps for want of memory (SIGKILL; see ")
+    assert failure.startswith("seed=0: it was killed, perhaps because memory ran out (SIGKILL; see ")
 
 
 def test_each_trainings_output_has_a_file_of_its_own_however_long_its_values(fake_main, tmp_path):

@@ -195,7 +195,7 @@ def _some_contents(paths: Sequence[str]) -> list[bytes]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # for the writer of a pipe that stands there in place of an image
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe in place of an image would wait for its writer
 
 
 def get_data(

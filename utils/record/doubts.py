@@ -101,7 +101,7 @@ def knows_nothing(row: Mapping[str, Any]) -> bool | None:
 
 
 def _answers(row: Mapping[str, Any]) -> Doubt | None:
-    """Nothing that tells classes apart, or nearly always the same answer."""
+    """A doubt about answers that tell no classes apart, or are nearly always the same."""
     nothing = knows_nothing(row)
     top1 = _number(row, "val_top1")
     most = _number(row, "commonest_answer")

@@ -157,7 +157,7 @@ def test_a_setting_with_what_it_needs_is_not_told_and_without_a_flag_that_it_nee
         if getattr(effect, "is_of_flags", False) and not effect.holds(SimpleNamespace(**Settings().values())):
             try:
                 assert lines_about(name, example(name))[0].startswith(f"{example(name)} {NEEDS_NOT}{effect.words}")
-            except UserError as error:  # it contradicts what stands there without that flag
+            except UserError as error:  # without that flag the setting contradicts another
                 assert flag_of(name) in str(error)
 
 

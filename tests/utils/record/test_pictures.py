@@ -256,19 +256,7 @@ def test_tensorboards_projector_reads_the_files(tmp_path):
 # ----------------------------------------------------------------------------------------- a whole run
 
 TAGS = {"Confusion_Matrix/Test", "Worst_Mistakes/Test", "Precision_Recall/of all", "Precision_Recall/9"}
-FLAGS = (
-    "--device",
-    "cpu",
-    "--no-progress",
-    "--arch",
-    "fc",
-    "--batch-size",
-    "96",
-    "--epochs",
-    "3",
-    "--ema-decay",
-    "0.8",
-)
+FLAGS = tuple("--device cpu --no-progress --arch fc --batch-size 96 --epochs 3 --ema-decay 0.8".split())
 
 
 def points_of(folder):
