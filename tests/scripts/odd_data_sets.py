@@ -345,7 +345,7 @@ SETS: dict[str, Odd] = {
     "HTML named .jpg": Odd(changed(put("train/a/x.jpg", b"<html>404</html>")), "cannot be read", "damaged"),
     "dead link": Odd(changed(dead_link), "cannot be read", "damaged"),
     "twice in training": Odd(
-        changed(moved("train/a/0.png", "train/a/copy.png", copy=True)), "repeat another", "repeated"
+        changed(moved("train/a/0.png", "train/a/copy.png", copy=True)), "repeats another", "repeated"
     ),
     "in training and validation": Odd(
         changed(moved("train/a/0.png", "val/a/copy.png", copy=True)),

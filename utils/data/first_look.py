@@ -390,7 +390,8 @@ def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str 
     found = []
     if leaked:
         first = sorted(leaked[0])
-        what = f"{_images(count)} of {len(files['val']):,} to validate on are trained on, too"
+        verb = "is" if count == 1 else "are"
+        what = f"{_images(count)} of {len(files['val']):,} to validate on {verb} trained on, too"
         found.append(("in both splits", f"{what}, which makes results too good: {named([first[-1], first[0]])}"))
     torn = [group for group in groups if len({int(files[split].labels[number]) for split, number in group}) > 1]
     if torn:
@@ -398,7 +399,8 @@ def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str 
     trained = [sum(split == "train" for split, _ in group) for group in groups if group not in torn]
     twice = sum(count - 1 for count in trained if count > 1)
     if twice:
-        found.append(("twice", f"{twice:,} training image{'s' * (twice != 1)} repeat another of the class"))
+        what = "1 training image repeats" if twice == 1 else f"{twice:,} training images repeat"
+        found.append(("twice", f"{what} another of the class"))
     return [(kind, f"{text}; scripts/check_data.py lists all") for kind, text in found]
 
 
