@@ -95,6 +95,16 @@ SPECIAL = [
         f"--lr-cycle-mul 2 {NEEDS_NOT}--lr-cycle",
     ),
     ("--lr-policy multistep --lr-milestones 5 20 30", {}, "does nothing at 20 and 30: --epochs 20 end before"),
+    (
+        "--lr-per-epoch --lr-policy multistep --lr-milestones 5 10",
+        {"warmup_steps": 0, "steps_per_epoch": 16},
+        f"--lr-per-epoch {NEEDS_NOT}a rate that changes within an epoch",
+    ),
+    (
+        "--warmup-epochs 0.5 --lr-per-epoch --lr-policy linear --no-warmup-prefix",
+        {"warmup_steps": 8, "steps_per_epoch": 16},
+        "--warmup-epochs 0.5 does nothing: with --lr-per-epoch, a warm-up of one epoch begins at the full rate",
+    ),
     ("--no-decay-norm-bias --weight-decay 0", {}, f"--no-decay-norm-bias {NEEDS_NOT}a --weight-decay above 0"),
     ("--weight-decay-except a --weight-decay 0", {}, f"--weight-decay-except a {NEEDS_NOT}a --weight-decay above 0"),
     (
@@ -104,7 +114,6 @@ SPECIAL = [
     ),
     ("--lr-min 0.01 --lr-policy constant", {}, "--lr-min 0.01 does nothing: --lr-policy constant never falls"),
     ("--warmup-epochs 0.01", {"warmup_steps": 0}, f"--warmup-epochs 0.01 {NEEDS_NOT}to be at least half a step"),
-    ("--warmup-epochs 1 --lr-per-epoch", {}, "does nothing: with --lr-per-epoch, a warm-up of one epoch begins at"),
     ("--no-warmup-prefix --lr-policy step", {}, f"{NEEDS_NOT}--warmup-epochs and --lr-policy cosine or gaussian"),
     ("--lr-per-epoch --lr-policy constant", {"warmup_steps": 0}, f"--lr-per-epoch {NEEDS_NOT}a rate that changes"),
     ("--bce-target-thresh 0.2 --loss bce", {}, f"{NEEDS_NOT}--mixup, --cutmix or --label-smoothing; all other"),
@@ -170,6 +179,20 @@ def test_a_setting_without_what_it_needs_is_told_in_one_line(line, changes, word
 def test_a_new_folder_is_made_by_a_run_that_auto_begins_and_a_batch_without_one_for_validation_is_used():
     assert lines_of("--output D --name a --resume auto", continues=True) == []
     assert lines_of("-b 8 --evaluate --pretrained") == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "multistep --lr-milestones 5 10.5",
+        "step --lr-step-epochs 2.5",
+        "cosine --warmup-epochs 0.5",
+        "multistep --warmup-epochs 2",
+    ],
+)
+def test_a_rate_that_changes_within_an_epoch_is_held_for_it(policy):
+    facts = {"warmup_steps": 32 * ("warmup" in policy), "steps_per_epoch": 16}
+    assert lines_of(f"--lr-per-epoch --lr-policy {policy}", **facts) == []
 
 
 def test_settings_and_facts_do_not_share_a_name():

@@ -50,7 +50,7 @@ CONTEXTS = {
     "constant": "--lr-policy constant",
     "one-cycle": "--lr-policy one-cycle",
     "multistep": "--lr-policy multistep",
-    "rate per epoch": "--lr-per-epoch",
+    "rate per epoch": "--lr-per-epoch --batch-size 16",
     "streaming": "--loader stream --workers 0",
     "frozen": "--freeze all-but-head",
     "frozen late": "--freeze features --freeze-epoch 5",
@@ -143,7 +143,7 @@ def judged(context, name, kept):
     after = kept[f"{base} {added}"]
     if before is None or after is None:
         return None
-    lines = [line for line in after[1] if line.startswith(added.split()[0])]
+    lines = [line for line in after[1] if line.startswith(f"{added.split()[0]} ")]
     if before[0] == after[0]:
         return None if lines else f"{context}: {added} changes nothing, and nobody says so"
     wrong = [line for line in lines if "does nothing" in line]

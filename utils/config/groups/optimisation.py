@@ -30,8 +30,17 @@ def _restarts(v: Any) -> str | None:
     return None
 
 
+def _changes_within_an_epoch(v: Any) -> bool:
+    if v.steps_per_epoch == 1 or v.warmup_steps > 0:
+        return v.steps_per_epoch > 1
+    drops = {"constant": (), "multistep": v.lr_milestones or (), "step": (v.lr_step_epochs or 0,)}.get(v.lr_policy)
+    return drops is None or any(epochs % 1 for epochs in drops)
+
+
 def _at_the_full_rate(v: Any) -> str | None:
-    if v.warmup_steps > 0 and v.lr_per_epoch and v.warmup_epochs <= 1 and v.warmup_lr is None:
+    postpones = v.warmup_prefix and v.lr_policy in RESTARTING_POLICIES
+    held = v.lr_per_epoch and v.warmup_epochs <= 1 and v.warmup_lr is None
+    if v.warmup_steps > 0 and held and not postpones:
         return "does nothing: with --lr-per-epoch, a warm-up of one epoch begins at the full rate; it needs --warmup-lr"
     return None
 
@@ -291,10 +300,7 @@ class OptimisationSettings:
     lr_per_epoch: bool = setting(
         False,
         "all steps of an epoch have the learning rate of its first",
-        effect=Needs(
-            "a rate that changes within an epoch",
-            lambda v: v.steps_per_epoch > 1 and (v.lr_policy != "constant" or v.warmup_steps > 0),
-        ),
+        effect=Needs("a rate that changes within an epoch", _changes_within_an_epoch),
         within="--batch-size 16",
     )
     accumulate: int = setting(
