@@ -220,7 +220,7 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
 def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, progress: ProgressLog) -> None:
     """Make the shards that ``parts`` lacks, and fill it."""
     from scripts.packing.writing import ShardMaker
-    from utils.data.worker_pool.pool import WorkerPool
+    from utils.data.worker_pool import WorkerPool
 
     missing = [key for key, part in parts.items() if part is None]
     began = time.monotonic()

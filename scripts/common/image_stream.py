@@ -21,7 +21,7 @@ from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.images.decoding import UnreadableImage, decode_crop, why_unreadable
 from utils.data.preprocessing import Preprocessing
 from utils.data.sources import empty_batch
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 
 STDIN = "-"
 LIST = "@"

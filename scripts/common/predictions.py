@@ -27,7 +27,7 @@ from utils.config.settings import Settings, UserError
 from utils.data.datasets import Data, get_data, get_test_data, in_colour_of
 from utils.data.first_look import lost_levels
 from utils.data.formats.class_folders import find_splits, some, test_folder, training_folder
-from utils.data.formats.hugging_face.files import find
+from utils.data.formats.hugging_face import find
 from utils.data.formats.readers import IN_MEMORY, ImageFiles, Images
 from utils.data.images.decoding import open_image
 from utils.data.loaders import Batch, ProgressLog, ValidationLoader, loaders

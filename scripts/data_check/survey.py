@@ -38,7 +38,7 @@ from utils.data.images.levels import Colour
 from utils.data.images.look import Look, kind_of, look
 from utils.data.images.stored import RAW, NamedBytes, content_of
 from utils.data.progress_log import ProgressLog
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 
 CHUNK = 64  # images that a worker takes at a time
 SPOKEN_OF = 20_000  # images of a set whose kinds, sizes and levels are compared, at least

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from utils.config.settings import UserError
 from utils.data.formats.shards.index import BLOCK, Split
 from utils.data.progress_log import ProgressLog
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 
 SHOWN = 10  # faults
 PIECE = 1 << 20  # bytes that are hashed at a time: shards of others may be larger than the memory

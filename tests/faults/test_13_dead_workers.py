@@ -25,7 +25,7 @@ from utils.data.images.view import View
 from utils.data.progress_log import ProgressLog
 from utils.data.sample_plan import MicroBatch
 from utils.data.sources import MicroBatchReader, StreamSource, measured_workers
-from utils.data.worker_pool.shared_memory import in_shared_memory
+from utils.data.worker_pool import in_shared_memory
 
 CPU = torch.device("cpu")
 COUNT = 24
@@ -192,7 +192,7 @@ SHM_PROGRAM = """
 import sys
 from tests.faults.test_13_dead_workers import Tensors
 from utils.data.images.view import View
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 kept = []
 try:
     for read in WorkerPool(Tensors(), 2).read([100_000] * 40):
@@ -296,7 +296,7 @@ PIPE_PROGRAM = """
 import time
 from tests.faults.test_13_dead_workers import Arrays
 from utils.data.images.view import View
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 for _ in WorkerPool(Arrays(), 2).read(range(100)):
     print("one", flush=True)
     time.sleep(1000)
@@ -319,7 +319,7 @@ MERGED_PROGRAM = """
 import multiprocessing, os, signal, subprocess
 from tests.faults.test_13_dead_workers import Arrays
 from utils.data.images.view import View
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 walk = WorkerPool(Arrays(), 1, keep=True).read(range(100))
 next(walk)
 (worker,) = multiprocessing.active_children()

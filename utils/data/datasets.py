@@ -21,17 +21,13 @@ from utils.config.settings import Settings, UserError, as_flag
 from utils.data import first_look
 from utils.data.decoded import folder_for
 from utils.data.formats import archives, class_folders
-from utils.data.formats.class_folders import LISTER, find_splits, some, training_folder, validation_folder
+from utils.data.formats.class_folders import LISTER, find_splits, hint, some, training_folder, validation_folder
 from utils.data.formats.file_paths import FilePaths
-from utils.data.formats.hints import hint
-from utils.data.formats.hugging_face.files import SAVED
-from utils.data.formats.hugging_face.reading import read_tables
-from utils.data.formats.hugging_face.rows import Rows
+from utils.data.formats.hugging_face import SAVED, Rows, read_tables
 from utils.data.formats.listing import Lister
 from utils.data.formats.readers import IN_MEMORY, OWN_FILES, ImageFiles, Images, Splits
 from utils.data.formats.shards.foreign import ensure_index
-from utils.data.formats.shards.members import Members
-from utils.data.formats.shards.reading import holds_shards, read_shards
+from utils.data.formats.shards.members import Members, holds_shards, read_shards
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
 from utils.data.progress_log import Log, silent

@@ -28,7 +28,7 @@ from utils.data.images.unreadable import first_readable
 from utils.data.images.view import View
 from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log, ProgressLog, silent
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 
 DECODING_VERSION = 2  # raise it whenever decode_crop gives other pixels than before
 FOLDER = ".decoded"  # in --datapath; readers skip hidden folders

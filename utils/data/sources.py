@@ -21,8 +21,7 @@ from utils.data.images.unreadable import REFUSE, read_micro_batch
 from utils.data.images.view import View
 from utils.data.resolution import Resolution
 from utils.data.sample_plan import MicroBatch, sample_uniforms
-from utils.data.worker_pool.pool import WorkerPool
-from utils.data.worker_pool.shared_memory import in_shared_memory, shared_bytes
+from utils.data.worker_pool import WorkerPool, in_shared_memory, shared_bytes
 from utils.runtime.distributed import to_device
 
 # Micro-batches of one epoch with their uint8 images (m, c, h, w) and int64 labels (m,), concatenated.

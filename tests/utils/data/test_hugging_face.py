@@ -18,7 +18,7 @@ from scripts import check_data
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, get_test_data
-from utils.data.formats.hugging_face.rows import Rows
+from utils.data.formats.hugging_face import Rows
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders
 from utils.runtime.distributed import Distributed, RankInfo

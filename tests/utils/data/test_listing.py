@@ -187,25 +187,6 @@ def test_a_folder_that_was_changed_just_now_is_listed_but_not_kept(tree, slow, m
     )
 
 
-def test_a_folder_that_was_changed_just_before_an_early_look_at_it_is_not_kept_after_a_long_wait(
-    tree, slow, monkeypatch
-):
-    """A second change in the same tick of the file system's clock would leave the folder's times as they were."""
-    monkeypatch.setattr(listing, "SETTLED_NS", 10**9)
-    now = time.time_ns()
-    said = []
-    monkeypatch.setattr(listing.time, "time_ns", lambda: now)  # when the folders are looked at
-
-    def claim(*arguments):
-        monkeypatch.setattr(listing.time, "time_ns", lambda: now + 60 * 10**9)  # waited for another process
-        return real(*arguments)
-
-    real = listing.claimed
-    monkeypatch.setattr(listing, "claimed", claim)
-    files_of(tree, lister(tree, said))
-    assert "was changed just before" in said[0] and [*(tree.parent / ".decoded").iterdir()] == []
-
-
 def test_a_quick_listing_and_a_dry_run_leave_nothing_behind(tree, slow, monkeypatch):
     files_of(tree, lister(tree, keeps=False))
     monkeypatch.setattr(listing, "WORTH_KEEPING_SECONDS", 60)

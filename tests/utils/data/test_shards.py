@@ -15,10 +15,10 @@ from scripts import pack
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data, prepare
-from utils.data.formats.shards.window import WindowedOrder
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.loaders import loaders, sample_plan
 from utils.data.progress_log import ProgressLog
+from utils.data.sampling import WindowedOrder
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")

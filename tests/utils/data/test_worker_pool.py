@@ -7,7 +7,7 @@ from multiprocessing import util
 import pytest
 from torch.utils.data import Dataset
 
-from utils.data.worker_pool.pool import WorkerPool
+from utils.data.worker_pool import WorkerPool
 
 
 class Keys(Dataset):

@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -18,35 +19,29 @@ import torch
 from utils.config.groups.data import DataSettings
 from utils.config.settings import UserError
 from utils.data.formats.listing import IMAGE_ENDINGS, LINKED, Lister, is_image
-from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.readers import OWN_FILES, ImageFiles, Splits
 
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("val", "valid", "validation", "test")
 TEST_FOLDERS = ("test",)
 SHOWN = 10  # names in a line
+HINTED = 3  # names in a hint
 LOOKED_AT = 1000  # entries of a folder, to see what it holds
 HASH_BYTES = 8
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
+SETS_BY_FOLDER = {own.folder: name for name, own in OWN_FILES.items()}
 LISTER = Lister()  # keeps nothing and says nothing
 
 
-def training_folder(root: Path) -> Path | None:
-    """The folder of the training images below ``root``, whatever the case of its name."""
-    return _folder(root, TRAINING_FOLDERS)
-
-
-def validation_folder(root: Path) -> Path | None:
-    """The folder of the validation images below ``root``, otherwise that of test images."""
-    return _folder(root, VALIDATION_FOLDERS)
-
-
-def test_folder(root: Path) -> Path | None:
-    """The folder of the test images below ``root``, whether or not there are others for validation."""
-    return _folder(root, TEST_FOLDERS)
-
-
-def _folder(root: Path, names: Sequence[str]) -> Path | None:
+def folder_of(names: Sequence[str], root: Path) -> Path | None:
+    """The folder in ``root`` with the first of ``names`` that there is, in capital letters or small ones."""
     there = sorted(path for path in visible(root) if path.name.lower() in names and path.is_dir())
     return min(there, key=lambda path: names.index(path.name.lower()), default=None)
+
+
+training_folder = partial(folder_of, TRAINING_FOLDERS)
+validation_folder = partial(folder_of, VALIDATION_FOLDERS)  # or that of test images, where there is no other
+test_folder = partial(folder_of, TEST_FOLDERS)
 
 
 def find_splits(root: Path) -> tuple[Path, Path] | None:
@@ -79,8 +74,8 @@ def read_class_folders(train: Path, validation: Path, colour: str, lister: Liste
     if unknown:
         known = {name.casefold(): name for name in classes}
         alike = [f"{name} for {known[name.casefold()]}" for name in unknown if name.casefold() in known]
-        hint = f"; perhaps {some(alike)}" if alike else ""
-        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{hint}")
+        perhaps = f"; perhaps {some(alike)}" if alike else ""
+        raise UserError(f"--datapath: {validation} has classes that {train} lacks: {some(unknown)}{perhaps}")
     images, unread = image_files(train, classes, colour, lister)
     validation_images, also_unread = image_files(validation, classes, colour, lister, may_lack=True)
     warnings = (*_deeper(train, images, classes), *_left_out(unread + also_unread, train, validation))
@@ -120,11 +115,8 @@ def split_class_folders(root: Path, settings: DataSettings, colour: str, lister:
     everything, unread = image_files(root, classes, colour, lister)
     labels = everything.labels.numpy()
     chosen, warnings = held_out(map(key_of, everything.paths.below()), labels, classes, settings)
-    splits = (
-        ImageFiles(everything.paths.take(np.flatnonzero(mask)), torch.from_numpy(labels[mask]), colour)
-        for mask in (~chosen, chosen)
-    )
-    return Splits(*splits, classes, (*warnings, *_deeper(root, everything, classes), *_left_out(unread, root)))
+    warnings = (*warnings, *_deeper(root, everything, classes), *_left_out(unread, root))
+    return Splits(*divided(everything, chosen), classes, warnings)
 
 
 # --------------------------------------------------------------------------------- a share for validation
@@ -167,6 +159,14 @@ def held_out(
         "one side without an image; it gets one, which may go back once there are more: "
         + some([classes[label] for label in lent]),
     )
+
+
+def divided(images: ImageFiles, chosen: np.ndarray) -> list[ImageFiles]:
+    """The images that are not ``chosen``, bool (n,), and those that are."""
+    return [
+        dataclasses.replace(images, paths=images.paths.take(np.flatnonzero(mask)), labels=images.labels[mask])
+        for mask in (~chosen, chosen)
+    ]
 
 
 def key_of(name: bytes) -> bytes:
@@ -276,3 +276,41 @@ def some(names: Sequence[str]) -> str:
 def printable(text: str) -> str:
     """The name of a file or class in printable characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+# ------------------------------------------------------------------------- what else lies in a wrong folder
+
+
+def hint(root: Path, name: str, evaluate: bool = False) -> str:
+    """A hint at what ``root`` holds instead of data set ``name``, and what to do; empty if unclear.
+
+    ``evaluate``: the set was to be evaluated.
+    """
+    entries = sorted(islice(visible(root), LOOKED_AT))
+    folders = [path for path in entries if path.is_dir()]
+    if root.resolve().name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS) and find_splits(root.resolve().parent):
+        return f"it is one of two splits: use --datapath {root.parent if root.name not in ('', '.', '..') else '..'}"
+    if validation := validation_folder(root):
+        return f"it holds {validation.name}/ and no train/: add it (only --evaluate needs none)"
+    if inner := [folder for folder in folders if find_splits(folder)]:
+        splits = [path for folder in inner for path in find_splits(folder)]
+        return f"it holds {_names(root, splits)}: use --datapath {inner[0]}"
+    if named := [path for path in folders if SETS_BY_FOLDER.get(path.name, name) != name]:
+        return f"it holds {_names(root, named)}/: use --dataname {SETS_BY_FOLDER[named[0].name]}"
+    if classes := [folder for folder in folders if holds_images(folder)]:
+        own = "add --val-split 0.1" if name == "folder" else "put such folders into train/ and val/"
+        return f"it holds {_names(root, classes, '/')}: {own}"
+    for folder in folders:
+        if classes := [path for path in sorted(visible(folder)) if path.is_dir() and holds_images(path)]:
+            share = "" if evaluate else " --val-split 0.1"
+            return f"it holds {_names(root, classes, '/')}: use --datapath {folder}{share}"
+    if loose := [path for path in entries if is_image(path.name)]:
+        return f"it holds {_names(root, loose)}: put each class's images into a folder of the class's name"
+    if packed := [path for path in entries if path.name.lower().endswith(ARCHIVES)]:
+        return f"it holds {_names(root, packed)}: unpack it first"
+    return ""
+
+
+def _names(root: Path, paths: Sequence[Path], mark: str = "") -> str:
+    more = ", ..." if len(paths) > HINTED else ""
+    return ", ".join(printable(os.path.relpath(path, root)) + mark for path in paths[:HINTED]) + more

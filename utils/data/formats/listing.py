@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -37,8 +38,7 @@ LINKED = "links to folders"  # counted beside these endings
 THREADS = 16  # that wait for folders at the same time
 POLL_SECONDS = 0.2
 TELL = 1000  # files, after which a thread says how far it is
-VERSION = 3  # raise it whenever the same folders give another list than before
-MAGIC = b"LIST OF IMAGE FILES, VERSION 3\n"
+MAGIC = b"LIST OF IMAGE FILES, VERSION 3\n"  # raise it whenever the same folders give another list than before
 DIGEST_BYTES = 32
 WORTH_KEEPING_SECONDS = 1.0  # of listing; a quicker one is simply done again, and leaves nothing behind
 SETTLED_NS = 2 * 10**9  # since a folder's last change: the coarsest clock of a common file system (FAT)
@@ -102,52 +102,35 @@ class _ClassFolder:
     folders: list[FolderTimes]
 
 
-class Scan:
-    """Lists the class folders ``classes`` of ``tree``; can be left and continued. ``began_ns``: before the first."""
+def list_folders(
+    tree: str, classes: Sequence[str], advance: Callable[[int], None] | None = None, seconds: float = math.inf
+) -> Listing | None:
+    """The image files below the class folders ``classes``, all that ``tree`` has; None if it takes over ``seconds``.
 
-    def __init__(self, tree: str, classes: Sequence[str]) -> None:
-        self._tree = tree
-        self._classes = classes
-        self.began_ns = time.time_ns()
-        self._listed: dict[str, _ClassFolder] = {}
-
-    def run(self, advance: Callable[[int], None] | None = None, seconds: float | None = None) -> bool:
-        """Go on until all folders are listed, or ``seconds`` have passed; gives whether all are.
-
-        ``advance`` is told how many more files were seen. Raises ``UserError`` for a folder that cannot be read.
-        """
-        end = None if seconds is None else time.monotonic() + seconds
-        seen: SimpleQueue[int] = SimpleQueue()
-        seen.put(sum(folder.count for folder in self._listed.values()))
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="listing")
-        left = [name for name in self._classes if name not in self._listed]
-        futures = {pool.submit(_list_class_folder, self._tree, name, seen.put): name for name in left}
-        try:
-            waiting = futures.keys()
-            while waiting and (end is None or time.monotonic() < end):
-                waiting = wait(waiting, POLL_SECONDS).not_done
-                if advance is not None:
-                    advance(sum(seen.get() for _ in range(seen.qsize())))
-        finally:
-            pool.shutdown(cancel_futures=True)
-        self._take(futures)
-        return len(self._listed) == len(self._classes)
-
-    def _take(self, futures: dict[Future[_ClassFolder], str]) -> None:
-        for future, name in futures.items():
-            if not future.cancelled():
-                self._listed[name] = future.result()
-
-    def listing(self) -> Listing:
-        """The files that were found."""
-        found = [self._listed[name] for name in self._classes]
-        return Listing(
-            classes=tuple(self._classes),
-            counts=np.array([folder.count for folder in found], dtype=np.int64),
-            paths=FilePaths.joined(self._tree, NUL.join([folder.names for folder in found if folder.count])),
-            unread=tuple(folder.unread for folder in found),
-            folders=tuple(times for folder in found for times in folder.folders),
-        )
+    ``advance`` is told how many more files were seen. Raises ``UserError`` for a folder that cannot be read.
+    """
+    end = time.monotonic() + seconds
+    seen: SimpleQueue[int] = SimpleQueue()
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="listing")
+    futures = [pool.submit(_list_class_folder, tree, name, seen.put) for name in classes]
+    try:
+        waiting = set(futures)
+        while waiting and time.monotonic() < end:
+            waiting = wait(waiting, POLL_SECONDS).not_done
+            if advance is not None:
+                advance(sum(seen.get() for _ in range(seen.qsize())))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if time.monotonic() >= end:
+        return None
+    found = [future.result() for future in futures]
+    return Listing(
+        classes=tuple(classes),
+        counts=np.array([folder.count for folder in found], dtype=np.int64),
+        paths=FilePaths.joined(tree, NUL.join([folder.names for folder in found if folder.count])),
+        unread=tuple(folder.unread for folder in found),
+        folders=tuple(times for folder in found for times in folder.folders),
+    )
 
 
 def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _ClassFolder:
@@ -207,9 +190,8 @@ class Lister:
 
     def list(self, tree: Path, classes: Sequence[str]) -> Listing:
         """The image files below the class folders ``classes``, all that ``tree`` has. Raises ``UserError``."""
-        scan = Scan(os.fspath(tree), classes)
         if self.folder is None:
-            return self._whole(scan, tree)
+            return self._whole(tree, classes)
         began = time.monotonic()
         path = self.folder / _file_of(tree, self.folder)
         log_once = self.progress.log if self.is_main else silent
@@ -219,27 +201,28 @@ class Lister:
             return kept
         if why_not:
             log_once(f"{path}: {why_not}; listing {tree} again")
-        if WORTH_KEEPING_SECONDS and scan.run(seconds=WORTH_KEEPING_SECONDS):
-            return scan.listing()
+        if (quick := list_folders(os.fspath(tree), classes, seconds=WORTH_KEEPING_SECONDS)) is not None:
+            return quick
         if self.keeps:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 remove_abandoned(self.folder)
                 with claimed(path, f"Waiting until the files below {tree} are listed", log_once):
-                    return _kept(path, tree, classes)[0] or self._make(path, tree, scan)
+                    return _kept(path, tree, classes)[0] or self._make(path, tree, classes)
             except OSError as error:
                 log_once(
                     f"warning: the list of files cannot be kept in {self.folder} ({error.strerror or error}), so each "
                     "start lists them anew; --cache-dir names another folder"
                 )
-        return self._whole(scan, tree)
+        return self._whole(tree, classes)
 
-    def _make(self, path: Path, tree: Path, scan: Scan) -> Listing:
+    def _make(self, path: Path, tree: Path, classes: Sequence[str]) -> Listing:
         """List, and write the list if it can be relied on. Raises ``OSError``."""
+        began_ns = time.time_ns()
         began = time.monotonic()
-        listing = self._whole(scan, tree)
+        listing = self._whole(tree, classes)
         seconds = time.monotonic() - began
-        if unsettled := _unsettled(listing.folders, scan.began_ns):
+        if unsettled := _unsettled(listing.folders, began_ns):
             self.progress.log(f"The list of files below {tree} is not kept: {unsettled}")
         else:
             content = _packed(listing)
@@ -249,10 +232,9 @@ class Lister:
             )
         return listing
 
-    def _whole(self, scan: Scan, tree: Path) -> Listing:
+    def _whole(self, tree: Path, classes: Sequence[str]) -> Listing:
         with self.progress.counting(f"Listing {tree}", None, "files") as advance:
-            scan.run(advance)
-        return scan.listing()
+            return list_folders(os.fspath(tree), classes, advance)
 
 
 def _file_of(tree: Path, folder: Path) -> str:
@@ -308,7 +290,6 @@ def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
 
 def _packed(listing: Listing) -> bytes:
     about = {
-        "version": VERSION,
         "endings": [IMAGE_ENDINGS, UNREAD_ENDINGS],
         "classes": listing.classes,
         "unread": listing.unread,
@@ -333,7 +314,7 @@ def _unpacked(content: bytes, tree: Path) -> Listing:
         raise ValueError("not its SHA-256")
     arrays = np.load(io.BytesIO(content[start:]), allow_pickle=False)
     about = json.loads(str(arrays["about"]))
-    if about["version"] != VERSION or about["endings"] != [[*IMAGE_ENDINGS], UNREAD_ENDINGS]:
+    if about["endings"] != [[*IMAGE_ENDINGS], UNREAD_ENDINGS]:
         raise ValueError("of another version")
     paths = FilePaths(tree, arrays["names"], arrays["ends"])
     folders = tuple((name, modified, changed) for name, modified, changed in about["folders"])

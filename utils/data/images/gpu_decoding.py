@@ -16,7 +16,7 @@ from torch.utils import deterministic
 from utils.config.settings import UserError
 from utils.data.images.decoding import boxes, cropped, decode_crop, loaded, open_image, read_plain_jpeg, to_tensor
 from utils.data.images.view import Box, Placement, View
-from utils.data.worker_pool.shared_memory import in_shared_memory
+from utils.data.worker_pool import in_shared_memory
 
 
 class JpegFile(NamedTuple):

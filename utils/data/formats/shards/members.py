@@ -1,4 +1,4 @@
-"""Images inside shards, read by their number with one positioned read each."""
+"""A folder of shards as a data set, each of whose images is read by its number with one positioned read."""
 
 from __future__ import annotations
 
@@ -6,19 +6,76 @@ import hashlib
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from utils.config.settings import UserError
-from utils.data.formats.shards.index import ANEW, BLOCK, Split
+from utils.data.formats.class_folders import some
+from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.formats.shards.foreign import FOREIGN
+from utils.data.formats.shards.index import ANEW, BLOCK, CONTENTS, Contents, Split, read_contents
+from utils.data.images.levels import range_of
 from utils.data.images.stored import Stored
 
 COPY = ".shard"  # the ending of a shard's copy in a local folder
 MOST_OPEN = 256  # files that a process keeps open; systems allow 1024
+
+
+def holds_shards(root: Path) -> bool:
+    """Whether ``root`` holds an index of shards."""
+    return (root / CONTENTS).is_file()
+
+
+def read_shards(root: Path, colour: str, skip_bad: bool = False) -> Splits:
+    """The images of the shards in ``root``, which has an index. Raises ``UserError`` if it does not fit them.
+
+    With ``skip_bad``, samples of foreign tar files that lack an image or a label are left out, with a warning.
+    """
+    contents = read_contents(root)
+    if contents is None:
+        raise UserError(f"{root / CONTENTS}: is no index of shards; {ANEW}")
+    for name in ("train", "val"):
+        if name not in contents.splits or not len(contents.splits[name].records):
+            raise UserError(f"--datapath {root}: has no {name} images; {ANEW}")
+    packed = contents.made.get("pixel_range")
+    if packed is not None and tuple(packed) != range_of(colour):
+        words = "{:g} {:g}".format(*packed)
+        raise UserError(f"--pixel-range: the shards in {root} were packed with {words}; give --pixel-range {words}")
+    problems = contents.made.get("problems", ())
+    warnings = ()
+    if problems:
+        count = contents.made["left_out"]
+        told = problems[0] + (f" (and {count - 1:,} more)" if count > 1 else "")
+        if not skip_bad:
+            raise UserError(f"{told}; repair the tar file, or leave it out with --skip-bad-images")
+        warnings = (f"--datapath {root}: left out: {told}",)
+    if contents.made.get(FOREIGN) and not contents.made.get("listed"):
+        _refuse_classes_of_validation_alone(contents)
+    images = (images_of(contents, name, colour) for name in ("train", "val"))
+    return Splits(*images, contents.classes, warnings)
+
+
+def _refuse_classes_of_validation_alone(contents: Contents) -> None:
+    """A label written otherwise than in training would be an output of the network that nothing trains."""
+    trained, validated = (np.unique(contents.splits[name].records["label"]) for name in ("train", "val"))
+    unknown = [contents.classes[label] for label in np.setdiff1d(validated, trained)]
+    if unknown:
+        raise UserError(
+            f"--datapath {contents.folder}: its tar files for val have classes that those for train lack: "
+            f"{some(unknown)}; correct the labels, or list all classes in classes.txt"
+        )
+
+
+def images_of(contents: Contents, name: str, colour: str) -> ImageFiles:
+    """The images of a split."""
+    split = contents.splits[name]
+    labels = torch.from_numpy(split.records["label"].astype(np.int64))
+    return ImageFiles(Members(contents.folder, split), labels, colour)
 
 
 class Member(Stored):
@@ -84,9 +141,6 @@ class Members(Sequence[str]):
         member.changed = self.split.shards[record["shard"]].changed
         return member
 
-    def __iter__(self) -> Iterator[Member]:
-        return (self[index] for index in range(len(self)))
-
     @property
     def shards(self) -> np.ndarray:
         """The number of each image's shard: uint32 (n,)."""
@@ -96,6 +150,9 @@ class Members(Sequence[str]):
     def identity(self) -> str:
         """Text that is equal for equal bytes in equal order, wherever they lie."""
         return self.split.identity
+
+
+# ------------------------------------------------------------------------------------ open files and copies
 
 
 class _OpenShards:

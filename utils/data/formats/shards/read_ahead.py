@@ -11,13 +11,11 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from utils.config.settings import UserError
-from utils.data.formats.shards.index import Shard
 from utils.data.formats.shards.members import COPY, Members, copy_of, look_for_copies_in
 from utils.data.kept import claimed, remove_abandoned, whole_file
 from utils.data.progress_log import Log
@@ -25,24 +23,12 @@ from utils.data.progress_log import Log
 PART_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class Need:
-    """A shard that training reads: its number, and the first and the last batch that need it."""
-
-    shard: int
-    first: int
-    last: int
-
-
-def needs_of(shards_of_batches: Sequence[np.ndarray]) -> list[Need]:
-    """The shards that are needed and when, in the order of the first need."""
-    firsts: dict[int, int] = {}
+def last_needs(shards_of_batches: Sequence[np.ndarray]) -> dict[int, int]:
+    """The last batch that needs each shard, by the shards' numbers in the order of the first need."""
     lasts: dict[int, int] = {}
     for number, shards in enumerate(shards_of_batches):
-        for shard in np.unique(shards).tolist():
-            firsts.setdefault(shard, number)
-            lasts[shard] = number
-    return [Need(shard, first, lasts[shard]) for shard, first in firsts.items()]
+        lasts |= dict.fromkeys(np.unique(shards).tolist(), number)  # a shard keeps its place
+    return lasts
 
 
 class ReadAhead:
@@ -78,10 +64,10 @@ class ReadAhead:
         if not self.is_first:
             yield self
             return
-        needs = needs_of([self.members.shards[samples] for samples in batches])
+        lasts = last_needs([self.members.shards[samples] for samples in batches])
         self._passed = -1
         self._stop = False
-        thread = threading.Thread(target=self._copy_all, args=(needs,), daemon=True, name="shards read ahead")
+        thread = threading.Thread(target=self._copy_all, args=(lasts,), daemon=True, name="shards read ahead")
         thread.start()
         try:
             yield self
@@ -100,48 +86,42 @@ class ReadAhead:
 
     # ------------------------------------------------------------------------------------ in the thread
 
-    def _copy_all(self, needs: list[Need]) -> None:
-        paths = {number: self._copy(number) for number in range(len(self.members.files))}
-        self._remove_others(set(paths.values()))
-        self._make_room(0, needs, paths)
-        for need in needs:
-            size = self._shard(need.shard).bytes
-            if _bytes_of(paths[need.shard]) == size or size > self.limit_bytes:
+    def _copy_all(self, lasts: dict[int, int]) -> None:
+        paths = [Path(copy_of(file, str(self.folder))) for file in self.members.files]
+        for path in {*self.folder.glob(f"*{COPY}")} - {*paths}:  # of a killed run or another data set
+            path.unlink(missing_ok=True)
+        remove_abandoned(self.folder)
+        self._make_room(0, lasts, paths)
+        for number, last in lasts.items():
+            size = self.members.split.shards[number].bytes
+            if _bytes_of(paths[number]) == size or size > self.limit_bytes:
                 continue
-            if not self._wait_for_room(size, needs, paths) or need.last <= self._passed:
-                if self._stop:
-                    return
-                continue
-            self._make(need.shard, paths[need.shard])
+            with self._changed:
+                while not (self._stop or self._make_room(size, lasts, paths)):
+                    self._changed.wait(timeout=60)
+            if self._stop:
+                return
+            if last > self._passed:
+                self._make(number, paths[number])
 
-    def _wait_for_room(self, size: int, needs: list[Need], paths: dict[int, Path]) -> bool:
-        """Wait until ``size`` bytes fit; False if nothing is to be done."""
-        with self._changed:
-            while not self._stop:
-                if self._make_room(size, needs, paths):
-                    return True
-                self._changed.wait(timeout=60)
-        return False
-
-    def _make_room(self, size: int, needs: list[Need], paths: dict[int, Path]) -> bool:
-        """Remove copies until ``size`` bytes fit: those that ``needs`` lack, then those used up. Whether they do.
+    def _make_room(self, size: int, lasts: dict[int, int], paths: list[Path]) -> bool:
+        """Remove copies until ``size`` bytes fit: those that ``lasts`` lack, then those used up. Whether they do.
 
         None is removed before: the next epoch may find it.
         """
-        lasts = {need.shard: need.last for need in needs}
-        spare = sorted((lasts.get(shard, -1), shard) for shard in paths if lasts.get(shard, -1) <= self._passed)
+        spare = sorted((lasts.get(number, -1), number, path) for number, path in enumerate(paths))
         held = {path: _bytes_of(path) for path in self.folder.glob(f"*{COPY}")}
         room = self.limit_bytes - sum(held.values())
-        for _, shard in spare:
-            if room >= size:
+        for last, _, path in spare:
+            if room >= size or last > self._passed:
                 break
-            paths[shard].unlink(missing_ok=True)
-            room += held.get(paths[shard], 0)
+            path.unlink(missing_ok=True)
+            room += held.get(path, 0)
         return room >= size
 
     def _make(self, number: int, path: Path) -> None:
         """Copy a shard. What cannot be copied is read from the original, image by image, with a warning."""
-        shard = self._shard(number)
+        shard = self.members.split.shards[number]
         digest = hashlib.sha256()
         count = 0
         try:
@@ -162,19 +142,6 @@ class ReadAhead:
                     f"warning: --shard-cache: {self.members.files[number]} is not read ahead "
                     f"({error.strerror or error}), but image by image"
                 )
-
-    def _remove_others(self, own: set[Path]) -> None:
-        """Remove what a killed run or another data set left, so that the folder stays within its bound."""
-        for path in self.folder.glob(f"*{COPY}"):
-            if path not in own:
-                path.unlink(missing_ok=True)
-        remove_abandoned(self.folder)
-
-    def _shard(self, number: int) -> Shard:
-        return self.members.split.shards[number]
-
-    def _copy(self, number: int) -> Path:
-        return Path(copy_of(self.members.files[number], str(self.folder)))
 
 
 def _bytes_of(path: Path) -> int:

@@ -1,0 +1,445 @@
+"""Data sets of Hugging Face's library ``datasets`` on disk, read by the numbers of their rows; nothing is fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from utils.config.datasets import SPECS
+from utils.config.groups.data import DataSettings
+from utils.config.settings import UserError
+from utils.data.formats.class_folders import TRAINING_FOLDERS, VALIDATION_FOLDERS, divided, held_out, some
+from utils.data.formats.listing import Lister
+from utils.data.formats.readers import ImageFiles, Splits
+from utils.data.images.stored import Stored, version_of
+from utils.data.progress_log import Log, silent
+
+SAVED = "state.json"  # by which a folder that ``save_to_disk`` wrote is recognised
+ENDING = ".parquet"
+CONVERTED = "arrow"  # in the folder for what is kept of a data set
+IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp")
+LABEL_NAMES = ("label", "labels", "class", "cls", "target", "fine_label", "category", "y")
+MOST_CLASSES = 1_000_000  # that are bare numbers
+_PART = re.compile(r"(.+)-\d+-of-\d+")  # how the Hub names the parts of a split
+
+
+def read_tables(settings: DataSettings, lister: Lister, evaluate: bool = False) -> Splits:
+    """The training and validation images at ``--datapath``; to ``evaluate``, the first may be missing (None).
+
+    ``lister`` says where converted files are kept, and tells of it. Raises ``UserError``.
+    """
+    library()
+    root = Path(settings.datapath)
+    train, validation = _chosen_splits(root, settings.val_split, evaluate)
+    first = train or validation
+    image, label = (
+        chosen_column(read_features(first), given, flag, f"{root}, {first.name}")
+        for given, flag in ((settings.image_column, "--image-column"), (settings.label_column, "--label-column"))
+    )
+    tables = [_read(root, found, image, label, lister) for found in (train, validation) if found is not None]
+    classes = classes_of(tables[0].kind, tables[0].values, label)
+    for table in tables:  # a ClassLabel's numbers mean nothing without its names
+        names = getattr(table.kind, "names", None)
+        if names and tuple(names) != classes:
+            raise UserError(
+                f"--datapath {root}: {table.name} has other classes than {first.name}: {some([*names])} instead of "
+                f"{some(classes)}"
+            )
+        if not names and tables[0].values.dtype == object and table.values.dtype != object:
+            raise UserError(
+                f"--label-column {label}: holds text in {first.name} and numbers in {table.name}, which do not "
+                "say which classes they mean"
+            )
+    images = [
+        ImageFiles(
+            Rows(table.dataset, image, f"{root}/{table.name}", str(root)),
+            torch.from_numpy(numbered(table.values, classes, label, table.name)),
+            SPECS["hf"].colour,
+        )
+        for table in tables
+    ]
+    if validation is not None:
+        return Splits(images[0] if train else None, images[-1], classes)
+    labels = images[0].labels.numpy()
+    # Rows have no names. Their numbers stay when others are added behind them.
+    keys = (f"{classes[label]}/{number}".encode() for number, label in enumerate(labels.tolist()))
+    chosen, warnings = held_out(keys, labels, classes, settings)
+    return Splits(*divided(images[0], chosen), classes, warnings)
+
+
+class _Table(NamedTuple):
+    """A split as read. ``kind``: that of the labels' column; ``values``: the labels as they are stored."""
+
+    name: str
+    dataset: Any
+    kind: Any
+    values: np.ndarray
+
+
+def _read(root: Path, found: Found, image: str, label: str, lister: Lister) -> _Table:
+    features = read_features(found)
+    for column, flag in ((image, "--image-column"), (label, "--label-column")):
+        if column not in features:
+            raise UserError(f"{flag} {column}: {root}, {found.name} has the columns {', '.join(features)}")
+    log = lister.progress.log if lister.is_main else silent
+    dataset = read_split(found, [image, label], lister.folder, log)
+    return _Table(found.name, dataset, features[label], labels_of(dataset, label, found.name))
+
+
+# -------------------------------------------------------------------------------------------- files
+
+
+class Found(NamedTuple):
+    """The files of one split: a folder that ``save_to_disk`` wrote, or parquet files."""
+
+    name: str
+    saved: Path | None
+    parquet: tuple[Path, ...] = ()
+
+
+def library() -> ModuleType:
+    """The library. Raises ``UserError`` with the line that installs it."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"--dataname hf needs the library datasets ({error}): python -m pip install -r requirements-tools.txt"
+        ) from error
+    datasets.disable_progress_bars()  # each process would show its own
+    return datasets
+
+
+def _chosen_splits(root: Path, val_split: float | None, evaluate: bool) -> tuple[Found | None, Found | None]:
+    """The splits to train and to validate on; the second is None with ``--val-split``."""
+    splits = find(root)
+    train, validation = (
+        next((splits[name] for name in names if name in splits), None)
+        for names in (TRAINING_FOLDERS, VALIDATION_FOLDERS)
+    )
+    there = f" (it holds {some(sorted(splits))})" if splits else ""
+    if train is None and not (evaluate and validation):
+        raise UserError(
+            f"--datapath {root}: holds no training images that save_to_disk wrote, nor in parquet files{there}; "
+            f"hf: {SPECS['hf'].source}"
+        )
+    if validation is not None and val_split is not None:
+        raise UserError(f"--val-split: {root} already has {validation.name}; remove the flag")
+    if validation is None and val_split is None:
+        raise UserError(f"--datapath {root}: holds no validation or test split{there}; give --val-split 0.1")
+    return train, validation
+
+
+def find(root: Path) -> dict[str, Found]:
+    """The splits in ``root`` by their names in lower case; empty if there are none. Raises ``UserError``.
+
+    Parquet files belong to the split that their name or folder begins with, as those of the Hub do; if none names one,
+    all are for training.
+    """
+    if (root / SAVED).is_file():
+        return {"train": Found("train", root)}
+    with os.scandir(root) as entries:
+        folders = sorted(Path(entry) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    # Unlike Path.is_file, os.path.isfile passes over folders that cannot be read, such as a disk's lost+found.
+    saved = {path.name.lower(): Found(path.name, path) for path in folders if os.path.isfile(path / SAVED)}
+    return saved or _parquet(root)
+
+
+def _parquet(root: Path) -> dict[str, Found]:
+    files: dict[str, list[Path]] = {}
+    for folder, inner, names in os.walk(root):
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in sorted(names):
+            if name.endswith(ENDING) and not name.startswith("."):
+                files.setdefault(_split_of(Path(folder, name).relative_to(root)), []).append(Path(folder, name))
+    if set(files) == {""}:
+        files = {"train": files[""]}
+    files.pop("", None)
+    for split, paths in files.items():
+        folders = sorted({path.parent for path in paths})
+        if len(folders) > 1:
+            raise UserError(
+                f"--datapath {root}: parquet files of {split} lie in {folders[0]} and in {folders[1]}: several data "
+                "sets, or versions of one; give the folder of one"
+            )
+    return {split: Found(split, None, tuple(paths)) for split, paths in files.items()}
+
+
+def _split_of(path: Path) -> str:
+    """The split that a file, or the nearest folder above it, is named after; '' for none.
+
+    The Hub's names say the split in full: train_extra-00000-of-00001.parquet is a part of train_extra, not of train.
+    """
+    for part in (path.stem, *(parent.name for parent in path.parents)):
+        first = re.split(r"[^a-z]", part.lower())[0]
+        if first in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS):
+            whole = _PART.match(part.lower())
+            return whole[1] if whole else first
+    return ""
+
+
+def read_features(found: Found) -> Any:
+    """The columns of a split and their kinds, a ``datasets.Features``; reads no row. Raises ``UserError``."""
+    datasets = library()
+    with _told(found):
+        if found.saved is not None:
+            return datasets.load_from_disk(str(found.saved)).features
+        import pyarrow.parquet
+
+        return datasets.Features.from_arrow_schema(pyarrow.parquet.read_schema(found.parquet[0]))
+
+
+def read_split(found: Found, columns: list[str], folder: Path, log: Log) -> Any:
+    """Columns of a split by name, a ``datasets.Dataset`` that maps its files into memory. Raises ``UserError``.
+
+    The rows of parquet files cannot be read singly: they are once converted to Arrow files in ``folder``, by one of the
+    processes that want them.
+    """
+    datasets = library()
+    with _told(found):
+        if found.saved is not None:
+            return datasets.load_from_disk(str(found.saved), keep_in_memory=False).select_columns(columns)
+        looks = [path.stat() for path in found.parquet]
+        size = sum(look.st_size for look in looks)
+        # The library takes files for those that it has converted if their times alone are the same.
+        seen = hashlib.sha256(" ".join(f"{look.st_size} {look.st_mtime_ns}" for look in looks).encode()).hexdigest()
+        place = folder / CONVERTED / seen[:16]
+        log(f"{found.name}: {len(found.parquet)} parquet file(s) ({size / 1e6:,.0f} MB) as Arrow files in {place}")
+        return datasets.Dataset.from_parquet([*map(str, found.parquet)], cache_dir=str(place), columns=columns)
+
+
+@contextmanager
+def _told(found: Found) -> Iterator[None]:
+    """Turn what the library raises into a ``UserError``."""
+    try:
+        yield
+    except Exception as error:  # pyarrow's and the library's errors have no common base
+        where = found.saved or found.parquet[0]
+        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"--datapath: {where} cannot be read by the library datasets ({reason}); make it again, or see that there "
+            "is room for its Arrow files (--cache-dir)"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------ columns
+
+
+def chosen_column(features: Any, given: str | None, flag: str, where: str) -> str:
+    """The column for ``flag``, '--image-column' or '--label-column': as ``given``, or guessed.
+
+    A guess is the only column of the fitting kind, or the first of the usual names among those. Raises ``UserError``.
+    """
+    datasets = library()
+    named = f"{where} has the columns {', '.join(features)}"
+    kind, names = (datasets.Image, IMAGE_NAMES) if flag == "--image-column" else (datasets.ClassLabel, LABEL_NAMES)
+
+    def may_be(column: str) -> bool:
+        if flag == "--image-column":
+            return _holds_files(features[column])
+        return isinstance(features[column], datasets.Value)
+
+    if given is not None:
+        if given not in features:
+            raise UserError(f"{flag} {given}: {named}")
+        if flag == "--image-column" and not (isinstance(features[given], kind) or may_be(given)):
+            raise UserError(f"{flag} {given}: holds no images but {features[given]}; {named}")
+        return given
+    certain = [name for name in features if isinstance(features[name], kind)]
+    for candidates in (certain, [name for name in features if name in names and may_be(name)]):
+        usual = [name for name in names if name in candidates]
+        if len(candidates) == 1 or usual:
+            return (usual or candidates)[0]
+    raise UserError(f"{flag} COLUMN is needed: {named}")
+
+
+def _holds_files(kind: Any) -> bool:
+    """A column of this kind holds the bytes of files."""
+    return "bytes" in kind if isinstance(kind, dict) else getattr(kind, "dtype", "").endswith("binary")
+
+
+def labels_of(dataset: Any, column: str, where: str) -> np.ndarray:
+    """A column as numbers, int64 (n,), or as text, object (n,). Raises ``UserError`` if it holds neither."""
+    import pyarrow
+
+    values = dataset.select_columns([column]).with_format("arrow")[:].column(column)
+    if values.null_count:
+        raise UserError(f"--label-column {column}: {values.null_count:,} rows of {where} have no label")
+    kind = values.type
+    if pyarrow.types.is_boolean(kind) or pyarrow.types.is_integer(kind):
+        return values.to_numpy().astype(np.int64)
+    if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+        return np.array(values.to_pylist(), dtype=object)
+    raise UserError(f"--label-column {column}: holds {kind} in {where}; one class of each image is needed")
+
+
+def classes_of(kind: Any, values: np.ndarray, column: str) -> tuple[str, ...]:
+    """The classes, in the order of their labels: names of a ClassLabel, all texts sorted, or the numbers up to the
+    largest. Raises ``UserError`` for numbers that are those of something else.
+    """
+    if names := getattr(kind, "names", None):
+        return tuple(map(str, names))
+    if values.dtype == object:
+        return tuple(sorted(set(values)))
+    if getattr(kind, "dtype", "") == "bool":
+        return "false", "true"
+    count = int(values.max(initial=-1)) + 1
+    if count > MOST_CLASSES:
+        raise UserError(f"--label-column {column}: holds numbers up to {count - 1:,}; classes are numbers from 0 on")
+    return tuple(map(str, range(count)))
+
+
+def numbered(values: np.ndarray, classes: tuple[str, ...], column: str, where: str) -> np.ndarray:
+    """The label of each image, int64 (n,). Raises ``UserError`` for one that is not among ``classes``."""
+    labels = values
+    if values.dtype == object:
+        number = {name: label for label, name in enumerate(classes)}
+        labels = np.array([number.get(value, -1) for value in values], dtype=np.int64)
+    strange = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+    if len(strange):
+        raise UserError(
+            f"--label-column {column}: {len(strange):,} rows of {where} have a label that is no class, the first "
+            f"{values[strange[0]]!s:.40} in row {strange[0]:,} (-1 often stands for unknown)"
+        )
+    return labels
+
+
+# --------------------------------------------------------------------------------------------- rows
+
+
+class Row(Stored):
+    """The image in a row, named SPLIT[NUMBER]."""
+
+    rows: Rows
+    number: int
+
+    @property
+    def version(self) -> str:
+        """Names the table's files and the column, and an image's own file if it lies outside of the table."""
+        return f"{self.rows.version}\0{self.number}{self.rows.version_elsewhere(self.number)}"
+
+    def content(self) -> bytes:
+        return self.rows.read(self.number)
+
+    def __reduce__(self) -> Any:
+        """Across processes goes the number; a table is known to all that were forked from the one that opened it."""
+        return _row, (self.rows.key, str(self), self.number)
+
+
+def _row(key: int, name: str, number: int) -> Row:
+    row = Row(name)
+    row.rows = _opened[key]
+    row.number = number
+    return row
+
+
+_opened: list[Rows] = []
+
+
+class Rows(Sequence[str]):
+    """The images of a split as a sequence of names; each ``Row`` is made when it is asked for.
+
+    ``dataset``: a ``datasets.Dataset`` that maps its files, so that memory does not grow with their number.
+    ``places``: which of its rows, int64 (n,); None for all.
+    """
+
+    def __init__(self, dataset: Any, column: str, where: str, root: str, places: np.ndarray | None = None) -> None:
+        feature = dataset.features[column]
+        dataset = dataset.select_columns([column]).with_format(None)  # save_to_disk keeps another one
+        if isinstance(feature, library().Image):
+            dataset = dataset.cast_column(column, library().Image(decode=False))
+        self._dataset = dataset
+        self._column = column
+        self._where = where
+        self._root = root
+        self._places = np.arange(len(dataset)) if places is None else places
+        self.key = len(_opened)
+        _opened.append(self)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Row:
+        number = int(self._places[index])
+        return _row(self.key, f"{self._where}[{number}]", number)
+
+    def take(self, places: np.ndarray) -> Rows:
+        """The rows at ``places``, int64 (m,), in that order."""
+        return Rows(self._dataset, self._column, self._where, self._root, self._places[places])
+
+    def read(self, number: int) -> bytes:
+        """The image file in row ``number``. Raises ``OSError``."""
+        try:
+            value = self._dataset[number][self._column]
+        except Exception as error:  # pyarrow's errors have no common base
+            raise OSError(f"the row cannot be read: {error}") from error
+        if isinstance(value, dict):
+            path = value.get("path")
+            value = value.get("bytes")
+            if value is None and path:
+                if "://" in path:
+                    raise OSError(f"it lies at {path}, and nothing is fetched")
+                value = Path(self._beside(path)).read_bytes()
+        if not isinstance(value, bytes):
+            raise OSError("the row holds no image")
+        return value
+
+    def _beside(self, path: str) -> str:
+        return os.path.join(self._root, path)
+
+    @cached_property
+    def version(self) -> str:
+        """Text that changes when the table's files do, and another one for each column."""
+        return " ".join([self._column, *(version_of(file["filename"]) for file in self._dataset.cache_files)])
+
+    def version_elsewhere(self, number: int) -> str:
+        """Text that changes when the file does in which the image of a row lies; empty for one in the table."""
+        path = self._elsewhere.get(number)
+        if path is None:
+            return ""
+        return f"\0{path}\0{version_of(self._beside(path))}"
+
+    @cached_property
+    def _elsewhere(self) -> dict[int, str]:
+        """The paths of images that do not lie in the table, by the numbers of their rows."""
+        import pyarrow
+        import pyarrow.compute
+
+        cells = self._cells()
+        if not pyarrow.types.is_struct(cells.type) or cells.type.get_field_index("path") < 0:
+            return {}
+        content, paths = (pyarrow.compute.struct_field(cells, name) for name in ("bytes", "path"))
+        outside = pyarrow.compute.and_(pyarrow.compute.is_null(content), pyarrow.compute.is_valid(paths))
+        numbers = np.flatnonzero(outside.to_numpy()).tolist()
+        return dict(zip(numbers, paths.filter(outside).to_pylist(), strict=True))
+
+    def _cells(self) -> Any:
+        """The column, a ``pyarrow.ChunkedArray`` that maps the table's files."""
+        return self._dataset.with_format("arrow")[:].column(self._column)
+
+    @cached_property
+    def identity(self) -> str:
+        """Text that is equal for images of equal sizes in bytes in equal order, wherever they lie.
+
+        It needs no more than where each image begins and ends, and of those outside of the table their files' sizes.
+        """
+        import pyarrow
+        import pyarrow.compute
+
+        cells = self._cells()
+        if pyarrow.types.is_struct(cells.type):
+            cells = pyarrow.compute.struct_field(cells, "bytes")
+        lengths = pyarrow.compute.fill_null(pyarrow.compute.binary_length(cells), 0).to_numpy().astype("<i8")
+        for number, path in self._elsewhere.items():
+            with suppress(OSError):  # reading it reports the error
+                lengths[number] = os.path.getsize(self._beside(path))
+        return hashlib.sha256(lengths[self._places].tobytes()).hexdigest()
