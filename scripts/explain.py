@@ -11,7 +11,6 @@ imports are inside the functions.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool, warn
-from scripts.common.output import whole_file
+from scripts.common.output import whole_file, wrong_name
 from scripts.common.trained import NOT_FINITE, add_run_arguments, find_run, open_run
 from utils.config.settings import UserError
 from utils.config.spelling import or_nearest
@@ -55,7 +54,8 @@ class Explained(NamedTuple):
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own = build_parser().parse_args(argv)
-    refuse_mistakes(own)
+    if mistake := wrong_name("--output", own.output, "a .png", ".png"):
+        raise UserError(mistake)
     find_run(own.run)
     from scripts.common.heat_map import need_captum
     from scripts.common.image_stream import image_names
@@ -88,15 +88,6 @@ def build_parser() -> ToolParser:
     )
     parser.add_argument("--output", metavar="FILE.png", default="explain.png", help="the picture [explain.png]")
     return parser
-
-
-def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for what cannot be done, before any work."""
-    path = Path(own.output)
-    if path.suffix.lower() != ".png" or "\0" in own.output:
-        raise UserError(f"--output {own.output}: must be the name of a .png file")
-    if not os.path.isdir(path.absolute().parent) or os.path.isdir(path):
-        raise UserError(f"--output {own.output}: its folder does not exist, or it is a folder itself")
 
 
 def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explained], str]:
@@ -188,8 +179,8 @@ def draw(output: str, title: str, explained: Sequence[Explained]) -> None:
             place.text(0.5, 1.015, one.target, transform=place.transAxes, ha="center", fontsize=8, **small)
         name = _shortened(one.name)
         place.text(0.5, -0.02, name, transform=place.transAxes, ha="center", va="top", fontsize=7, **small)
-    with whole_file(Path(output), f"--output {output}") as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+    with whole_file(Path(output), f"--output {output}") as file:
+        figure.savefig(file, format="png", dpi=110)
 
 
 def _side_by_side(one: Explained) -> np.ndarray:

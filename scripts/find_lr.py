@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, positive_number, run_tool, whole
+from scripts.common.output import wrong_name
 from utils.config.settings import Settings, UserError
 from utils.runtime.distributed import Distributed, RankInfo
 
@@ -75,12 +76,8 @@ def refuse_mistakes(own: argparse.Namespace, args: Settings) -> None:
         if given:
             advice = "; begin from a checkpoint with --weights" if flag == "resume" else ""
             mistakes.append(f"--{flag} is not for a range test, which begins anew{advice}")
-    if own.picture is not None:
-        path = Path(own.picture)
-        if path.suffix.lower() != ".png" or "\0" in own.picture:
-            mistakes.append(f"--picture {own.picture}: must be the name of a .png file")
-        elif not path.absolute().parent.is_dir() or path.is_dir():
-            mistakes.append(f"--picture {own.picture}: its folder does not exist, or it is a folder itself")
+    if own.picture is not None and (mistake := wrong_name("--picture", own.picture, "a .png", ".png")):
+        mistakes.append(mistake)
     if mistakes:
         raise UserError(*mistakes)
 

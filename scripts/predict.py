@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import os
 import sys
@@ -215,9 +216,10 @@ def opened(output: str | None) -> Iterator[TextIO]:
     path = Path(os.path.realpath(output))
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"--output {output}: is no file; leave it out to write to stdout")
-    with whole_file(path, f"--output {output}") as temporary:  # noqa: SIM117 - Python 3.8 reads it, to say that it is old
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            yield file
+    with whole_file(path, f"--output {output}") as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
+        yield text
+        text.detach()  # written, and left open
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.common.command_line import ToolParser, run_tool
-from scripts.common.output import whole_file
+from scripts.common.output import whole_file, wrong_name
 from scripts.common.trained import add_run_arguments
 from utils.config.settings import UserError
 
@@ -41,8 +41,10 @@ def main(argv: list[str]) -> int:
     from scripts.reporting.page import render
 
     report = assemble(sources, own)
-    size = write(output, render(report))
-    print(f"{output}: {size / 1e6:.1f} MB, opens in any browser")
+    html = render(report).encode()
+    with whole_file(output, f"--output {output}", "; choose another") as file:
+        file.write(html)
+    print(f"{output}: {len(html) / 1e6:.1f} MB, opens in any browser")
     return 0
 
 
@@ -68,26 +70,13 @@ def build_parser() -> ToolParser:
 
 def output_path(given: str | None, sources: list[RunSource]) -> Path:
     """Where the report goes. Raises ``UserError`` if it cannot be written there, before any work."""
-    if given is None:
-        folder = sources[0].folder if len(sources) == 1 else None
-        path = (folder or Path()) / "report.html"
-    else:
-        path = Path(given)
-    if "\0" in str(path) or path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--output {given}: must be the name of an .html file")
-    if os.path.isdir(path) or not os.path.isdir(path.absolute().parent):
-        raise UserError(f"--output {path}: its folder does not exist, or it is a folder itself")
+    folder = sources[0].folder if len(sources) == 1 else None
+    path = (folder or Path()) / "report.html" if given is None else Path(given)
+    if mistake := wrong_name("--output", str(path), "an .html", ".html", ".htm"):
+        raise UserError(mistake)
     if not os.access(path.absolute().parent, os.W_OK):
         raise UserError(f"--output {path}: its folder cannot be written; choose another with --output")
     return path
-
-
-def write(path: Path, html: str) -> int:
-    """Write the file, whole or not at all; returns its bytes."""
-    content = html.encode("utf-8")
-    with whole_file(path, f"--output {path}", "; choose another") as temporary:
-        temporary.write_bytes(content)
-    return len(content)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,6 @@ class Answers:
     logits: torch.Tensor
     labels: torch.Tensor
 
-    # ------------------------------------------------------------------------------------- of an image
-
     @cached_property
     def truth(self) -> np.ndarray:
         """The labels for NumPy, int64 (n,)."""
@@ -101,8 +99,6 @@ class Answers:
         """The ``chosen`` images, int64 (m,), those with the lowest confidence first."""
         return chosen[np.argsort(self.confidence[chosen], kind="stable")]
 
-    # ------------------------------------------------------------------------------------- of all, of a class
-
     @cached_property
     def by_class(self) -> ClassReport:
         """Metrics of the classes, and the reliability of the confidences."""
@@ -149,9 +145,6 @@ class Answers:
         if classes <= 200:  # grows with the cube
             tree = optimal_leaf_ordering(tree, condensed)
         return leaves_list(tree).tolist()
-
-
-# --------------------------------------------------------------------------------------------- intervals
 
 
 def bootstrap_interval(hits: int, count: int) -> tuple[float, float]:

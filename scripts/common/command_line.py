@@ -58,35 +58,29 @@ class ToolParser(argparse.ArgumentParser):
         return own, arguments.parse(others, checkpoint=checkpoint)
 
 
+def number(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], Any]:
+    """Type for argparse: text into a number between ``low`` and ``high``."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+            problem = between(low, high)(value) if math.isfinite(value) else "must be a finite number"
+        except (ValueError, OverflowError):
+            problem = "must be a whole number" if kind is int else "must be a number"
+        if problem:
+            raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+        return value
+
+    return read
+
+
 def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
     """Type for argparse: text into a whole number between ``low`` and ``high``."""
-    return lambda text: _number(text, int, low, high)
+    return number(low, high, int)
 
 
-def number(low: float, high: float) -> Callable[[str], float]:
-    """Type for argparse: text into a number between ``low`` and ``high``."""
-    return lambda text: _number(text, float, low, high)
-
-
-def seconds(text: str) -> float:
-    """Type for argparse: text into a time between 0.01 and 3600 seconds."""
-    return _number(text, float, 0.01, 3600)
-
-
-def positive_number(text: str) -> float:
-    """Type for argparse: text into a number above 0 and at most 1e6."""
-    return _number(text, float, 1e-30, 1e6)
-
-
-def _number(text: str, kind: type[int] | type[float], low: float, high: float) -> Any:
-    try:
-        value = kind(text)
-        problem = between(low, high)(value) if math.isfinite(value) else "must be a finite number"
-    except (ValueError, OverflowError):
-        problem = "must be a whole number" if kind is int else "must be a number"
-    if problem:
-        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return value
+seconds = number(0.01, 3600)
+positive_number = number(1e-30, 1e6)
 
 
 def as_training(args: Settings) -> Settings:
@@ -168,10 +162,7 @@ def make_folder(output: str) -> Path:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Text columns, the first aligned left and the others right, two spaces between them."""
     cells = [list(headers), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    lines = [
-        [text.rjust(width) if n else text.ljust(width) for n, (text, width) in enumerate(zip(row, widths, strict=True))]
-        for row in cells
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    first, *others = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in (first, *others)])
+    line = "  ".join([f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
+    return "\n".join(line.format(*row).rstrip() for row in cells)

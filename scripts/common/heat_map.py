@@ -112,9 +112,6 @@ def need_captum() -> None:
         raise UserError("heat maps need captum: python -m pip install -r requirements-tools.txt") from error
 
 
-# ----------------------------------------------------------------------------------------- the layer
-
-
 def explained_layer(network: nn.Module, images: torch.Tensor) -> Layer | None:
     """The last layer whose output is a map of at least 4 x 4 cells that the logits depend on; None if there is none.
 
@@ -166,12 +163,9 @@ def _outputs(network: nn.Module, images: torch.Tensor) -> tuple[list[tuple[str, 
 
 def _inside_attention(network: nn.Module) -> set[str]:
     """The names of all layers in attention, and of attention itself."""
-    tops = [name for name, module in network.named_modules() if "attention" in type(module).__name__.lower() and name]
-    return {
-        name
-        for name, _ in network.named_modules()
-        if any(name == top or name.startswith(f"{top}.") for top in tops) or "attn" in name
-    }
+    modules = dict(network.named_modules())
+    tops = tuple(f"{name}." for name, one in modules.items() if name and "attention" in type(one).__name__.lower())
+    return {name for name in modules if f"{name}.".startswith(tops) or "attn" in name}
 
 
 def _layer(name: str, output: torch.Tensor, least: int, prefix: int | None) -> Layer | None:
@@ -205,9 +199,6 @@ def _exposed(network: nn.Module, layer: Layer) -> Iterator[nn.Module]:
         yield place
     finally:
         handle.remove()
-
-
-# --------------------------------------------------------------------------------------- the picture
 
 
 def overlay(pixels: torch.Tensor, heat: np.ndarray, strength: float = 0.75) -> Image.Image:

@@ -39,9 +39,6 @@ class ImageBatch(NamedTuple):
     errors: tuple[str | None, ...]
 
 
-# ------------------------------------------------------------------------------------------- which files
-
-
 def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) -> Iterator[str]:
     """The image files that ``arguments`` mean, one after the other, as they were written.
 
@@ -71,7 +68,10 @@ def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:
     if os.path.lexists(argument):
         return _file_or_folder(argument, unread)
     if argument.startswith(LIST):
-        return _list_file(argument[len(LIST) :])
+        try:
+            return _lines_of(Path(argument[len(LIST) :]).open("rb"))
+        except OSError as error:
+            raise UserError(f"{argument}: the list cannot be read ({error.strerror})") from error
     matches = sorted(glob.iglob(argument, recursive=True)) if glob.has_magic(argument) else []
     if not matches:
         raise UserError(f"{argument}: no such file or folder{', and no file matches it' * glob.has_magic(argument)}")
@@ -99,42 +99,25 @@ def _below(folder: str, unread: Counter[str], follows: bool = True) -> Iterator[
     As in training, class folders may be links: with ``follows`` those to folders are followed, here but not deeper.
     """
     try:
-        with os.scandir(folder) as opened:
-            entries = sorted(
-                (entry for entry in opened if not entry.name.startswith(".")), key=lambda entry: entry.name
-            )
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         yield folder
         return
     for entry in entries:
-        if entry.is_dir(follow_symlinks=False) or (follows and _is_folder(entry) and not _contains(entry.path, folder)):
+        leads_to_folder = entry.is_symlink() and os.path.isdir(entry.path)
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False) or (leads_to_folder and follows and not _contains(entry.path, folder)):
             yield from _below(entry.path, unread, follows=False)
         elif not is_image(entry.name):
             unread.update(unread_ending(entry.name))
-        elif not _is_folder(entry):
+        elif not leads_to_folder:
             yield entry.path
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder or leads to one; a link that leads to itself is not."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def _contains(link: str, folder: str) -> bool:
     """Whether a link leads to ``folder`` itself or to one above it."""
-    target = os.path.realpath(link)
-    inner = os.path.realpath(folder)
-    return os.path.commonpath([target, inner]) == target
-
-
-def _list_file(path: str) -> Iterator[str]:
-    try:
-        return _lines_of(Path(path).open("rb"))
-    except OSError as error:
-        raise UserError(f"{LIST}{path}: the list cannot be read ({error.strerror})") from error
+    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(link))
 
 
 def _lines_of(file: BinaryIO) -> Iterator[str]:
@@ -143,9 +126,6 @@ def _lines_of(file: BinaryIO) -> Iterator[str]:
         for line in file:
             if name := os.fsdecode(line.rstrip(b"\r\n")):
                 yield name
-
-
-# -------------------------------------------------------------------------------------------- their pixels
 
 
 def stream(
@@ -176,26 +156,25 @@ class _FileBatches(Dataset):
     """Work of a worker: the files of a batch as uint8 (n, channels, h, w), as validation reads them, and errors."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
         self.view = preprocessing.view(preprocessing.val_image_size)
-        self.colour = preprocessing.colour
-        self.channels = preprocessing.channels
 
     def __getitem__(self, paths: tuple[str, ...]) -> tuple[tuple[str, ...], torch.Tensor, tuple[str | None, ...]]:
-        batch = empty_batch(len(paths), self.channels, self.view.size)
+        batch = empty_batch(len(paths), self.preprocessing.channels, self.view.size)
         errors = tuple(self._read(path, place) for path, place in zip(paths, batch, strict=True))
         return paths, batch, errors
 
     def _read(self, path: str, place: torch.Tensor) -> str | None:
         """Read a file into ``place``; gives why it cannot be read."""
-        if problem := _problem_of(path):
-            place.zero_()
-            return problem
+        problem = _problem_of(path)
         try:
-            place.copy_(decode_crop(path, self.view, self.colour))
+            if problem is None:
+                place.copy_(decode_crop(path, self.view, self.preprocessing.colour))
         except UnreadableImage as error:
+            problem = reason(error)
+        if problem is not None:
             place.zero_()
-            return reason(error)
-        return None
+        return problem
 
 
 def _problem_of(path: str) -> str | None:

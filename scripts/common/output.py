@@ -1,39 +1,47 @@
-"""Files that appear whole or not at all."""
+"""Files that a tool writes: where they may go, and that they appear whole or not at all."""
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from utils.config.settings import UserError
+from utils.data import kept
+
+
+def wrong_name(flag: str, name: str, kind: str, *endings: str) -> str | None:
+    """Why ``flag`` cannot give ``name`` to a file with one of ``endings``, of ``kind`` in words; None if it can."""
+    path = Path(name)
+    if "\0" in name or path.suffix.lower() not in endings:
+        return f"{flag} {name}: must be the name of {kind} file"
+    if os.path.isdir(path) or not os.path.isdir(path.absolute().parent):
+        return f"{flag} {name}: its folder does not exist, or it is a folder itself"
+    return None
 
 
 @contextmanager
-def whole_file(path: Path, said: str, advice: str = "") -> Iterator[Path]:
-    """A path beside ``path`` to write to; what is there at the end takes its place, after an error nothing is left.
+def whole_file(path: Path, said: str, advice: str = "") -> Iterator[BinaryIO]:
+    """A file that becomes ``path`` when all is written, and of which nothing is left after an error.
 
     Raises ``UserError`` with ``said``, such as '--output a.csv', and ``advice`` if it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with kept.whole_file(path) as file:
+            yield file
     except OSError as error:
         raise UserError(f"{said}: cannot be written ({error.strerror or error}){advice}") from error
-    finally:
-        with suppress(OSError):  # where nothing could be written
-            temporary.unlink(missing_ok=True)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write ``rows``, whose keys are the columns. Raises ``UserError`` if that cannot be done."""
-    with whole_file(path, f"--output {path}") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        out = csv.DictWriter(file, fieldnames=list(rows[0]))
-        out.writeheader()
-        out.writerows(rows)
+    text = io.StringIO(newline="")
+    lines = csv.DictWriter(text, list(rows[0]))
+    lines.writeheader()
+    lines.writerows(rows)
+    with whole_file(path, f"--output {path}") as file:
+        file.write(text.getvalue().encode())

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,8 @@ def predict_split(loaded: Loaded, chosen: Chosen, distributed: Distributed | Non
             loaded.network.to(processes.device)
             keep_in_fp32(loaded.network, args.precision.fp32_layers or (), processes.device)
             loader = _loader(loaded, args, images, processes)
-            if (samples := _trained_on(args, chosen, images)) is not None:
+            if chosen.split == "train" and chosen.datapath is None and args.data.train_samples is not None:
+                samples = first_samples(len(images), args)  # which the run trained on
                 loader = loader.part(samples)
                 others = len(images) - len(samples)
                 left_out = f"{others:,} training images, on which the run did not train, are left out"
@@ -149,15 +151,9 @@ def settings_of(loaded: Loaded, chosen: Chosen) -> Settings:
     For one process, whatever their number: so any number of ranks computes the same batches. A batch is what a process
     of the run had in a forward pass. Files are decoded on the CPU where ``--decode gpu`` cannot work.
     """
-    flags = {
-        "datapath": chosen.datapath,
-        "device": chosen.device,
-        "amp": chosen.amp,
-        "val-batch-size": chosen.batch_size,
-        "tta": chosen.tta,
-        "workers": chosen.workers,
-    }
-    line = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    flags = [(name, getattr(chosen, name)) for name in ("datapath", "device", "amp", "tta", "workers")]
+    flags.append(("val-batch-size", chosen.batch_size))
+    line = [f"--{name}={value}" for name, value in flags if value is not None]
     line += ["--skip-bad-images"] * chosen.skip_bad_images
     begun = point_of(loaded).settings
     batch_size = begun.get("val_batch_size") or loaded.settings.get("batch_size")
@@ -174,9 +170,6 @@ def point_of(loaded: Loaded) -> ResumePoint:
     return ResumePoint(loaded.path, {**state, "seen": loaded.seen}, digest="")
 
 
-# ------------------------------------------------------------------------------------------- the images
-
-
 def picture(images: Images, number: int) -> Image.Image:
     """The whole image ``number`` of a data set, upright, in mode 'L' or 'RGB'. Raises ``UnreadableImage``."""
     if isinstance(images, ImageFiles):
@@ -188,15 +181,20 @@ def picture(images: Images, number: int) -> Image.Image:
 def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.device) -> tuple[Images, tuple[str, ...]]:
     """The chosen images, labelled as the network's classes are, and notes about what is missing or left out."""
     settings = args.data
-    if chosen.datapath is not None and not _may_be_of(settings):
-        settings = dataclasses.replace(settings, dataname="folder")
+    if chosen.datapath is not None:  # which may come as the run's own images did, or else in class folders
+        root = Path(chosen.datapath)
+        tables = settings.dataname == "hf"
+        if settings.dataname in IN_MEMORY or (tables and not (root.is_dir() and find(root))):
+            settings = dataclasses.replace(settings, dataname="folder")
     tree = _tree(settings, chosen)
     if tree is not None:
         settings = dataclasses.replace(settings, datapath=str(tree), val_split=None)
     if chosen.split == "train" and tree is None:
         data = get_data(settings, device)
         images = data.train
-        notes = _other_images(loaded, data)
+        notes = data.warnings
+        if not same_images(data.fingerprint, loaded.fingerprint):
+            notes = (f"the data set holds other images than {loaded.path} was trained on", *notes)
     else:
         data = get_test_data(settings, device, point_of(loaded), val_split_is_explicit=False, leave_out_unknown=True)
         images = data.validation
@@ -206,70 +204,36 @@ def read_images(loaded: Loaded, args: Settings, chosen: Chosen, device: torch.de
     return in_colour_of(loaded.preprocessing, images), notes
 
 
-def _may_be_of(settings: DataSettings) -> bool:
-    """Whether images at ``datapath`` may come as the run's own did, or else in class folders."""
-    root = Path(settings.datapath)
-    if settings.dataname == "hf":
-        return root.is_dir() and bool(find(root))
-    return settings.dataname not in IN_MEMORY
-
-
-def _may_hold_class_folders(settings: DataSettings) -> bool:
-    return settings.dataname not in (*IN_MEMORY, "hf")
-
-
 def _tree(settings: DataSettings, chosen: Chosen) -> Path | None:
     """The class folders of a split that is not validation's; None if the data set's own reader has it."""
-    if chosen.split == "val":
+    if chosen.split == "val" or (settings.dataname == "hf" and chosen.split == "train"):
         return None
-    if settings.dataname == "hf" and chosen.split == "train":
-        return None
-    if settings.datapath is None or not _may_hold_class_folders(settings):
-        tree = None
-    elif chosen.split == "test":
-        tree = test_folder(Path(settings.datapath))
-    elif (settings.val_split is not None or settings.train_samples is not None) and chosen.datapath is None:
+    is_share = settings.val_split is not None or settings.train_samples is not None
+    if chosen.split == "train" and chosen.datapath is None and is_share:
         return None  # a share of images, which a fingerprint must show to be the same as then
-    else:
-        tree = training_folder(Path(settings.datapath))
+    in_class_folders = settings.datapath is not None and settings.dataname not in (*IN_MEMORY, "hf")
+    root = Path(settings.datapath or "")
+    tree = (test_folder if chosen.split == "test" else training_folder)(root) if in_class_folders else None
     if tree is None and chosen.datapath is not None:
         raise UserError(
             f"--split {chosen.split}: {chosen.datapath} holds no {chosen.split}/; without the flag, its own class "
             "folders are read"
         )
     if tree is None and chosen.split == "test":
-        place = settings.datapath
-        if place is not None and _may_hold_class_folders(settings) and (settings.val_split or find_splits(Path(place))):
-            raise UserError(f"--split test: {place} holds no test/; --datapath FOLDER evaluates other class folders")
+        if in_class_folders and (settings.val_split or find_splits(root)):
+            raise UserError(
+                f"--split test: {settings.datapath} holds no test/; --datapath FOLDER evaluates other class folders"
+            )
         raise UserError(f"--split test: of {settings.dataname} no test images are read beside those of --split val")
     return tree
-
-
-def _trained_on(args: Settings, chosen: Chosen, images: Images) -> np.ndarray | None:
-    """The numbers of those ``images`` that the run trained on, int64 (n,); None: all, or other images were chosen."""
-    if chosen.split != "train" or chosen.datapath is not None or args.data.train_samples is None:
-        return None
-    return first_samples(len(images), args)
-
-
-def _other_images(loaded: Loaded, data: Data) -> tuple[str, ...]:
-    """A note if the training images are no longer those that the network was trained on."""
-    if same_images(data.fingerprint, loaded.fingerprint):
-        return data.warnings
-    return (f"the data set holds other images than {loaded.path} was trained on", *data.warnings)
-
-
-# --------------------------------------------------------------------------------------- the validation
 
 
 def _loader(loaded: Loaded, args: Settings, images: Images, distributed: Distributed) -> ValidationLoader:
     """The product's own; files are read as they stream, and nothing is kept on the disk."""
     files = isinstance(images, ImageFiles)
-    settings = dataclasses.replace(
-        args.data, loader="stream" if files else args.data.loader, datapath=None, cache_dir=None
-    )
-    spec = SPECS[settings.dataname]
-    data = Data(spec, loaded.preprocessing, "", loaded.classes, train=None, validation=images)
+    loader = "stream" if files else args.data.loader
+    settings = dataclasses.replace(args.data, loader=loader, datapath=None, cache_dir=None)
+    data = Data(SPECS[settings.dataname], loaded.preprocessing, "", loaded.classes, train=None, validation=images)
     _, loader, _ = loaders(
         data,
         dataclasses.replace(args, data=settings),
@@ -320,12 +284,8 @@ def _validated(
             recorder.before_batch,
         )
     loaded.network.eval()
-    batches = []
-    unreadable = []
-    for kept, paths in distributed.gather((recorder.kept, recorder.unreadable)):
-        batches += kept
-        unreadable += paths
-    return report, batches, unreadable
+    kept, paths = zip(*distributed.gather((recorder.kept, recorder.unreadable)), strict=True)
+    return report, [*chain.from_iterable(kept)], [*chain.from_iterable(paths)]
 
 
 @contextmanager
@@ -334,8 +294,7 @@ def enough_memory(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-        if not short:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         raise UserError(
             f"--batch-size {batch_size}: there is not enough memory for so many images; lower it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from utils.config.arguments import CONFIGS
@@ -52,19 +53,14 @@ def recipes() -> list[Recipe]:
 
 def read_recipe(path: Path) -> Recipe:
     """The recipe in ``path``, a file below ``configs/``, from the comments that it opens with."""
-    lines: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line[1:])
     parts: dict[str, list[str]] = {}
     part = "source"
-    for line in lines:
-        text = line.strip()
+    for line in takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines()):
+        text = line[1:].strip()
         keyword = next((word for word in (REFERENCE, MEASURED, NOT_MEASURED) if text.startswith(word)), None)
         if not text:
             part = "more"
-        elif re.match(r"python (\S+\.py .*)?main\.py ", text) and line.startswith("   "):
+        elif re.match(r"python (\S+\.py .*)?main\.py ", text) and line.startswith("#   "):
             parts["command"] = [text]
         else:
             part = keyword or part

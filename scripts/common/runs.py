@@ -9,6 +9,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,11 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
     ``UserError`` if its files are damaged or of another version.
     """
     try:
-        text = (folder / "config.yaml").read_text(encoding="utf-8")
-        args = _settings(folder)
+        about = header((folder / "config.yaml").read_text(encoding="utf-8"))
+        line = arguments.read(["--config", str(folder / "config.yaml")])
+        # Settings of an earlier version need not agree as a recipe's must: it may hold some that a flag had replaced.
+        layers = [(CHECKPOINT if origin == RECIPE else origin, where, raw) for origin, where, raw in line.layers]
+        args = dataclasses.replace(line, layers=tuple(layers)).resolve()
         rows, cut = read_table(folder / "metrics.csv")
         log = (folder / "log.txt").read_text(encoding="utf-8")
         ends = [*LAST_LINE.finditer(log)]
@@ -129,9 +133,9 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
         return RunResult(
             folder=folder,
             args=args,
-            command=header(text).get("command", UNKNOWN),
-            machine=_of_all_starts(header(text).get("machine", UNKNOWN), log, MACHINE),
-            commit=_of_all_starts(header(text).get("commit", UNKNOWN), log, COMMIT),
+            command=about.get("command", UNKNOWN),
+            machine=_of_all_starts(about.get("machine", UNKNOWN), log, MACHINE),
+            commit=_of_all_starts(about.get("commit", UNKNOWN), log, COMMIT),
             epochs=len(rows),
             top1=top1[-1],
             best_top1=float(ends[-1][2]),
@@ -142,17 +146,6 @@ def read_run(folder: Path, tell: Callable[[str], None] = say) -> RunResult | Non
         raise UserError(f"{folder}: {error.mistakes[0]}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: config.yaml, metrics.csv or log.txt cannot be read ({error})") from error
-
-
-def _settings(folder: Path) -> Settings:
-    """The settings that the run's config.yaml records. Raises ``UserError``.
-
-    As a checkpoint's, they need not agree as a recipe's must: that of an earlier version may hold settings of an
-    optimizer or schedule that a flag had replaced.
-    """
-    line = arguments.read(["--config", str(folder / "config.yaml")])
-    layers = [(CHECKPOINT if origin == RECIPE else origin, where, raw) for origin, where, raw in line.layers]
-    return dataclasses.replace(line, layers=tuple(layers)).resolve()
 
 
 def _whole(args: Settings, rows: list[dict[str, str]], log: str) -> bool:
@@ -187,15 +180,11 @@ def _of_all_starts(first: str, log: str, beginning: str) -> str:
 
 def header(text: str) -> dict[str, str]:
     """Comments at the top of config.yaml, by ``command``, ``versions``, ``machine`` and ``commit``."""
+    beginnings = {"command": "main.py", "versions": "python ", "machine": MACHINE, "commit": COMMIT}
     found = {}
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        said = line[2:]
-        for what, beginning in (("command", "main.py"), ("versions", "python ")):
-            if said.startswith(beginning):
+    for line in takewhile(lambda line: line.startswith("#"), text.splitlines()):
+        for what, beginning in beginnings.items():
+            if line[2:].startswith(beginning):
+                said = line[2:] if what in ("command", "versions") else line[2:].removeprefix(beginning)
                 found.setdefault(what, said)
-        for what, beginning in (("machine", MACHINE), ("commit", COMMIT)):
-            if said.startswith(beginning):
-                found.setdefault(what, said.removeprefix(beginning))
     return found

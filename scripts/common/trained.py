@@ -77,14 +77,14 @@ def _newest_run() -> Path:
     folders = [path.parent for path in RUNS.rglob("config.yaml") if _checkpoints_in(path.parent)]
     if not folders:
         raise UserError(f"RUN auto: there is no run with a checkpoint below {RUNS.absolute()}; give its folder")
-    return max(folders, key=lambda folder: (_beginning(folder), str(folder)))
 
+    def beginning(folder: Path) -> str:
+        if BEGINNING.match(folder.name):
+            return folder.name
+        # of a renamed folder, when its settings were written
+        return datetime.fromtimestamp((folder / "config.yaml").stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
 
-def _beginning(folder: Path) -> str:
-    """When a run began, as its folder's name begins; of a renamed folder, when its settings were written."""
-    if BEGINNING.match(folder.name):
-        return folder.name
-    return datetime.fromtimestamp((folder / "config.yaml").stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
+    return max(folders, key=lambda folder: (beginning(folder), str(folder)))
 
 
 def _checkpoints_in(folder: Path) -> bool:

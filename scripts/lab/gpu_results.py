@@ -396,8 +396,8 @@ def write(folder: Path, about: Mapping[str, str], results: Mapping[str, Mapping[
 
 
 def write_text(path: Path, text: str) -> None:
-    with whole_file(path, f"--output {path}") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with whole_file(path, f"--output {path}") as file:
+        file.write(text.encode())
 
 
 def machine() -> dict[str, str]:

@@ -42,5 +42,5 @@ def draw(output: str, title: str, test: RangeTest, advice: RateAdvice) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(title, loc="left", fontsize=11)
     axis.legend(loc="best", fontsize=9, framealpha=0.9)
-    with whole_file(Path(output), f"--picture {output}") as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+    with whole_file(Path(output), f"--picture {output}") as file:
+        figure.savefig(file, format="png", dpi=110)

@@ -119,8 +119,8 @@ def draw(path: Path, title: str, results: Mapping[Trial, RunResult]) -> None:
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    with whole_file(path, f"--output {path}") as temporary:
-        picture.savefig(temporary, format="png")
+    with whole_file(path, f"--output {path}") as file:
+        picture.savefig(file, format="png")
 
 
 def finished(runs: Path, trials: Sequence[Trial]) -> dict[Trial, RunResult]:

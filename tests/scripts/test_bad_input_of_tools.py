@@ -160,7 +160,7 @@ BUSY = {
     "explain": "scripts.common.heat_map.heat_map",
     "export": "scripts.exporting.steps.check",
     "predict": "scripts.predict.rows_of",
-    "report": "scripts.reporting.page.render",
+    "report": "os.replace",
 }
 # What runs out of memory, and how many images were computed together.
 FULL = {

@@ -9,7 +9,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -264,13 +263,6 @@ def test_a_cut_validation_is_said_beside_what_was_recorded(digits_run, tmp_path)
     (folder / "config.yaml").write_text(text.replace("max-val-batches: null", "max-val-batches: 2"))
     page = made(tmp_path, str(folder), "--no-predictions")
     assert "validated on some of them only (--max-val-batches 2), so its curves" in page.text
-
-
-def test_nothing_is_left_of_a_report_that_is_ended_while_it_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(report.os, "replace", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        report.write(tmp_path / "a.html", "half")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_several_runs_lack_is_said_once():
