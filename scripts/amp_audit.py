@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, as_training, make_folder, run_tool, table, whole
+from scripts.audit.network import build_trained, point_of
+from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
 from utils.config import arguments
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of
-from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
     import torch
 
-    from scripts.audit.measure import AuditBatch
-    from scripts.audit.outcome import Audit
+    from scripts.audit.findings import Audit
+    from scripts.audit.record import AuditBatch
     from utils.checkpoint.resume import ResumePoint
 
 NAME = "amp_audit.py"
@@ -54,29 +54,24 @@ class AuditSubject:
 
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
-    own, args, source = read_flags(argv)
+    own, others = build_parser().parse_known_args(argv)
+    args, source = from_saved_step(own, others) if own.batch is not None else from_flags(others)
     with Distributed(RankInfo(), args.run) as distributed:
         import torch
 
-        from scripts.audit.audit import audit
+        from scripts.audit import report
+        from scripts.audit.findings import audit
 
-        make = from_dump if own.batch else from_training
         try:
-            subject = make(own, args, source, distributed)
+            subject = (saved_step if own.batch is not None else first_batches)(own, args, source, distributed)
             folder = make_folder(own.output or default_folder(own, args, source))
             print("\n".join(header(args, subject, distributed)), flush=True)
-            result = audit(
-                subject.model,
-                subject.passes,
-                subject.criterion,
-                distributed.device,
-                scale=subject.scale,
-                float64=own.float64,
-                seed=subject.seed,
-            )
+            passes, criterion = subject.passes, subject.criterion
+            options = {"scale": subject.scale, "float64": own.float64, "seed": subject.seed}
+            result = audit(subject.model, passes, criterion, distributed.device, **options)
         except torch.OutOfMemoryError as error:
             raise UserError("--batch-size: the audit does not fit into the device's memory; lower it") from error
-    print_report(own, args, subject, result)
+    print(report.text(result, own.top, args.precision.fp32_layers or ()))
     save(argv, args, subject, result, folder, distributed.describe_device())
     return 1 if own.fail_on_findings and result.faults else 0
 
@@ -99,28 +94,24 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def read_flags(argv: Sequence[str]) -> tuple[argparse.Namespace, Settings, ResumePoint | dict[str, Any] | None]:
-    """The tool's flags, the training settings, and the checkpoint or saved batch they come from."""
-    parser = build_parser()
-    own, others = parser.parse_known_args(argv)
-    if own.batch is not None:
-        dump = load_dump(Path(own.batch))
-        args = arguments.parse(others, checkpoint=settings_of(dump))
-        given = {flag_of(name): is_explicit(args, name) for name in ("resume", "weights", "arch", "dataname")}
-        if clash := [flag for flag, value in (given | {"--batches": own.batches}).items() if value]:
-            raise UserError(
-                *(f"{flag}: --batch brings its own network, weights and images; remove it" for flag in clash)
-            )
-        return own, args, dump
-    args = arguments.parse(others)
-    if not args.run.resume:
-        return own, args, None
-    from utils.checkpoint.resume import find
+def from_flags(flags: list[str]) -> tuple[Settings, ResumePoint | None]:
+    """The training settings, and the checkpoint they come from with --resume."""
+    args = arguments.parse(flags)
+    point = point_of(args, NAME)
+    return (args if point is None else arguments.parse(flags, checkpoint=point.settings)), point
 
-    resume_point = find(args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr))
-    if resume_point is None:
-        raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
-    return own, arguments.parse(others, checkpoint=resume_point.settings), resume_point
+
+def from_saved_step(own: argparse.Namespace, flags: list[str]) -> tuple[Settings, dict[str, Any]]:
+    """The settings of the run that saved the step, without those that belong to a machine; and the file's content."""
+    from utils.checkpoint.resume import ResumePoint
+
+    dump = load_dump(Path(own.batch))
+    args = arguments.parse(flags, checkpoint=ResumePoint(Path(), dump, digest="").settings)
+    given = {flag_of(name): is_explicit(args, name) for name in ("resume", "weights", "arch", "dataname")}
+    clash = [flag for flag, value in (given | {"--batches": own.batches}).items() if value]
+    if clash:
+        raise UserError(*(f"{flag}: --batch brings its own network, weights and images; remove it" for flag in clash))
+    return args, dump
 
 
 def is_explicit(args: Settings, name: str) -> bool:
@@ -138,42 +129,27 @@ def default_folder(own: argparse.Namespace, args: Settings, source: ResumePoint 
     return f"audits/{'_'.join(parts)}"
 
 
-# ----------------------------------------------------------------------------------------- training
+# ---------------------------------------------------------------------------------- what is audited
 
 
-def from_training(
-    own: argparse.Namespace, args: Settings, resume_point: ResumePoint | None, distributed: Distributed
+def first_batches(
+    own: argparse.Namespace, args: Settings, point: ResumePoint | None, distributed: Distributed
 ) -> AuditSubject:
     """The network and the first training batches for these settings."""
     import itertools
 
-    from scripts.audit.measure import AuditBatch
-    from utils.checkpoint import checkpoint
-    from utils.components import build
-    from utils.run import Run
+    from scripts.audit.record import AuditBatch
 
-    components = build(Run(as_training(without_decoding_all(args)), distributed, resume_point=resume_point))
+    if args.data.dataname not in ("digits", "synthetic") and not is_explicit(args, "loader"):
+        # decoding all files for a few batches would take long
+        args = dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
+    components, weights = build_trained(args, distributed, point)
     scale = args.precision.init_scale
-    weights = f"fresh weights from seed {args.run.seed}"
-    if resume_point is not None:
-        checkpoint.load_weights(components.model, resume_point.read()["model"], str(resume_point.path))
-        scale = resume_point.state["scaler"].get("scale", scale)
-        weights = f"weights of {resume_point.path}"
-    elif args.model.weights or args.model.pretrained:
-        weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
+    if point is not None:
+        scale = point.state["scaler"].get("scale", scale)
     batches = itertools.islice(components.train_loader.batches(0), own.batches or BATCHES)
     passes = [AuditBatch(batch.images, batch.targets, batch.weight) for batch in batches]
     return AuditSubject(components.model, components.criterion, passes, scale, args.run.seed, weights)
-
-
-def without_decoding_all(args: Settings) -> Settings:
-    """The same settings with files read on demand: decoding all of them for a few batches would take long."""
-    if args.data.dataname in ("digits", "synthetic") or is_explicit(args, "loader"):
-        return args
-    return dataclasses.replace(args, data=dataclasses.replace(args.data, loader="stream", workers=0))
-
-
-# -------------------------------------------------------------------------------------- saved batch
 
 
 def load_dump(path: Path) -> dict[str, Any]:
@@ -193,17 +169,10 @@ def load_dump(path: Path) -> dict[str, Any]:
     return dump
 
 
-def settings_of(dump: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the run that saved the batch, without those that belong to a machine."""
-    from utils.checkpoint.resume import ResumePoint
-
-    return ResumePoint(Path(), dump, digest="").settings
-
-
-def from_dump(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> AuditSubject:
+def saved_step(own: argparse.Namespace, args: Settings, dump: dict[str, Any], distributed: Distributed) -> AuditSubject:
     """The network and batches of the saved step, after repeating the step as it was."""
     from models import build_model
-    from scripts.audit.measure import AuditBatch
+    from scripts.audit.record import AuditBatch
     from utils.checkpoint import checkpoint
     from utils.optim.criterion import build_criterion
     from utils.precision.amp import keep_in_fp32
@@ -235,15 +204,16 @@ def reproduce(
     device: torch.device,
 ) -> list[str]:
     """Repeat the step in its own format and scale; returns lines about where it is not finite."""
+    import copy
     from types import SimpleNamespace
 
     import torch
 
-    from scripts.audit.measure import undisturbed
     from utils.loop.forward import Outputs, forward
     from utils.precision.amp import DTYPES
     from utils.precision.diagnosis import SHOWN_LAYERS, examine
 
+    model = copy.deepcopy(model).train()
     losses: list[float] = []
     scaler = torch.amp.GradScaler(device.type, init_scale=dump["scale"], enabled=dump["amp"] == "fp16")
 
@@ -258,11 +228,10 @@ def reproduce(
         SimpleNamespace(images=p.images, targets=p.targets, weight=p.weight, indices=saved["indices"].cpu().numpy())
         for p, saved in zip(passes, dump["passes"], strict=True)
     ]
-    with undisturbed(model):
-        torch.manual_seed(dump["seed"])
-        found = examine(
-            model, parts, repeat, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
-        )
+    torch.manual_seed(dump["seed"])
+    found = examine(
+        model, parts, repeat, lambda part, loss: (loss * (part.weight * dump["scale"])).backward(), dump["rank"]
+    )
     ran = f"loss {losses[-1]:.6g}, scale {dump['scale']:.12g}, {dump['amp']}"
     if not found.layers:
         return [f"could not be reproduced: all values are finite here ({ran}); another process or device may differ"]
@@ -295,28 +264,11 @@ def header(args: Settings, subject: AuditSubject, distributed: Distributed) -> l
     return lines
 
 
-def print_report(own: argparse.Namespace, args: Settings, subject: AuditSubject, result: Audit) -> None:
-    """Print table, findings, notes and recommendation."""
-    from scripts.audit import outcome
-
-    print("\n" + "\n".join(outcome.summary_lines(result)))
-    if own.top:
-        print(f"\nWorst layers\n\n{table(outcome.HEADERS, outcome.rows(result, own.top))}")
-        print(outcome.LEGEND.format(scale=f"{result.scale:.12g}"))
-    findings = list(outcome.finding_lines(result))
-    print("\nFindings" if findings else "\nFindings: none")
-    for line in findings:
-        print(f"- {line}")
-    for note in result.notes:
-        print(f"Note: {note}")
-    print("\n" + "\n".join(outcome.recommendation_lines(result, args.precision.fp32_layers or ())))
-
-
 def save(argv: Sequence[str], args: Settings, subject: AuditSubject, result: Audit, folder: Path, device: str) -> None:
     """Write ``amp_audit.json``."""
     import json
 
-    from scripts.audit.outcome import as_json
+    from scripts.audit.report import as_json
     from utils.record.summary import versions
 
     about = {

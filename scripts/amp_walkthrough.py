@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, as_training, run_tool, table
+from scripts.audit.network import build_trained, point_of
+from scripts.common.command_line import ToolParser, run_tool, table
 from utils.config.field import FLAG, RECIPE
-from utils.config.settings import Settings, UserError, all_settings
-from utils.record.run_folder import RunFolder
+from utils.config.settings import Settings, all_settings
 from utils.runtime.distributed import Distributed, RankInfo
 
 if TYPE_CHECKING:
@@ -55,15 +55,8 @@ def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     parser = ToolParser(NAME, DESCRIPTION, training_flags=True)
     _, args = parser.split(argv)
-    resume_point = None
-    if args.run.resume:
-        from utils.checkpoint.resume import find
-
-        resume_point = find(
-            args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr)
-        )
-        if resume_point is None:
-            raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
+    resume_point = point_of(args, NAME)
+    if resume_point is not None:
         _, args = parser.split(argv, resume_point.settings)
     with Distributed(RankInfo(), args.run) as distributed:
         if resume_point is not None or is_about_network(args):
@@ -130,18 +123,9 @@ def layer_rows(steps: Sequence[Step]) -> list[list[str]]:
 def of_network(args: Settings, distributed: Distributed, resume_point: ResumePoint | None) -> int:
     """A real network on the first batch of its training."""
     from scripts.audit import walkthrough
-    from utils.checkpoint import checkpoint
-    from utils.components import build
     from utils.loop.forward import forward
-    from utils.run import Run
 
-    components = build(Run(as_training(args), distributed, resume_point=resume_point))
-    weights = f"weights from --seed {args.run.seed}"
-    if resume_point is not None:
-        checkpoint.load_weights(components.model, resume_point.read()["model"], str(resume_point.path))
-        weights = f"weights of {resume_point.path}"
-    elif args.model.weights or args.model.pretrained:
-        weights = f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
+    components, weights = build_trained(args, distributed, resume_point)
     dropped = without_dropout(components.model)
     batch = next(components.train_loader.batches(0))
 

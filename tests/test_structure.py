@@ -237,11 +237,11 @@ def test_checks_see_an_unsafe_call(call):
         ("utils.record.metrics", "utils.loop.validation", False),
         ("utils.data.loaders", "utils.record.metrics", False),  # rooms of one layer do not know each other
         ("utils.data.loaders", "scripts.common.command_line", False),
-        ("scripts.audit.outcome", "scripts.tuning.diagnosis", False),  # nor do folders of scripts
+        ("scripts.audit.report", "scripts.tuning.diagnosis", False),  # nor do folders of scripts
         ("scripts.lab.benchmark", "scripts.lab.benchmarks.measure", True),  # the laboratory is such a folder
         ("scripts.lab.benchmark", "scripts.tuning.diagnosis", False),
         ("scripts.doctor", "scripts.lab.benchmarks.measure", False),  # which users' commands do not enter
-        ("scripts.audit.outcome", "scripts.common.timing", True),
+        ("scripts.audit.report", "scripts.common.timing", True),
         ("scripts.doctor", "scripts.tuning.diagnosis", True),
     ],
 )

@@ -12,11 +12,9 @@ from torch.nn import functional
 
 from models import build_model
 from scripts import amp_audit
-from scripts.audit.audit import audit
-from scripts.audit.measure import LOWEST, AuditBatch, Format, GradientComparison, exponents, percentile, together
-from scripts.audit.outcome import HEADERS, as_json, finding_lines, rows
-from scripts.audit.runs import Runner, errors_of_outputs
-from scripts.audit.trace import SameDraws, WideOnly
+from scripts.audit.findings import audit, still_half
+from scripts.audit.record import AuditBatch, Recorder, Runner, compare, together
+from scripts.audit.report import HEADERS, as_json, finding_lines, layer_reports, rows
 from utils.config.groups.model import ModelSettings
 from utils.optim.freezing import Freezing
 from utils.precision.amp import keep_in_fp32
@@ -41,7 +39,7 @@ def named(result, kind=None):
 
 
 def layer_of(result, name):
-    return next(layer for layer in result.layers if layer.name == name)
+    return next(layer for layer in layer_reports(result) if layer.name == name)
 
 
 # --------------------------------------------------------------------------------- overflowing layers
@@ -323,7 +321,7 @@ def test_a_normalisation_in_float32_is_cleared(name):
 
 def test_float32_layers_mend_what_code_does_under_autocast_but_not_what_it_casts_itself():
     under_autocast = audit(with_norm(Hand(layer_norm)), batches(8, 1, 8, 8), ENTROPY, CPU)
-    assert under_autocast.recommendation.verification.half_statistics == []
+    assert not still_half(under_autocast, under_autocast.recommendation.verification)
     itself = audit(with_norm(Hand(without_autocast(layer_norm))), batches(8, 1, 8, 8), ENTROPY, CPU)
     assert itself.recommendation.keep == {}
     assert "its own code" in itself.findings[0].advice
@@ -456,9 +454,8 @@ def test_lost_and_subnormal_shares_of_a_gradient_known_by_hand():
 
 def test_what_a_parameter_loses_is_counted_by_values_and_by_norm():
     truth = torch.tensor([4.0, 3.0, 0.0, 12.0])
-    compared = GradientComparison()
-    compared.add({"a": torch.tensor([8.0, 0.0, 0.0, 26.0])}, {"a": truth, "b": truth[:2]}, scale=2.0)
-    one, missing = compared.read().values()
+    half = {"a": torch.tensor([8.0, 0.0, 0.0, 26.0])}
+    one, missing = compare([(half, {"a": truth, "b": truth[:2]})], scale=2.0).values()
     assert (one.values, one.present, one.lost, one.non_finite, one.largest) == (4, 3, 1, 0, 12)
     assert one.lost_share == pytest.approx(1 / 3) and one.lost_norm_share == pytest.approx(3 / 13)
     assert one.error == pytest.approx(math.sqrt(3**2 + 1**2) / 13)
@@ -487,16 +484,8 @@ def test_gradient_errors_are_those_of_a_loop_written_out_in_float64():
             assert layer_of(result, layer).error[run] == pytest.approx(float((off / norm).sqrt()), rel=1e-6)
         off = sum((half[name] - true[name]).square().sum() for half, true in pairs for name in true)
         norm = sum(true[name].square().sum() for _, true in pairs for name in true)
-        assert result.error[run] == pytest.approx(float((off / norm).sqrt()), rel=1e-6)
+        assert result.runs[run].error == pytest.approx(float((off / norm).sqrt()), rel=1e-6)
     assert any("0.bias" in note for note in result.notes)
-
-
-def test_exponents_and_percentiles():
-    values = torch.tensor([0.0, 1.0, 1.5, -2.0, 0.25, math.inf, math.nan, 2.0**-100])
-    counts = exponents(values)
-    assert {LOWEST + index: int(count) for index, count in enumerate(counts) if count} == {0: 2, 1: 1, -2: 1, LOWEST: 1}
-    assert percentile(counts.tolist(), 0.5) == pytest.approx(0.25)
-    assert percentile([0] * len(counts), 0.5) is None
 
 
 # -------------------------------------------------------------------------------------- sound networks
@@ -516,7 +505,9 @@ def test_sound_networks_are_cleared(arch, shape):
     assert named(result) == []
     assert result.recommendation.format == "fp16" and result.recommendation.keep == {}
     assert result.recommendation.verification.finite and result.recommendation.verification.error < 0.1
-    assert layer_of(result, next(layer.name for layer in result.layers if layer.kind == "Conv2d")).computes_in == {
+    assert layer_of(
+        result, next(layer.name for layer in layer_reports(result) if layer.kind == "Conv2d")
+    ).computes_in == {
         "fp16 unscaled": "float16",
         "bf16": "bfloat16",
     }
@@ -534,8 +525,7 @@ def test_batch_norms_that_keep_their_statistics_are_cleared():
 def test_the_error_of_an_output_of_zeros_is_0():
     network = nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 10))
     nn.init.zeros_(network[1].weight)
-    runner = Runner(network, batches(4, 1, 8, 8), ENTROPY, CPU, "fp32", 0)
-    assert errors_of_outputs(runner, ["1"], Format("fp16"))["1"][1] == 0
+    assert Runner(network, batches(4, 1, 8, 8), ENTROPY, CPU).errors(["1"], "fp16")["1"][1] == 0
 
 
 def test_an_audit_leaves_the_network_as_it_was():
@@ -553,7 +543,7 @@ def test_losses_of_a_dict_are_added_up():
 
     images = batches(4, 3, 8, 8)
     network = residual_network(1.0)
-    both = audit(network, images, two, CPU).losses["reference"]
+    both = audit(network, images, two, CPU).reference.losses
     expected = sum(two(copy.deepcopy(network).train()(images[0].images), images[0].targets).values())
     assert both == [pytest.approx(float(expected), rel=1e-4)]  # some thousand float32 additions, in another order
 
@@ -563,15 +553,15 @@ def test_the_weight_of_a_pass_multiplies_its_gradient():
     network = residual_network(1.0)
     part = [AuditBatch(images[0].images, images[0].targets, 0.25)]
     whole, quarter = (audit(network, passes, ENTROPY, CPU) for passes in (images, part))
-    for layer, less in zip(whole.layers, quarter.layers, strict=True):
+    for layer, less in zip(layer_reports(whole), layer_reports(quarter), strict=True):
         assert less.largest_gradient == pytest.approx(layer.largest_gradient / 4, rel=1e-5)
-    assert quarter.losses["reference"] == whole.losses["reference"]
+    assert quarter.reference.losses == whole.reference.losses
 
 
 def test_random_numbers_are_the_same_in_every_format():
     def draws(dtype):
         torch.manual_seed(5)
-        with SameDraws():
+        with Recorder(nn.Identity(), None):
             x = torch.ones(1000, dtype=dtype)
             numbers = [torch.rand(1000, dtype=dtype), torch.randn_like(x), torch.empty_like(x).uniform_(), x.normal_()]
             return [functional.dropout(torch.ones_like(x), 0.3) > 0, *(number.float() for number in numbers)]
@@ -584,7 +574,7 @@ def test_random_numbers_are_the_same_in_every_format():
 
 def test_the_reference_stays_wide_whatever_the_network_casts_to():
     x = torch.tensor([1.0 + 2.0**-20], requires_grad=True)
-    with WideOnly(torch.float32):
+    with Recorder(nn.Identity(), torch.float32):
         y = x.half() * torch.ones(1, dtype=torch.bfloat16) + x.to(torch.float16).mean(dtype=torch.float16)
     y.backward()
     assert y.dtype == torch.float32 and y.item() == pytest.approx(2 * (1 + 2.0**-20), abs=1e-7)

@@ -1,0 +1,42 @@
+"""What the two commands about mixed precision look into: a network with its first training batches."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from scripts.common.command_line import as_training
+from utils.config.settings import Settings, UserError
+from utils.record.run_folder import RunFolder
+from utils.runtime.distributed import Distributed
+
+if TYPE_CHECKING:
+    from utils.checkpoint.resume import ResumePoint
+    from utils.components import Components
+
+
+def point_of(args: Settings, tool: str) -> ResumePoint | None:
+    """The checkpoint that --resume names; None without the flag. Raises ``UserError``."""
+    if not args.run.resume:
+        return None
+    from utils.checkpoint.resume import find
+
+    point = find(args, RunFolder.parent(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
+    if point is None:
+        raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
+    return point
+
+
+def build_trained(args: Settings, distributed: Distributed, point: ResumePoint | None) -> tuple[Components, str]:
+    """The parts of a training with the weights of ``point``, if any; and whose weights they are, in words."""
+    from utils.checkpoint import checkpoint
+    from utils.components import build
+    from utils.run import Run
+
+    components = build(Run(as_training(args), distributed, resume_point=point))
+    if point is not None:
+        checkpoint.load_weights(components.model, point.read()["model"], str(point.path))
+        return components, f"weights of {point.path}"
+    if args.model.weights or args.model.pretrained:
+        return components, f"weights of {args.model.weights}" if args.model.weights else "pretrained weights"
+    return components, f"weights from --seed {args.run.seed}"
