@@ -34,7 +34,7 @@ from utils.runtime.distributed import Distributed, RankInfo, end_process
 from utils.runtime.garbage import garbage_collection
 
 if TYPE_CHECKING:
-    from utils.components import Components
+    from components import Components
     from utils.loop.hooks import Hooks
     from utils.run import Run
     from utils.train_validation import TraVal
@@ -76,8 +76,8 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
     if run.is_finished:
         run.report_finished()
         return 0
+    from components import build, build_traval
     from utils.checkpoint.checkpoint import Checkpointer
-    from utils.components import build, build_traval
     from utils.train_validation import TrainingFailure
 
     garbage_collection.freeze_imports()
@@ -125,7 +125,7 @@ def train(run: Run, stop_signals: StopSignals, hooks: Hooks | None) -> int:
 
 def evaluate(run: Run, hooks: Hooks | None) -> int:
     """Validate once and leave nothing behind; with --dry-run, print what that would be."""
-    from utils.components import build_to_evaluate, build_traval
+    from components import build_to_evaluate, build_traval
     from utils.record.summary import evaluation_header, evaluation_lines
     from utils.record.writer import build_writer
 
@@ -148,7 +148,7 @@ def evaluate(run: Run, hooks: Hooks | None) -> int:
 
 def plan(run: Run) -> int:
     """Build everything to train, and print what that would be."""
-    from utils.components import build
+    from components import build
 
     components = build(run)
     run.distributed.run_on_rank0(lambda: components.warn_of_doubts(run), long_work="Looking at the data")

@@ -135,8 +135,8 @@ class Kitchen:
     """The network and the images with which weights are scored. ``choose_on``: see --choose-on."""
 
     def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
+        from components import build
         from utils.checkpoint.resume import ResumePoint
-        from utils.components import build
         from utils.record.writer import RunWriter
         from utils.run import Run
         from utils.train_validation import Extras, TraVal

@@ -36,12 +36,12 @@ from utils.runtime.distributed import Distributed, RankInfo
 if TYPE_CHECKING:
     import torch
 
+    from components import Components
     from models.prepare import Prepared
     from scripts.tuning.advice import Change
     from scripts.tuning.diagnosis import Memory
     from scripts.tuning.measure import TrainingSetup
     from utils.checkpoint.resume import ResumePoint
-    from utils.components import Components
     from utils.data.datasets import Data
     from utils.train_validation import TraVal
 
@@ -73,11 +73,11 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
     """Measure, try changes, print the report."""
     import torch
 
+    from components import build
     from scripts.tuning.diagnosis import csv_rows, report
     from scripts.tuning.measure import TrainingSetup
     from scripts.tuning.trials import Trials, hardware_of
     from scripts.tuning.trials import examine as examine_parts
-    from utils.components import build
     from utils.run import Run
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
@@ -162,8 +162,8 @@ def sizes_for_weights(args: Settings, resume_point: ResumePoint | None) -> dict[
 
 def build_traval(args: Settings, components: Components, distributed: Distributed) -> TraVal:
     """The ``TraVal`` that main.py would train with, at a rate that leaves the weights where they are."""
+    from components import build_traval as build_as_main
     from scripts.tuning.measure import LR
-    from utils.components import build_traval as build_as_main
     from utils.optim.lr_policy import LRPolicy
     from utils.run import Run
 
@@ -303,8 +303,8 @@ def training_on_random(
     args: Settings, data: Data, criterion: torch.nn.Module, distributed: Distributed
 ) -> Callable[[int], float]:
     """A function that trains a fresh network on that many random images; returns the seconds of a step."""
+    from components import Components
     from scripts.tuning.memory import no_loader, train_on_random
-    from utils.components import Components
     from utils.optim.build import build_optimizer_parts
 
     # Each batch size would be compiled again, which takes longer than the whole search.

@@ -33,9 +33,9 @@ def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, args = build_parser().split(argv)
     refuse_mistakes(own, args)
+    from components import build, build_traval
     from scripts.lr_range import measure
     from scripts.lr_range.advice import advise
-    from utils.components import build, build_traval
     from utils.run import Run
 
     ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)

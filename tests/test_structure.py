@@ -19,7 +19,7 @@ LAYERS = (
     ("utils.run",),
     ("models", "utils.loop"),  # models.load_model reads checkpoints and makes their preprocessing
     ("utils.train_validation",),
-    ("utils.components",),
+    ("components",),
     ("main",),
     ("scripts.common",),
     ("scripts",),  # a command, or the folder of its parts
@@ -35,9 +35,9 @@ MANY_PARAMETERS = {
 
 
 def source_files():
-    """All Python files of the program: main.py, models/, utils/ and scripts/."""
+    """All Python files of the program."""
     folders = [path for name in ("models", "utils", "scripts") for path in (ROOT / name).rglob("*.py")]
-    return sorted([ROOT / "main.py", *folders])
+    return sorted([ROOT / "main.py", ROOT / "components.py", *folders])
 
 
 def module_of(path):
@@ -63,7 +63,7 @@ def imports_of(tree, modules):
             assert node.level == 0, "imports are absolute here"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in modules else node.module for name in inner}
-    return {name for name in found if name.split(".")[0] in ("main", "models", "utils", "scripts")}
+    return {name for name in found if name.split(".")[0] in ("main", "components", "models", "utils", "scripts")}
 
 
 @functools.cache

@@ -11,8 +11,8 @@ from utils.record.run_folder import RunFolder
 from utils.runtime.distributed import Distributed
 
 if TYPE_CHECKING:
+    from components import Components
     from utils.checkpoint.resume import ResumePoint
-    from utils.components import Components
 
 
 def point_of(args: Settings, tool: str) -> ResumePoint | None:
@@ -29,8 +29,8 @@ def point_of(args: Settings, tool: str) -> ResumePoint | None:
 
 def build_trained(args: Settings, distributed: Distributed, point: ResumePoint | None) -> tuple[Components, str]:
     """The parts of a training with the weights of ``point``, if any; and whose weights they are, in words."""
+    from components import build
     from utils.checkpoint import checkpoint
-    from utils.components import build
     from utils.run import Run
 
     components = build(Run(as_training(args), distributed, resume_point=point))

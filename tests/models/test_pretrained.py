@@ -19,12 +19,12 @@ from sklearn.datasets import load_sample_images
 from timm.models import _registry
 
 import main
+from components import build, build_to_evaluate
 from models import build_model, hub
 from models.prepare import WeightsFile, known_preprocessing
 from models.pretrained import begins_anew, preprocessing_of
 from tests.faults.small_run import told
 from utils.checkpoint.resume import find
-from utils.components import build, build_to_evaluate
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError

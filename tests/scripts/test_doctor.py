@@ -407,7 +407,7 @@ def pictures(tmp_path_factory):
 
 def subject(tool, *flags):
     """A subject as the tool makes it, and what main.py trains with these flags."""
-    from utils.components import build
+    from components import build
     from utils.run import Run
 
     args = tool.settings(["--device", "cpu", *map(str, flags)])

@@ -51,7 +51,7 @@ def refuse_old_python(program: str) -> None:
 def lacks_package(program: str, error: ModuleNotFoundError) -> int:
     """Say which package is not installed; gives the exit code, 2. A missing module of ours is raised again."""
     package = (error.name or "").partition(".")[0]
-    if package in ("", "main", "models", "scripts", "utils"):
+    if package in ("", "components", "main", "models", "scripts", "utils"):
         raise error
     _say(f"{program}: the package {package} is not installed for {sys.executable}; {ADVICE}")
     return 2

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from components import build as build_components
+from components import build_traval
 from scripts.lab.benchmarks import data
 from scripts.lab.benchmarks.measure import PERCENT, Match, Rival, Setup
 from utils.checkpoint.checkpoint import Checkpointer
-from utils.components import build as build_components
-from utils.components import build_traval
 from utils.config import arguments
 from utils.config.settings import Settings
 from utils.record.run_folder import RunFolder

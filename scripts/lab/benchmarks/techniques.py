@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from components import build, build_traval
 from scripts.common.timing import Spread
 from scripts.lab.benchmarks.catalogue import STEP, VALIDATION, Technique
 from scripts.lab.benchmarks.loading import PREFETCHED
 from utils.checkpoint.checkpoint import Checkpointer
-from utils.components import build, build_traval
 from utils.config import arguments
 from utils.loop.stop_signals import StopSignals
 from utils.record.run_folder import RunFolder

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+import components as built
 from models.small import OWN
 from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, example
 from tests.utils.config.examples import context as context_of
-from utils import components as built
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.record.summary import checkpoint_description

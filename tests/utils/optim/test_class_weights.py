@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 import main
+from components import build
 from tests.end_to_end.processes import load
 from tests.faults.small_run import as_older, told
 from utils.checkpoint.resume import ResumePoint
-from utils.components import build
 from utils.config import arguments
 from utils.config.groups.loss import LOSSES, LossSettings
 from utils.config.settings import UserError

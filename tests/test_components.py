@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 import main
+from components import build
 from models import build_model
 from models.prepare import prepare_network
 from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, context, example
-from utils.components import build
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
 from utils.data.datasets import get_data
