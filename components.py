@@ -35,7 +35,6 @@ from utils.precision.choice import with_chosen_amp
 from utils.record.epoch_scalars import unknown_metrics
 from utils.record.summary import checkpoint_description
 from utils.run import Run
-from utils.runtime import exchange
 from utils.runtime.console import log
 from utils.runtime.distributed import Distributed
 from utils.train_validation import Extras, TraVal
@@ -69,11 +68,11 @@ class Components(NamedTuple):
         else:
             rows["Batch"] = f"{args.data.val_batch_size or args.data.batch_size} a process"
         rows |= {"Loader": self.loader_choice, **self.network.describe(args.model)}
-        rows |= distributed.describe(self.model)
         if self.train_loader is not None:
-            if words := exchange.describe(args.exchange, distributed.world_size):
-                rows["Exchange"] = words
+            rows |= distributed.describe(self.model, args.exchange)
             rows |= self._describe_training(args) | run.describe()
+        else:
+            rows |= distributed.describe(self.model, None)
         rows["Precision"] = amp.describe(args.precision, distributed.device)
         return rows
 

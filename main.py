@@ -30,13 +30,14 @@ from utils.loop.stop_signals import Stopped, StoppedAtOnce, StopSignals
 from utils.record.run_folder import RunFolder
 from utils.runtime.console import log_at_once
 from utils.runtime.cpu import let_threads_wait_briefly
-from utils.runtime.distributed import Distributed, RankInfo, end_process
 from utils.runtime.garbage import garbage_collection
+from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
     from components import Components
     from utils.loop.hooks import Hooks
     from utils.run import Run
+    from utils.runtime.distributed import Distributed
     from utils.train_validation import TraVal
 
 
@@ -59,11 +60,14 @@ def main(argv: list[str], ends_process: bool = False, hooks: Hooks | None = None
         ranks = RankInfo.from_environment()
         command_line = arguments.read(argv)
         args = command_line.resolve(ranks.world_size)
-        with signals, Distributed(ranks, args.run, args.precision.tf32) as distributed:
-            run = find_run(command_line, args, distributed)
-            if run.args.run.evaluate:
-                return evaluate(run, hooks)
-            return plan(run) if run.args.run.dry_run else train(run, signals, hooks)
+        with signals:
+            from utils.runtime.distributed import Distributed
+
+            with Distributed(ranks, args.run, args.precision.tf32) as distributed:
+                run = find_run(command_line, args, distributed)
+                if run.args.run.evaluate:
+                    return evaluate(run, hooks)
+                return plan(run) if run.args.run.dry_run else train(run, signals, hooks)
     except (Exception, KeyboardInterrupt, StoppedAtOnce) as error:
         return report(error, ranks, signals.received)
 

@@ -25,7 +25,7 @@ from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
 from utils.config import arguments
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scripts.audit.findings import Audit
     from scripts.audit.record import AuditBatch
     from utils.checkpoint.resume import ResumePoint
+    from utils.runtime.distributed import Distributed
 
 NAME = "amp_audit.py"
 BATCHES = 3
@@ -56,6 +57,8 @@ def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, others = build_parser().parse_known_args(argv)
     args, source = from_saved_step(own, others) if own.batch is not None else from_flags(others)
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), args.run) as distributed:
         import torch
 

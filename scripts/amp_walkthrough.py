@@ -24,13 +24,14 @@ from scripts.audit.network import build_trained, point_of
 from scripts.common.command_line import ToolParser, run_tool, table
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, all_settings
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     import torch
 
     from scripts.audit.walkthrough import Agreement, Step
     from utils.checkpoint.resume import ResumePoint
+    from utils.runtime.distributed import Distributed
 
 NAME = "amp_walkthrough.py"
 DESCRIPTION = (
@@ -58,6 +59,8 @@ def main(argv: list[str]) -> int:
     resume_point = point_of(args, NAME)
     if resume_point is not None:
         _, args = parser.split(argv, resume_point.settings)
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), args.run) as distributed:
         if resume_point is not None or is_about_network(args):
             return of_network(args, distributed, resume_point)

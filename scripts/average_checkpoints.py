@@ -23,12 +23,13 @@ from scripts.common.command_line import ToolParser, run_tool, table
 from scripts.common.trained import add_best
 from utils.config import arguments
 from utils.config.settings import Settings, UserError, flag_of
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     from scripts.averaging.soup import Ingredient, Soup, StateDict
     from utils.data.loaders import ValidationLoader
     from utils.record.metrics import Report
+    from utils.runtime.distributed import Distributed
 
 NAME = "average_checkpoints.py"
 NOT_HERE = ("resume", "evaluate", "dry_run")
@@ -47,6 +48,8 @@ def main(argv: list[str]) -> int:
     args = settings(flags, ingredients[0])
     if own.choose_on == "half" and args.data.max_val_batches:
         raise UserError("--choose-on half contradicts --max-val-batches: it takes half of all images; give one")
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         kitchen = Kitchen(args, ingredients[0], distributed, own.choose_on)
         for line in kitchen.seen_in_training(ingredients):

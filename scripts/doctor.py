@@ -31,7 +31,7 @@ from scripts.common.command_line import ToolParser, make_folder, run_tool, secon
 from utils.config import arguments
 from utils.config.settings import Settings, UserError
 from utils.record.run_folder import RunFolder
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from scripts.tuning.measure import TrainingSetup
     from utils.checkpoint.resume import ResumePoint
     from utils.data.datasets import Data
+    from utils.runtime.distributed import Distributed
     from utils.train_validation import TraVal
 
 NAME = "doctor.py"
@@ -53,6 +54,8 @@ def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own, flags = build_parser().parse_known_args(argv)
     args = settings(flags)
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         if own.memory_of:
             return print_memory(own.memory_of, args, distributed)

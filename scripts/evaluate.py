@@ -26,12 +26,13 @@ from scripts.common.trained import add_run_arguments, find_run, open_run
 from utils.checkpoint.fingerprint import same_images
 from utils.config.groups.data import VIEWS
 from utils.config.settings import Settings, UserError
-from utils.runtime.distributed import Distributed, RankInfo, end_process
+from utils.runtime.process import RankInfo, end_process
 
 if TYPE_CHECKING:
     from models.load import Loaded
     from scripts.common.predictions import Predictions
     from scripts.evaluation.comparison import Comparison
+    from utils.runtime.distributed import Distributed
 
 NAME = "evaluate.py"
 BEST = "best.pt"  # of the run's own validation images
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
     own = build_parser().parse_args(argv)
     refuse_mistakes(own)
     from scripts.common.predictions import Chosen, settings_of
+    from utils.runtime.distributed import Distributed
 
     try:
         loaded = open_run(own.run, own.raw, "cpu", best=own.best)

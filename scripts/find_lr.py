@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.common.command_line import ToolParser, positive_number, run_tool, whole
 from scripts.common.output import wrong_name
 from utils.config.settings import Settings, UserError
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     from scripts.lr_range.measure import Ramp, RangePoint
@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
     from utils.run import Run
 
     ramp = measure.Ramp(own.start_lr, own.end_lr, own.steps)
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), args.run, args.precision.tf32) as distributed:
         run = Run(args, distributed, writer=measure.KeptCurves())
         components = build(run)._replace(lr_policy=ramp, ema=None)  # an average of weights changes no loss

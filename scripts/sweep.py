@@ -122,7 +122,7 @@ def slots(processes: int | str) -> Slots:
     """Room for that many trainings at once."""
     import torch
 
-    from utils.record.provenance import cores
+    from utils.runtime.cpu import cores
 
     gpus = torch.cuda.device_count()
     count = (gpus or max(1, cores() // 2)) if processes == "auto" else processes

@@ -38,7 +38,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from utils.loop.stop_signals import INTERRUPTED, TRY_AGAIN
-from utils.runtime.distributed import port_in_use
+from utils.runtime.process import port_in_use
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent

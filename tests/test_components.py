@@ -14,11 +14,11 @@ from models.prepare import prepare_network
 from tests.utils.config.examples import ELSEWHERE, SHAPES_RESULT, context, example
 from utils.config import arguments
 from utils.config.groups.model import ModelSettings
+from utils.config.groups.run import RunSettings
 from utils.data.datasets import get_data
 from utils.precision import amp
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
-from utils.runtime.exchange import describe
 
 BASE = ("--dry-run", "--device", "cpu", "--arch", "conv2")
 
@@ -80,9 +80,11 @@ def test_pretrained_weights_and_tf32_on_a_gpu_are_in_the_plan(workplace, monkeyp
 def test_what_several_processes_exchange_is_in_the_plan():
     changes = ["", "--grad-compression bf16", "--bucket-mb 5"]
     exchanges = [arguments.parse(flags.split()).exchange for flags in changes]
-    rows = {describe(exchange, 4) for exchange in exchanges}
-    assert len(rows) == len(changes) and "" in rows
-    assert {describe(exchange, 1) for exchange in exchanges} == {""}
+    alone = Distributed(RankInfo(), RunSettings(device="cpu"))
+    several = Distributed(RankInfo(1, 4), RunSettings(device="cpu"))
+    rows = {several.describe(torch.nn.Identity(), exchange).get("Exchange") for exchange in exchanges}
+    assert rows == {None, "gradients in bf16", "gradients in pieces of 5 MiB"}
+    assert all("Exchange" not in alone.describe(torch.nn.Identity(), exchange) for exchange in exchanges)
 
 
 def test_the_plan_of_a_resumed_run_says_what_it_goes_on_from(workplace, capsys):

@@ -133,9 +133,9 @@ def test_there_is_no_import_cycle():
     assert len(list(order.static_order())) == len(FILES)  # raises CycleError on a cycle
 
 
-def test_settings_and_distributed_import_nothing_heavy_when_they_are_imported():
+def test_what_runs_before_the_settings_are_known_imports_nothing_heavy():
     light = [module for module in FILES if module.startswith("utils.config.")]
-    for module in (*light, "utils.runtime.distributed", "utils.runtime.cpu", "utils.record.run_folder"):
+    for module in (*light, "utils.runtime.process", "utils.runtime.cpu", "utils.record.run_folder"):
         at_once = [node for node in trees()[module].body if isinstance(node, ast.Import | ast.ImportFrom)]
         roots = {alias.name.split(".")[0] for node in at_once if isinstance(node, ast.Import) for alias in node.names}
         roots |= {node.module.split(".")[0] for node in at_once if isinstance(node, ast.ImportFrom)}

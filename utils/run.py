@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
 import shlex
 import shutil
 import sys
@@ -32,6 +31,7 @@ from utils.record.summary import final_line, stopped_early, tensorboard, version
 from utils.record.writer import NullWriter, build_writer
 from utils.runtime import console
 from utils.runtime.distributed import Distributed
+from utils.runtime.files import whole_file
 
 FIRST_SEEN = "http://localhost:6006/?tagFilter=%5ELoss%7C%5ETop1"  # these, instead of the alphabet's first
 CHECKPOINTS_KEPT = 5  # last, previous, best and final, and the one being written
@@ -141,13 +141,12 @@ class Run:
         made_by = ", ".join(f"{name} {version}" for name, version in versions().items())
         folder = self.run_folder.folder
         path = folder / "config.yaml"
-        temporary = folder / ".config.yaml.tmp"
         if path.is_file():
             kept = (folder / f"config.{number}.yaml" for number in itertools.count(1))
             shutil.copyfile(path, next(copy for copy in kept if not copy.exists()))
         header = f"main.py {shlex.join(self.argv)}\n{made_by}\n{self._provenance()}"
-        temporary.write_text(arguments.as_recipe(self.args, header), encoding="utf-8")
-        os.replace(temporary, path)
+        with whole_file(path, "w", encoding="utf-8") as file:
+            file.write(arguments.as_recipe(self.args, header))
 
     def show_settings(self, charts: dict[str, dict[str, list[str]]]) -> None:
         """Tell TensorBoard what ``save_settings`` has saved, and which ``charts`` to make."""

@@ -26,7 +26,7 @@ from scripts.common.command_line import ToolParser, make_folder, run_tool, secon
 from utils.config.groups.run import RunSettings
 from utils.config.settings import UserError
 from utils.runtime.cpu import SPINS, threads_per_process
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     from scripts.lab.benchmarks.measure import Match, Row, Setup
@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
     own = read_flags(argv)
     if own.tiny:
         environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling would take longest of all
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed, TemporaryDirectory() as scratch:
         from scripts.lab.benchmarks.measure import Setup
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
 from utils.config.groups.run import RunSettings
 from utils.config.settings import Settings, UserError, flag_of
-from utils.runtime.distributed import Distributed, RankInfo
+from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from scripts.common.timing import Spread
     from scripts.lab.benchmarks.steps import Result, Workload
+    from utils.runtime.distributed import Distributed
 
 NAME = "benchmark_amp.py"
 FORMATS = ("fp32", "tf32", "fp16", "bf16")
@@ -67,6 +68,8 @@ COSTS = {
 def main(argv: list[str]) -> int:
     """The tool; returns its exit code."""
     own = read_flags(argv)
+    from utils.runtime.distributed import Distributed
+
     with Distributed(RankInfo(), RunSettings(device=own.device)) as distributed:
         return account(own, distributed) if own.accounting else benchmark(argv, own, distributed)
 

@@ -212,7 +212,7 @@ def gpu_tests() -> list[str]:
 
 def at_once(tiny: bool) -> list[str]:
     """pytest's flags for several processes: most tests start some, which use a core each and little of the GPU."""
-    from utils.record.provenance import cores
+    from utils.runtime.cpu import cores
 
     return ["-n", str(min(8, max(1, cores() // 2)))] if util.find_spec("xdist") and not tiny else []
 
@@ -404,8 +404,9 @@ def machine() -> dict[str, str]:
     """GPU, driver, processor, versions and commit."""
     import torch
 
-    from utils.record.provenance import commit, cores, processor
+    from utils.record.provenance import commit, processor
     from utils.record.summary import versions
+    from utils.runtime.cpu import cores
 
     gpu = torch.cuda.is_available()
     return {

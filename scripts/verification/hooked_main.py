@@ -19,7 +19,7 @@ from scripts.verification.faults import Fault
 from scripts.verification.records import DONE
 from utils.config.settings import UserError
 from utils.runtime.cpu import let_threads_wait_briefly
-from utils.runtime.distributed import RankInfo, end_process
+from utils.runtime.process import RankInfo, end_process
 
 NAME = "hooked_main.py"
 NOT_STRUCK = 70  # exit code of a training that ended well without reaching its fault

@@ -172,7 +172,8 @@ def mutant(folder, parts):
     """A copy of the program that forgets ``parts`` when it continues a run."""
     for name in ("models", "utils", "scripts", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "main.py", folder)
+    for name in ("components.py", "main.py"):
+        shutil.copy(ROOT / name, folder)
     for file, text, instead, _ in (FORGOTTEN[part] for part in parts):
         source = (folder / file).read_text()
         assert source.count(text) == 1, f"{file} no longer holds {text!r} once"

@@ -19,16 +19,16 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from utils.checkpoint.background import BackgroundTask, Snapshot
-from utils.checkpoint.digest import sha256
 from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out, sync
+from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out
 from utils.config.settings import UserError
+from utils.runtime.files import sha256, sync, whole_file
 from utils.runtime.state_dicts import load_state_dict
 
 FORMAT = 4
@@ -122,7 +122,7 @@ class Checkpointer:
         try:
             with open(temporary, "wb") as file:
                 torch.save({**state, CONTENTS: state.get(CONTENTS) or inventory(state)}, file)
-                _flush(file)
+            sync(temporary)
             self._replace(temporary, names)
             remove_unused(self.folder, read_quickly)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
@@ -189,18 +189,11 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
 
     Raises ``UserError`` if the disk refuses.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with whole_file(path, durable=True) as file:
             torch.save({**state, CONTENTS: inventory(state)}, file)
-            _flush(file)
-        os.replace(temporary, path)
-        sync(path.parent)
     except (OSError, RuntimeError) as error:
         raise UserError(f"cannot write {path} ({_reason(error)})") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read_quickly(path: Path) -> dict[str, Any]:
@@ -440,17 +433,8 @@ def _manifest(folder: Path, warn: Callable[[str], None] = lambda line: None) -> 
 
 
 def _write_manifest(folder: Path, digests: dict[str, list[str]]) -> None:
-    temporary = folder / f".{MANIFEST}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
+    with whole_file(folder / MANIFEST, "w", durable=True, encoding="utf-8") as file:
         json.dump({"sha256": digests}, file, indent=1)
-        _flush(file)
-    os.replace(temporary, folder / MANIFEST)
-
-
-def _flush(file: IO[Any]) -> None:
-    """Force what was written onto the disk."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _reason(error: OSError | RuntimeError) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.checkpoint.checkpoint import Checkpointer, read_quickly
-from utils.checkpoint.digest import sha256
 from utils.checkpoint.override import refuse_impossible
 from utils.checkpoint.resume import ResumePoint
 from utils.config.settings import Settings, UserError
+from utils.runtime.files import sha256
 
 OF_ONE_STATE = ("best", "final")
 ABANDONED = "abandoned_"

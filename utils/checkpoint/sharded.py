@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from utils.checkpoint.digest import sha256
 from utils.checkpoint.inventory import CONTENTS, inventory
 from utils.config.settings import UserError
 from utils.runtime.distributed import Distributed
+from utils.runtime.files import sha256, sync
 
 SHARDS = "shards"  # the key in a checkpoint's file, and the folder beside it
 ONE_FILE = "python scripts/join_shards.py makes one file of a checkpoint"
@@ -142,15 +142,6 @@ def _description(metadata: Any, keys: dict[str, Keys]) -> dict[str, Any]:
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         described[name] = {"keys": keys[name], "dtype": dtype, "shape": list(tensor.size), "pieces": pieces}
     return described
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or what was made or renamed in a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_unused(checkpoints: Path, read: Callable[[Path], dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from utils.data.progress_log import Log, silent
+from utils.runtime import files
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -93,17 +94,11 @@ def whole_file(path: Path, reserved: int = 0) -> Iterator[BinaryIO]:
     Raises ``OSError``.
     """
     partial = path.with_name(f"{path.stem}.{uuid.uuid4().hex}{PARTIAL}")
-    try:
-        with open(partial, "xb") as file:
-            if reserved and hasattr(os, "posix_fallocate"):
-                _reserve(file, reserved)
-            yield file
-            file.flush()
-            file.truncate()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with files.whole_file(path, partial=partial, durable=True) as file:
+        if reserved and hasattr(os, "posix_fallocate"):
+            _reserve(file, reserved)
+        yield file
+        file.truncate()
 
 
 def _reserve(file: BinaryIO, size: int) -> None:

@@ -1,6 +1,6 @@
 """Optional parts of training: they attach to the loop, and a plain step does not notice them.
 
-Gradients in bfloat16 (``utils/runtime/exchange.py``), growing images (the loader's) and a teacher (the criterion's)
+Gradients in bfloat16 (``Distributed.wrap``), growing images (the loader's) and a teacher (the criterion's)
 need no more than the part that they belong to.
 """
 

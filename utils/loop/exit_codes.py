@@ -7,7 +7,7 @@ import sys
 from utils.config.settings import UserError
 from utils.loop.stop_signals import StoppedAtOnce
 from utils.runtime.console import INTERRUPTED, lacks_package
-from utils.runtime.distributed import RankInfo, lost_contact
+from utils.runtime.process import RankInfo
 
 NAME = "main.py"
 FAILED = 1
@@ -29,7 +29,11 @@ def report(error: BaseException, ranks: RankInfo, signal_received: int) -> int:
         if ranks.is_main:
             print(stop_line(error), file=sys.stderr)
         return stop_code(error)
-    reason = lost_contact(error) if isinstance(error, RuntimeError) and ranks.world_size > 1 else None
+    reason = None
+    if isinstance(error, RuntimeError) and ranks.world_size > 1:
+        from utils.runtime.distributed import lost_contact
+
+        reason = lost_contact(error)
     if reason is None:
         raise error
     if signal_received:  # the other ranks received one, too, and ended first

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from utils.runtime.console import INTERRUPTED
-from utils.runtime.distributed import Distributed
+
+if TYPE_CHECKING:
+    from utils.runtime.distributed import Distributed
 
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: stopped with a checkpoint; the same command with --resume auto goes on
 POLL_SECONDS = 0.5  # between two exchanges about whether any rank received a signal

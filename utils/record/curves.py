@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from utils.runtime.files import whole_file
 
 
 class StepRecord(NamedTuple):
@@ -63,10 +64,8 @@ class Curves:
         if not self._changed:
             return
         self._blocks = [np.concatenate(self._blocks)]
-        temporary = self._whole.with_name(f".{WHOLE}.tmp")
-        with open(temporary, "wb") as file:
+        with whole_file(self._whole) as file:
             np.savez(file, **dict(zip(CURVES, self._blocks[0].T, strict=True)))
-        os.replace(temporary, self._whole)
         self._rest.unlink(missing_ok=True)  # a kill before leaves rows twice, which ``restore`` handles
         self._appended = 1
         self._changed = False

@@ -10,6 +10,8 @@ from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.runtime.files import whole_file
+
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -108,10 +110,8 @@ def _events_in(path: Path) -> Iterator[tuple[bytes, Any]]:
 def _replace(path: Path, records: Iterable[bytes]) -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    temporary = path.with_name(".events.tmp")
-    with open(temporary, "wb") as file:
+    with whole_file(path) as file:
         writer = RecordWriter(file)
         for record in records:
             writer.write(record)
         writer.flush()
-    os.replace(temporary, path)

@@ -6,8 +6,12 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from utils.runtime.distributed import Distributed
+from utils.runtime.cpu import cores
+
+if TYPE_CHECKING:
+    from utils.runtime.distributed import Distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 # how their lines in config.yaml begin
@@ -31,11 +35,6 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next(filter(None, names), "") or platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit() -> str:

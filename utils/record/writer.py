@@ -28,6 +28,7 @@ from utils.record.pictures import projector
 from utils.record.pictures.collector import Gathered
 from utils.record.run_folder import read_table
 from utils.runtime import console
+from utils.runtime.files import whole_file
 from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.sharding import is_sharded
 
@@ -311,17 +312,14 @@ class RunWriter(NullWriter):
 
     def bad_images(self, paths: Sequence[str]) -> None:
         if self.folder:
-            temporary = self.folder / ".bad_images.txt.tmp"
-            temporary.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8", errors="surrogateescape")
-            os.replace(temporary, self.folder / "bad_images.txt")
+            with whole_file(self.folder / "bad_images.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.writelines(f"{path}\n" for path in paths)
 
     def _write_csv(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
-        temporary = self.folder / f".{name}.tmp"
-        with open(temporary, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        with whole_file(self.folder / name, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             out = csv.DictWriter(file, fieldnames=_columns(rows))
             out.writeheader()
             out.writerows(rows)
-        os.replace(temporary, self.folder / name)
 
     def flush(self) -> None:
         if self.folder:

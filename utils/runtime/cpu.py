@@ -53,6 +53,10 @@ def threads_per_process(local_world_size: int) -> int:
 
 
 def cores_per_process(local_world_size: int) -> int:
-    """An equal share, at least one, of the cores that this machine lets us use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // local_world_size)
+    """An equal share, at least one, of ``cores``."""
+    return max(1, cores() // local_world_size)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,7 +6,6 @@ process there is no group and every collective here is the identity: callers nee
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import itertools
 import os
@@ -16,57 +15,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+from utils.config.groups.exchange import ExchangeSettings
 from utils.config.groups.run import RunSettings
-from utils.config.settings import UserError
+from utils.config.settings import UserError, plan_words
 from utils.runtime.cpu import keep_freed_memory, threads_per_process
 from utils.runtime.heartbeat import Heartbeat
 from utils.runtime.long_work import LongWork
-
-if TYPE_CHECKING:  # torch takes seconds to import, and argument mistakes must not wait for it
-    import torch
-
-    from utils.config.groups.exchange import ExchangeSettings
+from utils.runtime.process import RankInfo, port_in_use
+from utils.runtime.sharding import is_sharded
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """A process's place: its rank among all processes and among those of its machine."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-
-    @classmethod
-    def from_environment(cls) -> RankInfo:
-        """What torchrun has set, or a single process. Raises ``UserError`` if the variables contradict each other."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return cls()
-        try:
-            rank, world_size, local_rank, local_world_size = (
-                int(os.environ.get(name, "0" if name == "LOCAL_RANK" else "1")) for name in names
-            )
-        except ValueError as error:
-            raise UserError(f"environment: {', '.join(names)} must be whole numbers; start with torchrun") from error
-        if not 0 <= rank < world_size or local_rank < 0 or local_world_size < 1:
-            raise UserError(
-                f"environment: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
-                f"{local_world_size} cannot be; start with torchrun"
-            )
-        return cls(rank, world_size, local_rank, local_world_size)
-
-    @property
-    def is_main(self) -> bool:
-        """True on the one process that writes files and prints."""
-        return self.rank == 0
 
 
 class Distributed:
@@ -74,8 +39,6 @@ class Distributed:
 
     def __init__(self, ranks: RankInfo, settings: RunSettings, tf32: bool | None = None) -> None:
         """Choose the device; raises ``UserError`` if there is none. ``tf32`` as in ``PrecisionSettings``."""
-        import torch
-
         self.rank = ranks.rank
         self.world_size = ranks.world_size
         self.local_rank = ranks.local_rank
@@ -93,8 +56,6 @@ class Distributed:
             torch.cuda.set_device(self.device)
 
     def __enter__(self) -> Distributed:
-        import torch
-
         _set_determinism(self.deterministic)
         self.apply_tf32(self.tf32)
         if self.device.type == "cpu":
@@ -114,47 +75,37 @@ class Distributed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        import torch
-
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     def apply_tf32(self, tf32: bool | None) -> None:
         """Set whether float32 products may be computed in TF32; None leaves PyTorch's choice."""
-        import torch
-
         if tf32 is not None:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def describe_device(self) -> str:
         """The device in words, for the log."""
-        import torch
-
         if self.device.type == "cuda":
             return f"cuda ({torch.cuda.get_device_name(self.device)})"
         return f"cpu, {torch.get_num_threads()} thread(s) each"
 
-    def describe(self, model: torch.nn.Module) -> dict[str, str]:
-        """The row of a run's plan about its processes, over which ``model`` may be spread."""
-        from utils.runtime.sharding import is_sharded
-
+    def describe(self, model: torch.nn.Module, exchange: ExchangeSettings | None) -> dict[str, str]:
+        """The rows of a run's plan about its processes, over which ``model`` may be spread, and what they exchange."""
         spread = ", parameters spread over them" if is_sharded(model) else ""
-        return {"Processes": f"{self.world_size} on {self.describe_device()}{spread}"}
+        rows = {"Processes": f"{self.world_size} on {self.describe_device()}{spread}"}
+        words = plan_words(exchange) if exchange is not None and self.world_size > 1 else []
+        return rows | ({"Exchange": "; ".join(words)} if words else {})
 
     # ------------------------------------------------------------------------- collectives
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of ``tensor`` (any shape) over ranks, in place; every rank gets the same bits."""
-        import torch
-
         if self.world_size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's ``tensor``, of one shape on all of them, in the order of ranks, on every rank."""
-        import torch
-
         if self.world_size == 1:
             return [tensor]
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
@@ -163,14 +114,10 @@ class Distributed:
 
     def norm_over_ranks(self, norm: torch.Tensor) -> torch.Tensor:
         """The norm of a vector of which each rank has a part with this ``norm``, a tensor (); on every rank."""
-        import torch
-
         return torch.linalg.vector_norm(torch.cat(self.all_gather(norm.reshape(1))))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """The maximum of each of ``numbers`` over ranks, on every rank. A synchronisation point."""
-        import torch
-
         tensor = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         if self.world_size > 1:
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
@@ -182,8 +129,6 @@ class Distributed:
         Every rank raises its ``UserError`` or ``OSError``: none waits for one that has failed.
         ``long_work`` names work that may take longer than ``--timeout``, see ``without_timeout``.
         """
-        import torch
-
         result: list[Any] = [None]
         with self.raise_on_all_ranks(), self.without_timeout(long_work) if long_work else nullcontext():
             if self.is_main:
@@ -192,21 +137,24 @@ class Distributed:
             torch.distributed.broadcast_object_list(result, src=0, device=self.device)
         return result[0]
 
-    def without_timeout(self, what: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_timeout(self, what: str) -> Iterator[None]:
         """Around work that may take some ranks much longer than others: ends when it has ended on all of them.
 
         ``--timeout`` then limits a rank's silence, not its work. All ranks must enter it; ``what`` is logged if it
         takes long, for a single process, too.
         """
-        if self.world_size == 1:
-            began = time.monotonic()
-            return Heartbeat(lambda: f"{what}: {time.monotonic() - began:.0f} s so far", _log)
-        return LongWork(self.gloo_group, what, _log if self.is_main else lambda line: None).waited_for()
+        work = LongWork(self.gloo_group, what) if self.world_size > 1 else None
+        began = time.monotonic()
+
+        def words() -> str:
+            return f"{what}: {time.monotonic() - began:.0f} s so far{work.waiting_for if work else ''}"
+
+        with Heartbeat(words, _log) if self.is_main else nullcontext(), work.done() if work else nullcontext():
+            yield
 
     def gather(self, value: T) -> list[T]:
         """Every rank's (picklable) ``value``, in the order of ranks, on every rank."""
-        import torch
-
         gathered: list[Any] = [value] * self.world_size
         if self.world_size > 1:
             torch.distributed.all_gather_object(gathered, value)
@@ -236,11 +184,6 @@ class Distributed:
         ``static_graph``: all backward passes are alike and exchange gradients; DDP can then fix their order after the
         first. ``exchange``: how.
         """
-        import torch
-
-        from utils.runtime.exchange import exchanging
-        from utils.runtime.sharding import is_sharded
-
         if self.world_size == 1 or is_sharded(model):
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
@@ -251,7 +194,8 @@ class Distributed:
             static_graph=static_graph,
             bucket_cap_mb=exchange.bucket_mb,
         )
-        exchanging(wrapped, exchange)
+        if exchange.grad_compression == "bf16":
+            wrapped.register_comm_hook(None, _bf16_hook)
         if self.deterministic:
             self._settle(wrapped, image_shape)
         return wrapped
@@ -267,8 +211,6 @@ class Distributed:
         DDP rebuilds its buckets after the first backward pass. Without this, the first step after a resume would add up
         the ranks' gradients in another order than the same step of an uninterrupted run.
         """
-        import torch
-
         buffers = [buffer.clone() for buffer in wrapped.module.buffers()]
         wrapped.train()
         for _ in range(2):
@@ -280,27 +222,26 @@ class Distributed:
 
     def no_sync(self, model: torch.nn.Module, more_to_come: bool) -> AbstractContextManager:
         """Around forward and backward: ranks exchange gradients only in a step's last pass."""
-        from utils.runtime.sharding import is_sharded
-
         # Whole gradients, kept until the last pass, would take the room that sharding saves: it adds up parts.
         waits = self.world_size > 1 and more_to_come and not is_sharded(model)
         return model.no_sync() if waits else nullcontext()
 
     def seed(self, seed: int) -> None:
         """Seed this process's device generators: torch.manual_seed without its bookkeeping."""
-        import torch
-
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
         """Copy rank 0's buffers (batch-norm statistics) to all ranks; they differ after a training step."""
-        import torch
-
         if self.world_size > 1:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, src=0)
+
+
+def _bf16_hook(state, bucket):  # DDP refuses annotations that are texts, as all are here
+    """Torch's own hook under another name: torch refuses its own where it was built without CUDA, though gloo can."""
+    return bf16_compress_hook(state, bucket)
 
 
 def _log(line: str) -> None:
@@ -314,8 +255,6 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def memory_bytes(device: torch.device) -> int:
     """The device's total memory."""
-    import torch
-
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -323,8 +262,6 @@ def memory_bytes(device: torch.device) -> int:
 
 def lost_contact(error: RuntimeError) -> str | None:
     """In one line, a collective's error when another process has ended or is silent; None for all other errors."""
-    import torch
-
     text = " ".join(str(error).split())
     if not (isinstance(error, torch.distributed.DistError) or "gloo" in text):
         return None
@@ -334,8 +271,6 @@ def lost_contact(error: RuntimeError) -> str | None:
 @contextmanager
 def _first_contact() -> Iterator[None]:
     """Around the processes' first contact: a missing variable or a used port becomes a ``UserError``."""
-    import torch
-
     try:
         yield
     except torch.distributed.DistNetworkError as error:
@@ -350,40 +285,13 @@ def _first_contact() -> Iterator[None]:
         raise UserError("environment: MASTER_ADDR and MASTER_PORT must be set, too; start with torchrun") from error
 
 
-def port_in_use(port: str) -> str:
-    """The message about a ``port`` at which these processes should have met."""
-    return f"port {port} is in use on this machine, by another training perhaps"
-
-
 def _end_with_launcher() -> None:
     """Have the system send SIGTERM when torchrun dies, even by kill -9: nothing else would end this process."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end_process(code: int) -> NoReturn:
-    """End with exit code ``code`` as ``sys.exit`` does, without the interpreter's teardown after the exit functions.
-
-    DDP keeps gloo's process group alive after it is destroyed, and if one of its threads releases a tensor during the
-    teardown, the process aborts (exit code 134 after a finished run, about one in twenty on busy cores). Extension
-    modules would list there what ``garbage_collection`` has left out as leaked, and it takes a third of a second.
-    """
-    atexit.register(_skip_teardown, code)
-    sys.exit(code)  # profilers and debuggers that run the program go on from here
-
-
-def _skip_teardown(code: int) -> None:
-    """The first of the exit functions, since it is registered last: calls the others, and ends."""
-    atexit.unregister(_skip_teardown)
-    atexit._run_exitfuncs()  # data workers and logging end as usual
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
-    import torch
-
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if settings.device == "cpu" or (settings.device == "auto" and not available and not settings.gpu_ids):
         return torch.device("cpu")
@@ -406,8 +314,6 @@ def _choose_device(settings: RunSettings, ranks: RankInfo) -> torch.device:
 
 
 def _set_determinism(deterministic: bool) -> None:
-    import torch
-
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:

@@ -13,12 +13,6 @@ SILENCE_SECONDS = 30  # the longest
 SHORT_SECONDS = 5  # work that takes no longer is not spoken for: a slow start is no reason to name what begins then
 
 
-def seconds_until_due(began: float) -> float:
-    """When to speak for work that has been under way since ``began`` (``time.monotonic``); 0 or less: now."""
-    short = min(SHORT_SECONDS, SILENCE_SECONDS)
-    return max(SILENCE_SECONDS - console.silence(), began + short - time.monotonic())
-
-
 class Heartbeat:
     """Around work: gives ``log`` the line ``words()`` whenever this process has said nothing for ``SILENCE_SECONDS``.
 
@@ -40,9 +34,9 @@ class Heartbeat:
         self._thread.join()
 
     def _watch(self) -> None:
-        began = time.monotonic()
-        while not self._ended.wait(seconds_until_due(began)):
-            if seconds_until_due(began) <= 0:
+        speaks_from = time.monotonic() + min(SHORT_SECONDS, SILENCE_SECONDS)
+        while not self._ended.wait(due := max(SILENCE_SECONDS - console.silence(), speaks_from - time.monotonic())):
+            if due <= 0:
                 console.note_line()
                 with suppress(OSError):  # a full disk: the main thread meets it, too
                     self.log(self.words())

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import ProcessGroup
 
 from utils.config.settings import UserError
-from utils.runtime import console
-from utils.runtime.heartbeat import seconds_until_due
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 LONGEST_SECONDS = 24 * 3600  # for any work: after that it waits for something that will not happen
 FIRST_ROUND_SECONDS, ROUND_SECONDS = 0.01, 0.2  # between two rounds; each pause is twice the one before
@@ -32,15 +29,15 @@ class _Interrupt(BaseException):
 
 
 class LongWork:
-    """One piece of work on all processes of ``group``, a separate gloo group. Only for the main thread.
+    """One piece of work, ``what``, on all processes of ``group``, a separate gloo group. Only for the main thread.
 
-    ``what`` names the work in the lines that ``log`` gets about the ranks that the others wait for.
+    ``waiting_for``: the ranks that the others wait for, as the end of a line.
     """
 
-    def __init__(self, group: ProcessGroup, what: str, log: Callable[[str], None]) -> None:
+    def __init__(self, group: ProcessGroup, what: str) -> None:
         self.group = group
         self.what = what
-        self.log = log
+        self.waiting_for = ""
         self._ended = threading.Event()
         self._all_ended = threading.Event()
         self._error: Exception | None = None
@@ -48,7 +45,7 @@ class LongWork:
         self._lock = threading.Lock()
 
     @contextmanager
-    def waited_for(self) -> Iterator[None]:
+    def done(self) -> Iterator[None]:
         """Around the work: ends when it has ended on all processes, and only then raises the work's own error.
 
         Raises ``RuntimeError`` of torch.distributed as soon as another process is lost, ``UserError`` on all processes
@@ -92,9 +89,7 @@ class LongWork:
         began = monotonic()
         pause = FIRST_ROUND_SECONDS
         while at_work := self._round(monotonic() - began > LONGEST_SECONDS):
-            if seconds_until_due(began) <= 0:
-                console.note_line()
-                self.log(f"{self.what}: {monotonic() - began:.0f} s so far, waiting for {_named(at_work)}")
+            self.waiting_for = f", waiting for {_named(at_work)}"
             if self._ended.is_set():
                 sleep(pause)
             else:
@@ -103,8 +98,6 @@ class LongWork:
 
     def _round(self, overdue: bool) -> list[int]:
         """The ranks that are still working."""
-        import torch
-
         ranks = torch.distributed.get_world_size(self.group)
         state = torch.zeros(ranks + 1, dtype=torch.int64)
         state[torch.distributed.get_rank(self.group)] = not self._ended.is_set()

@@ -9,7 +9,7 @@ import pytest
 BEGIN = """
 import atexit, sys
 sys.path.insert(0, {root!r})
-from utils.runtime.distributed import end_process
+from utils.runtime.process import end_process
 from utils.runtime.garbage import garbage_collection
 
 class Node:

@@ -19,6 +19,7 @@ class ExchangeSettings:
         effect=_SEVERAL,
         synonyms="gradient-compression comm-hook ddp-comm-hook",
         unsharded="is for whole gradients",
+        plan="gradients in {}",
     )
     bucket_mb: int | None = setting(
         None,
@@ -29,5 +30,6 @@ class ExchangeSettings:
         effect=_SEVERAL,
         synonyms="bucket-cap-mb bucket-size ddp-bucket-cap-mb",
         unsharded="cuts whole gradients into pieces",
+        plan="gradients in pieces of {} MiB",
         example="5",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from PIL import Image
 
 from utils.record.pictures.collector import THUMBNAIL, Point
 from utils.record.pictures.drawing import as_image
+from utils.runtime.files import whole_file
 
 # the first name is TensorBoard's
 CONFIG = "projector_config.pbtxt"
@@ -30,9 +30,8 @@ def write(folder: Path, points: Sequence[Point], classes: Sequence[str]) -> None
     sprite = Image.new("RGB", (side * THUMBNAIL, side * THUMBNAIL))
     for number, one in enumerate(points):
         sprite.paste(as_image(one.pixels, THUMBNAIL), (number % side * THUMBNAIL, number // side * THUMBNAIL))
-    temporary = place / ".images.png.tmp"
-    sprite.save(temporary, format="PNG", compress_level=1)
-    os.replace(temporary, place / "images.png")
+    with whole_file(place / "images.png") as file:
+        sprite.save(file, format="PNG", compress_level=1)
     _replace(
         folder / CONFIG,
         "embeddings {\n"
@@ -56,6 +55,5 @@ def _features(points: Sequence[Point]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    os.replace(temporary, path)
+    with whole_file(path, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)

@@ -1,0 +1,51 @@
+"""Files: written whole or not at all, brought to the disk, told apart by their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def whole_file(
+    path: Path, mode: str = "wb", *, partial: Path | None = None, durable: bool = False, **options: Any
+) -> Iterator[IO[Any]]:
+    """A file to write, which bears the name ``path`` once the block has ended well. Raises ``OSError``.
+
+    ``partial``: its name until then, by default one that suits a folder in which one process writes. ``durable``: the
+    file survives a power cut. ``options`` are those of ``open``.
+    """
+    partial = partial or path.with_name(f".{path.name}.tmp")
+    try:
+        with open(partial, mode, **options) as file:
+            yield file
+        if durable:
+            sync(partial)
+        os.replace(partial, path)
+        if durable:
+            sync(path.parent)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or what was made or renamed in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
