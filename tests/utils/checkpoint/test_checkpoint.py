@@ -224,7 +224,7 @@ def test_each_file_is_on_the_disk_before_it_is_renamed_and_the_manifest_admits_w
     monkeypatch.setattr(os, "link", renaming("link"))
     monkeypatch.setattr(os, "replace", renaming("replace"))
     save(saver, state(2), "last")
-    to_manifest = ["fsync .manifest.json.tmp", "replace .manifest.json.tmp manifest.json"]
+    to_manifest = ["fsync .manifest.json.tmp", "replace .manifest.json.tmp manifest.json", "fsync folder"]
     renames = ["link .last.tmp .last.copy", "replace last.pt previous.pt", "replace .last.copy last.pt"]
     assert done == ["fsync .last.tmp", *to_manifest, *renames, "fsync folder", *to_manifest]
     two = digest(tmp_path / "last.pt")
