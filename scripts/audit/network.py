@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from scripts.common.command_line import as_training
 from utils.config.settings import Settings, UserError
 from utils.record.run_folder import RunFolder
-from utils.runtime.distributed import Distributed
 
 if TYPE_CHECKING:
     from components import Components
     from utils.checkpoint.resume import ResumePoint
+    from utils.runtime.distributed import Distributed
 
 
 def point_of(args: Settings, tool: str) -> ResumePoint | None:
