@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -32,9 +31,6 @@ from scripts.common.command_line import ToolParser, make_folder, run_tool, table
 from scripts.verification.runs import Failure, Timeline, WatchedRun, kept_straight_run, moments, straight_run
 from utils.config import arguments
 from utils.config.settings import UserError
-
-if TYPE_CHECKING:
-    from scripts.verification.comparison import RunComparison
 
 NAME = "verify_resume.py"
 KILLS = 20
@@ -52,12 +48,12 @@ def main(argv: list[str]) -> int:
         except Failure as error:
             raise UserError(*f"the straight run {error}".splitlines()) from error
         try:
-            kills, comparisons = run_killed(own, flags, folder, straight, timeline)
+            landed, compared = run_killed(own, flags, folder, straight, timeline)
         except Failure as error:
             print(f"The killed run, continued, {error}")
             print(f"verdict: DIFFERENT: the killed run, continued, {str(error).splitlines()[0].rstrip(':')}")
             return 1
-        return report(own, kills, comparisons, len(timeline.steps))
+        return report(own, landed, compared, len(timeline.steps))
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -162,65 +158,49 @@ def run_straight(own: argparse.Namespace, flags: list[str], folder: Path) -> tup
 
 def run_killed(
     own: argparse.Namespace, flags: list[str], folder: Path, straight: WatchedRun, timeline: Timeline
-) -> tuple[Counter[str], list[RunComparison]]:
-    """Killed runs until there are kills enough, each finished and compared; where the kills landed."""
+) -> tuple[Counter[str], dict[str, tuple[int, list[str]]]]:
+    """Killed runs until there are kills enough, each finished and compared; where the kills landed, what differs."""
     from scripts.verification.comparison import compare_runs
 
     chance = random.Random(own.kill_seed)
     landed = Counter()
-    comparisons = []
-    free_settings = ("workers",) if own.workers_cycle else ()
+    compared: dict[str, tuple[int, list[str]]] = {}
     for number in range(1, MOST_ROUNDS + 1):
         killed = WatchedRun(folder / f"killed_{number}", flags, own.ranks)
-        kill_again_and_again(own, killed, timeline, sum(landed.values()), chance)
-        landed.update(landing.place.kind for landing in killed.landings)
-        comparisons += compare_runs(straight, killed, free_settings)
-        if any(comparison.differences for comparison in comparisons) or sum(landed.values()) >= own.kills:
+        for kill in [*moments(timeline, own.kills - landed.total(), chance), None]:
+            cycle = own.workers_cycle
+            workers = ["--workers", str(cycle[killed.starts % len(cycle)])] if cycle else []
+            if not killed.train("--resume", "auto", *workers, kill=kill, stall_seconds=timeline.stall_seconds):
+                break
+            log(f"kill {landed.total() + len(killed.landed)} of {own.kills}: {killed.landed[-1]}")
+        log("continued to the end")
+        landed.update(place.kind for place in killed.landed)
+        for what, (count, wrong) in compare_runs(straight, killed, ["workers"] if own.workers_cycle else []).items():
+            before = compared.get(what, (0, []))
+            compared[what] = before[0] + count, before[1] + wrong
+        if landed.total() >= own.kills or any(wrong for _, wrong in compared.values()):
             break
         if number < MOST_ROUNDS:
             log("the run came to its end before the last kills; they go to another one")
-    return landed, comparisons
-
-
-def kill_again_and_again(
-    own: argparse.Namespace, killed: WatchedRun, timeline: Timeline, before: int, chance: random.Random
-) -> None:
-    """One run, killed up to the number still wanted, then finished."""
-    for step, delay in moments(timeline, own.kills - before, chance):
-        if not killed.kill_at(step, delay, more_flags(own, killed), timeline.stall_seconds):
-            return
-        landing = killed.landings[-1]
-        count = f"kill {before + len(killed.landings)} of {own.kills}"
-        log(f"{count}: {landing.place}, {landing.seconds:.1f} s after the start")
-    killed.finish(*more_flags(own, killed), stall_seconds=timeline.stall_seconds)
-    log("continued to the end")
-
-
-def more_flags(own: argparse.Namespace, killed: WatchedRun) -> list[str]:
-    """What is added to the flags of the next start."""
-    cycle = own.workers_cycle
-    workers = ["--workers", str(cycle[killed.starts % len(cycle)])] if cycle else []
-    return ["--resume", "auto", *workers]
+    return landed, compared
 
 
 # ------------------------------------------------------------------------------------------ results
 
 
-def report(own: argparse.Namespace, landed: Counter[str], comparisons: Sequence[RunComparison], steps: int) -> int:
+def report(
+    own: argparse.Namespace, landed: Counter[str], compared: dict[str, tuple[int, list[str]]], steps: int
+) -> int:
     """Print table and verdict; returns the exit code."""
-    kills = sum(landed.values())
     log(f"landed: {', '.join(f'{count} {kind}' for kind, count in sorted(landed.items())) or 'none'}\n")
-    merged: dict[str, tuple[int, list[str]]] = {}
-    for item in comparisons:
-        count, differences = merged.get(item.what, (0, []))
-        merged[item.what] = count + item.count, differences + item.differences
-    rows = [[what, f"{count:,}", "no" if wrong else "yes"] for what, (count, wrong) in merged.items()]
+    rows = [[what, f"{count:,}", "no" if wrong else "yes"] for what, (count, wrong) in compared.items()]
     log(table(["compared bit for bit", "values", "equal"], rows) + "\n")
-    different = {what: wrong for what, (_, wrong) in merged.items() if wrong}
+    different = {what: wrong for what, (_, wrong) in compared.items() if wrong}
     for what, wrong in different.items():
         shown = first_per_kind(wrong)
         more = f"; and {len(wrong) - len(shown)} more" if len(wrong) > len(shown) else ""
         log(f"- {what}: {'; '.join(shown)}{more}")
+    kills = landed.total()
     after = f"after {kills} kill{'s' * (kills != 1)} on {own.ranks} rank(s)"
     if different:
         first = "; ".join(f"{what}: {wrong[0]}" for what, wrong in different.items())

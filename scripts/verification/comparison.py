@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +19,44 @@ OF_THE_CALL = ("output", "resume")  # settings of this call only: what to do and
 CLOCKS = ("seconds", "images_per_second", "progress/epoch_seconds")
 
 
-@dataclass
-class RunComparison:
-    """``what`` was compared in ``count`` values; ``differences``: a text for each entry that is not equal."""
+def compare_runs(
+    straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()
+) -> dict[str, tuple[int, list[str]]]:
+    """By file: how many values were compared, and a line for each entry that differs.
 
-    what: str
-    count: int = 0
-    differences: list[str] = field(default_factory=list)
-
-    def compare(self, expected: dict[str, Any], found: dict[str, Any]) -> None:
-        """Add two tables of entries: tensors, arrays, or plain values."""
-        self.count += sum(map(_size, (found | expected).values()))
-        for name, value in expected.items():
-            if name not in found:
-                self.differences.append(f"{name} is missing in the killed run")
-            elif difference := unequal(value, found[name]):
-                self.differences.append(f"{name}: {difference}")
-        self.differences += [f"{name} is only in the killed run" for name in found if name not in expected]
+    Everything that two finished runs leave, except clock readings. ``free_settings`` may differ.
+    """
+    expected, found = (contents(run, {*OF_THE_CALL, *free_settings}) for run in (straight, killed))
+    return {what: compare(expected[what], found.get(what, {})) for what in expected}
 
 
-def compare_runs(straight: WatchedRun, killed: WatchedRun, free_settings: Iterable[str] = ()) -> list[RunComparison]:
-    """Compare everything that two finished runs leave, except clock readings. ``free_settings`` may differ."""
-    left = straight.run_folder()
-    right = killed.run_folder()
-    free = {*OF_THE_CALL, *free_settings}
-    return [
-        *(_table(name, checkpoint(left / name, free), checkpoint(right / name, free)) for name in _checkpoints(left)),
-        _table("metrics.csv", rows(left), rows(right)),
-        _table("class_metrics.csv", rows(left, "class_metrics.csv"), rows(right, "class_metrics.csv")),
-        _table("metrics.npz", curves(left), curves(right)),
-        _table("TensorBoard", points(left), points(right)),
-        compare_steps(straight, killed),
-    ]
+def compare(expected: dict[str, Any], found: dict[str, Any]) -> tuple[int, list[str]]:
+    """The number of values in two tables of entries (tensors, arrays or plain values), and what differs."""
+    count = sum(max(_size(expected.get(name)), _size(found.get(name))) for name in expected | found)
+    differences = []
+    for name, value in expected.items():
+        if name not in found:
+            differences.append(f"{name} is missing in the killed run")
+        elif difference := unequal(value, found[name]):
+            differences.append(f"{name}: {difference}")
+    return count, differences + [f"{name} is only in the killed run" for name in found if name not in expected]
 
 
-def _table(what: str, expected: dict[str, Any], found: dict[str, Any]) -> RunComparison:
-    made = RunComparison(what)
-    made.compare(expected, found)
-    return made
+def contents(run: WatchedRun, free_settings: set[str]) -> dict[str, dict[str, Any]]:
+    """All that a finished run has left, as tables of entries."""
+    folder = run.run_folder()
+    names = ["checkpoints/final.pt", "checkpoints/best.pt"]  # a run that --max-steps cut early has no best
+    tables = {name: checkpoint(folder / name, free_settings) for name in names if (folder / name).is_file()}
+    tables |= {name: rows(folder / name) for name in ("metrics.csv", "class_metrics.csv")}
+    return tables | {
+        "metrics.npz": curves(folder / "metrics.npz"),
+        "TensorBoard": points(folder),
+        "samples and images": steps(run),
+    }
 
 
-def _checkpoints(run: Path) -> list[str]:
-    """final.pt and best.pt; a run that --max-steps cut early has no best."""
-    names = ["checkpoints/final.pt", "checkpoints/best.pt"]
-    return [name for name in names if name.endswith("final.pt") or (run / name).is_file()]
-
-
-def checkpoint(path: Path, free_settings: Iterable[str] = ()) -> dict[str, Any]:
-    """A checkpoint as {"model/0.weight": leaf}, without clocks; empty when there is none."""
-    if not path.is_file():
-        return {}
+def checkpoint(path: Path, free_settings: set[str]) -> dict[str, Any]:
+    """A checkpoint as {"model/0.weight": leaf}, without clocks."""
     state = load(path)
     state.pop(CONTENTS, None)  # a list of the entries' names and kinds: what differs there differs in an entry
     kept = {name: value for name, value in state["settings"].items() if name not in free_settings}
@@ -85,24 +72,22 @@ def _flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
         yield from _flat(item, f"{path}/{key}" if path else str(key))
 
 
-def rows(run: Path, name: str = "metrics.csv") -> dict[str, str]:
-    """metrics.csv, or the file ``name``, as {"row 1 val_loss": text}, without clocks."""
-    path = run / name
-    path = path if path.is_file() else Path("/dev/null")
-    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
-        return {
-            f"row {number} {name}": value
-            for number, row in enumerate(csv.DictReader(file), 1)
-            for name, value in row.items()
-            if name not in CLOCKS
-        }
+def rows(path: Path) -> dict[str, str]:
+    """A CSV file as {"row 1 val_loss": text}, without clocks; empty when there is none."""
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.is_file() else ""
+    return {
+        f"row {number} {name}": value
+        for number, row in enumerate(csv.DictReader(text.splitlines(keepends=True)), 1)
+        for name, value in row.items()
+        if name not in CLOCKS
+    }
 
 
-def curves(run: Path) -> dict[str, np.ndarray]:
+def curves(path: Path) -> dict[str, np.ndarray]:
     """metrics.npz as {"loss": float64 (steps,)}."""
-    if not (run / "metrics.npz").is_file():
+    if not path.is_file():
         return {}
-    with np.load(run / "metrics.npz") as content:
+    with np.load(path) as content:
         return {name: content[name] for name in content.files}
 
 
@@ -120,31 +105,26 @@ def points(run: Path) -> dict[str, list[float]]:
     return found
 
 
-def compare_steps(straight: WatchedRun, killed: WatchedRun) -> RunComparison:
-    """Sample numbers and bytes of every execution of every step on every rank."""
-    made = RunComparison("samples and images")
-    for rank in range(straight.ranks):
-        expected = {line.step: line.content for line in records.lines(straight.records, rank)}
-        executed = records.lines(killed.records, rank)
-        made.count += len(executed)
-        made.differences += [
-            f"step {line.step} on rank {rank}: other samples or images"
-            for line in executed
-            if line.content != expected.get(line.step)
-        ]
-        missing = expected.keys() - {line.step for line in executed}
-        made.differences += [f"step {step} on rank {rank}: was not trained" for step in sorted(missing)]
-    return made
+def steps(run: WatchedRun) -> dict[str, tuple[str, ...]]:
+    """Sample numbers and bytes as {"step 3 on rank 0": those of each of its executions}."""
+    found: dict[str, tuple[str, ...]] = {}
+    for rank in range(run.ranks):
+        for line in records.lines(run.records, rank):
+            name = f"step {line.step} on rank {rank}"
+            found[name] = (*found.get(name, ()), line.content)
+    return found
 
 
 def unequal(value: Any, other: Any) -> str:
     """How two entries differ in any bit, in a few words; empty when they do not."""
+    if isinstance(value, tuple):  # of ``steps``
+        return "" if {*value} == {*other} else "other samples or images"
     value, other = (torch.from_numpy(item) if isinstance(item, np.ndarray) else item for item in (value, other))
     if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return "" if _exact(value) == _exact(other) else f"{_short(other)} instead of {_short(value)}"
+        # repr distinguishes 0.0 from -0.0 and 1 from 1.0, and a NaN equals a NaN
+        return "" if repr(value) == repr(other) else f"{_short(other)} instead of {_short(value)}"
     if (value.dtype, value.shape) != (other.dtype, other.shape):
-        kinds = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (other, value)]
-        return " instead of ".join(kinds)
+        return " instead of ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (other, value))
     left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (value, other))
     if torch.equal(left, right):
         return ""
@@ -155,11 +135,9 @@ def unequal(value: Any, other: Any) -> str:
 
 def _size(value: Any) -> int:
     """How many values an entry holds."""
-    return value.numel() if isinstance(value, torch.Tensor) else value.size if isinstance(value, np.ndarray) else 1
-
-
-def _exact(value: Any) -> str:
-    return repr(value)  # distinguishes 0.0 from -0.0 and 1 from 1.0, and a NaN equals a NaN
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    return value.size if isinstance(value, np.ndarray) else len(value) if isinstance(value, tuple) else 1
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,6 @@ import errno
 import os
 import signal
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from scripts.verification.processes import kill_tree
 from utils.config.settings import UserError
@@ -43,6 +42,7 @@ SIGNALS = {
     "int": signal.SIGINT,
     "usr1": signal.SIGUSR1,
 }
+OWN = ("step", "rank", "times")
 ACTIONS = (*SIGNALS, "killall", "exit", "nan", "enospc")
 
 
@@ -64,20 +64,26 @@ class Fault:
         words = text.split()
         if len(words) < 2 or words[0] not in ACTIONS or words[1] not in POINTS:
             raise _mistake(text, f"write ACTION POINT first: one of {', '.join(ACTIONS)}, and of {', '.join(POINTS)}")
-        action, point = words[:2]
+        action, point, *conditions = words
         if action == "nan" and point != "forward":
             raise _mistake(text, "nan makes a loss NaN, which is there at the point forward")
         if action == "enospc" and point not in IN_A_SAVE:
             raise _mistake(text, f"enospc is an error of a save, at {', '.join(IN_A_SAVE)}")
         given: dict[str, int | str] = {}
-        for word in words[2:]:
-            name, _, value = word.partition("=")
-            if name in given or name not in ("step", "rank", "times", *POINTS[point]):
-                raise _mistake(text, f"{word!r} cannot stand here; {point} takes {', '.join(('step', *POINTS[point]))}")
-            given[name] = _value(text, name, value)
+        for condition in conditions:
+            name, _, value = condition.partition("=")
+            if name in given or name not in (*OWN, *POINTS[point]):
+                known = ("step", *POINTS[point])
+                raise _mistake(text, f"{condition!r} cannot stand here; {point} takes {', '.join(known)}")
+            if name == "when" and value not in ("before", "after"):
+                raise _mistake(text, f"{name}={value}: must be before or after")
+            is_text = name in ("when", "name")
+            if not is_text and not value.isdecimal():
+                raise _mistake(text, f"{name}={value}: must be a whole number")
+            given[name] = value if is_text else int(value)
         if point in IN_A_SAVE:
             given.setdefault("rank", 0)  # the one that saves
-        own = {name: given.pop(name) for name in ("step", "rank", "times") if name in given}
+        own = {name: given.pop(name) for name in OWN if name in given}
         return cls(action, point, **own, details=given)
 
     def concerns(self, rank: int) -> bool:
@@ -103,32 +109,14 @@ class Fault:
     def _strike(self) -> bool:
         if self.action == "exit":
             os._exit(1)
-        if self.action == "killall":
-            kill_all()
+        if self.action == "killall":  # the launcher, if there is one, and all that it has started, this process last
+            kill_tree(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(), sparing=[os.getpid()])
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.action == "enospc":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self.action in SIGNALS:
             os.kill(os.getpid(), SIGNALS[self.action])
         return self.action == "nan"
-
-
-def kill_all() -> NoReturn:
-    """Kill the launcher, if there is one, and all that it has started, this process last."""
-    kill_tree(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid(), sparing=[os.getpid()])
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("unreachable")
-
-
-def _value(text: str, name: str, value: str) -> int | str:
-    if name == "when":
-        if value not in ("before", "after"):
-            raise _mistake(text, f"when={value}: must be before or after")
-        return value
-    if name == "name":
-        return value
-    if not value.isdecimal():
-        raise _mistake(text, f"{name}={value}: must be a whole number")
-    return int(value)
 
 
 def _mistake(text: str, problem: str) -> UserError:

@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,12 +105,12 @@ def _epoch(traval: TraVal) -> int:
 # ------------------------------------------------------------------------------------ within a save
 
 
-def wrap(owner: Any, name: str, hooked: Callable[[Callable], Callable]) -> None:
-    """Put ``hooked(original)`` in the place of ``owner``'s own ``name``."""
+def wrap(owner: Any, name: str, hooked: Callable[..., Any]) -> None:
+    """Put ``hooked``, which takes what it replaces first, in the place of ``owner``'s own ``name``."""
     if name not in vars(owner):
         raise AttributeError(f"{owner.__name__} has no {name} any more to wrap; correct {__name__}")
     original = vars(owner)[name]
-    setattr(owner, name, wraps(original)(hooked(original)))
+    setattr(owner, name, wraps(original)(partial(hooked, original)))
 
 
 class _Save(threading.local):
@@ -125,24 +125,7 @@ def wrap_saves(recorder: RunRecorder) -> None:
     """Put points around the few system calls of a save, in whichever thread makes them, until this process ends."""
     now = _Save()
 
-    def fsync(original: Callable) -> Callable:
-        def hooked(descriptor: int) -> None:
-            if now.unflushed:
-                now.unflushed = False
-                recorder.reach("flush", now.step)
-            original(descriptor)
-
-        return hooked
-
-    wrap(torch, "save", lambda original: _written_in_two_halves(original, recorder, now))
-    wrap(os, "fsync", fsync)
-    wrap(os, "replace", lambda original: _renamed(original, recorder, now))
-
-
-def _written_in_two_halves(original: Callable, recorder: RunRecorder, now: _Save) -> Callable:
-    """``torch.save``, with a point amid a checkpoint's bytes."""
-
-    def hooked(state: Any, file: Any, *args: Any, **options: Any) -> None:
+    def save(original: Callable, state: Any, file: Any, *args: Any, **options: Any) -> None:
         if not (isinstance(state, dict) and "progress" in state):  # not a checkpoint
             return original(state, file, *args, **options)
         now.step = state["progress"]["step"]
@@ -156,25 +139,22 @@ def _written_in_two_halves(original: Callable, recorder: RunRecorder, now: _Save
         recorder.reach("write", now.step)
         return file.write(content[len(content) // 2 :])
 
-    return hooked
+    def fsync(original: Callable, descriptor: int) -> None:
+        if now.unflushed:
+            now.unflushed = False
+            recorder.reach("flush", now.step)
+        original(descriptor)
 
-
-def _renamed(original: Callable, recorder: RunRecorder, now: _Save) -> Callable:
-    """``os.replace``, with points before and after a checkpoint or the manifest gets its name."""
-
-    def hooked(source: Any, target: Any, **options: Any) -> None:
+    def replace(original: Callable, source: Any, target: Any, **options: Any) -> None:
         path = Path(os.fspath(target))
         if path.parent.name != "checkpoints":
             return original(source, target, **options)
-        now.manifests += path.name == MANIFEST
-        point = "rename"
-        details = {"name": path.stem}
+        point, details = "rename", {"name": path.stem}
         if path.name == MANIFEST:
-            point = "manifest"
-            details = {"nth": now.manifests}
+            now.manifests += 1
+            point, details = "manifest", {"nth": now.manifests}
         elif path.name == "previous.pt":
-            point = "prune"
-            details = {}
+            point, details = "prune", {}
         recorder.reach(point, now.step, when="before", **details)
         original(source, target, **options)
         recorder.reach(point, now.step, when="after", **details)
@@ -182,4 +162,6 @@ def _renamed(original: Callable, recorder: RunRecorder, now: _Save) -> Callable:
             recorder.end_save()
         return None
 
-    return hooked
+    wrap(torch, "save", save)
+    wrap(os, "fsync", fsync)
+    wrap(os, "replace", replace)

@@ -1,15 +1,15 @@
-"""A process and all that it has started: found, stopped and killed."""
+"""A process and all that it has started: found and killed."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SECONDS_TO_END = 60  # of processes after SIGKILL; a write to a slow disk has to finish first
 
@@ -29,7 +29,7 @@ def processes() -> dict[int, Process]:
 def _from_proc() -> dict[int, Process]:
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended meanwhile
             # "pid (name) state parent ...", and the name may hold anything, brackets too
             state, parent = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             found[int(place.name)] = Process(int(parent), state in "ZX")
@@ -44,44 +44,34 @@ def _from_ps() -> dict[int, Process]:
 
 def descendants(pid: int) -> set[int]:
     """All processes that ``pid``, or one started by it, has started, in whatever session; without itself."""
-    children: dict[int, set[int]] = {}
-    for child, process in processes().items():
-        children.setdefault(process.parent, set()).add(child)
+    table = processes()
     found: set[int] = set()
-    new = children.get(pid, set())
-    while new:
+    while new := {child for child, process in table.items() if process.parent in {pid, *found}} - found:
         found |= new
-        new = set().union(*(children.get(each, set()) for each in new)) - found
     return found
 
 
-def stop_tree(pid: int, sparing: Iterable[int] = ()) -> set[int]:
-    """Stop ``pid`` and its descendants, until none can start another; returns all their ids."""
+def kill_tree(pid: int, sparing: Iterable[int] = (), look: Callable[[], Any] = lambda: None) -> Any:
+    """Kill ``pid`` and its descendants at once and wait until they have ended.
+
+    Returns what ``look`` returns while all of them are stopped and none can start another.
+    """
     stopped: set[int] = set()
-    spared = set(sparing)
-    while new := {pid, *descendants(pid)} - stopped - spared:
+    while new := {pid, *descendants(pid)} - stopped - {*sparing}:
         _send(new, signal.SIGSTOP)
         stopped |= new
-    return stopped
-
-
-def kill_tree(pid: int, sparing: Iterable[int] = ()) -> None:
-    """Kill ``pid`` and its descendants at once; returns when they have ended."""
-    kill_stopped(stop_tree(pid, sparing))
-
-
-def kill_stopped(pids: set[int]) -> None:
-    """Kill what ``stop_tree`` returned; returns when all have ended."""
-    _send(pids, signal.SIGKILL)
+    seen = look()
+    _send(stopped, signal.SIGKILL)
     deadline = time.monotonic() + SECONDS_TO_END
     while time.monotonic() < deadline:
         table = processes()
-        if all(pid not in table or table[pid].ended for pid in pids):
-            return
+        if all(each not in table or table[each].ended for each in stopped):
+            break
         time.sleep(0.01)
+    return seen
 
 
 def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(pid, number)

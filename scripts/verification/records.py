@@ -93,15 +93,11 @@ def place(folder: Path, rank: int = 0) -> Position:
     path = folder / f"rank{rank}.now"
     while path.is_file():
         content = path.read_bytes().decode(errors="replace").ljust(2 * BYTES)
-        match = MARK.match(content)
-        if match or not content.strip():  # else it was read while it was written
-            return Position(match[1], int(match[2]), match[3], int(match[4])) if match else Position()
+        if match := MARK.match(content):
+            return Position(match[1], int(match[2]), match[3], int(match[4]))
+        if not content.strip():
+            break  # else it was read while it was written
     return Position()
-
-
-def done_at(folder: Path, rank: int = 0) -> float:
-    """When the process of ``rank`` was last somewhere else than before, by the clock of files in seconds."""
-    return (folder / f"rank{rank}.now").stat().st_mtime
 
 
 def lines(folder: Path, rank: int) -> list[StepLine]:

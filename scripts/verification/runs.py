@@ -9,16 +9,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from scripts.verification import records
-from scripts.verification.processes import kill_stopped, kill_tree, stop_tree
+from scripts.verification.processes import kill_tree
 from utils.config.settings import UserError
 
 PROGRAM = Path(__file__).resolve().parent / "hooked_main.py"
@@ -35,13 +34,6 @@ class Failure(Exception):
     """A training ended by itself with an error, or hung; the message shows its last lines."""
 
 
-class Landing(NamedTuple):
-    """A kill that killed a living training: ``seconds`` after its start, and where that was."""
-
-    seconds: float
-    place: records.Position
-
-
 @dataclass(frozen=True)
 class Timeline:
     """When the straight run was where, in seconds. ``steps`` and ``end`` count from its first step."""
@@ -51,9 +43,13 @@ class Timeline:
     end: float
 
     @property
+    def gaps(self) -> list[float]:
+        """The times between two steps, and from the last one to the end."""
+        return [after - before for before, after in pairwise([*self.steps, self.end])]
+
+    @property
     def longest_gap(self) -> float:
-        """The longest time between two steps, or from the last one to the end."""
-        return max((after - before for before, after in pairwise([*self.steps, self.end])), default=0.0)
+        return max(self.gaps, default=0.0)
 
     @property
     def stall_seconds(self) -> float:
@@ -63,13 +59,16 @@ class Timeline:
 
 @dataclass
 class WatchedRun:
-    """One run of the training below ``folder``, on ``ranks`` processes, in one or more starts."""
+    """One run of the training below ``folder``, on ``ranks`` processes, in one or more starts.
+
+    ``landed``: for each kill that killed a living training, where that was.
+    """
 
     folder: Path
     flags: list[str]
     ranks: int
     starts: int = 0
-    landings: list[Landing] = field(default_factory=list)
+    landed: list[records.Position] = field(default_factory=list)
 
     @property
     def records(self) -> Path:
@@ -80,79 +79,57 @@ class WatchedRun:
         """What the latest start printed."""
         return self.folder / f"start_{self.starts:03d}.txt"
 
-    @contextmanager
-    def started(self, *more_flags: str) -> Iterator[subprocess.Popen]:
-        """The training, begun or continued. None of its processes outlives the context."""
+    def train(
+        self,
+        *more_flags: str,
+        kill: tuple[int | None, float] | None = None,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> bool:
+        """Begin or continue. ``kill``: kill all processes that many seconds after a step (None: after the start).
+
+        Returns whether it was killed; if not, it has come to its end. Raises ``Failure``.
+        """
         self.starts += 1
         self.records.mkdir(parents=True, exist_ok=True)
         for mark in self.records.glob("*.now"):
             mark.unlink()
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        line = [
-            sys.executable,
-            *(launcher if self.ranks > 1 else []),
-            str(PROGRAM),
-            *self.flags,
-            "--output",
-            str(self.folder / "runs"),
-            *more_flags,
-        ]
+        program = [*(launcher if self.ranks > 1 else []), str(PROGRAM)]
+        line = [sys.executable, *program, *self.flags, "--output", str(self.folder / "runs"), *more_flags]
         environment = {name: value for name, value in os.environ.items() if name != "HOOK_FAULT"}
         environment["HOOK_RECORD"] = str(self.records)
         # A killed launcher's temporary files are removed with this folder.
-        with TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as environment["TMPDIR"]:
-            with open(self.output, "w", encoding="utf-8") as file:
-                # In a new session: Ctrl-C must reach this tool only, which then kills the training.
-                process = subprocess.Popen(
-                    line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-                )
+        with (
+            TemporaryDirectory(prefix="verify_resume_", ignore_cleanup_errors=True) as environment["TMPDIR"],
+            open(self.output, "w", encoding="utf-8") as file,
+            # In a new session: Ctrl-C must reach this tool only, which then kills the training.
+            subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+            ) as process,
+        ):
             try:
-                yield process
+                if self._reaches(process, kill, stall_seconds):
+                    alive, place = kill_tree(process.pid, look=lambda: (process.poll() is None, self.place()))
+                    if alive and place.loop != records.DONE:
+                        self.landed.append(place)
+                        return True
+                    return False
             finally:
                 if process.poll() is None:
                     kill_tree(process.pid)
-                process.wait()
-
-    def place(self) -> records.Position:
-        return records.place(self.records)
-
-    def finish(self, *more_flags: str, stall_seconds: float = STALL_SECONDS) -> None:
-        """Train to the end. Raises ``Failure``."""
-        with self.started(*more_flags) as process:
-            self._watch(process, lambda: False, stall_seconds)
-        self._refuse_failure(process)
-
-    def kill_at(self, step: int | None, delay: float, more_flags: Sequence[str], stall_seconds: float) -> bool:
-        """Continue, and kill all processes ``delay`` seconds after ``step`` (None: after the start).
-
-        False when the training came to its end before. Raises ``Failure``.
-        """
-        with self.started(*more_flags) as process:
-            began = time.monotonic()
-            reached = self._watch(process, lambda: step is None or self.place().has_done(step), stall_seconds)
-            if reached:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(delay)
-            if process.poll() is None:
-                stopped = stop_tree(process.pid)
-                seconds = time.monotonic() - began
-                place = self.place()
-                alive = process.poll() is None and place.loop != records.DONE
-                kill_stopped(stopped)
-                process.wait()
-                if alive:
-                    self.landings.append(Landing(seconds, place))
-                return alive
-        self._refuse_failure(process)
+        if process.returncode:
+            raise Failure(f"ended by itself with exit code {process.returncode}:\n{self.last_lines()}")
         return False
 
-    def _watch(self, process: subprocess.Popen, reached: Callable[[], bool], stall_seconds: float) -> bool:
-        """Wait for ``reached`` or the end; whether it was reached."""
+    def _reaches(self, process: subprocess.Popen, kill: tuple[int | None, float] | None, stall_seconds: float) -> bool:
+        """Wait for the moment to kill or the end; whether it was the moment. Raises ``Failure``."""
         place = self.place()
         since = time.monotonic()
         while process.poll() is None:
-            if reached():
-                return True
+            if kill is not None and (kill[0] is None or place.has_done(kill[0])):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(kill[1])
+                return process.poll() is None
             if place != (place := self.place()):
                 since = time.monotonic()
             elif time.monotonic() - since > stall_seconds:
@@ -160,9 +137,8 @@ class WatchedRun:
             time.sleep(POLL_SECONDS)
         return False
 
-    def _refuse_failure(self, process: subprocess.Popen) -> None:
-        if process.returncode:
-            raise Failure(f"ended by itself with exit code {process.returncode}:\n{self.last_lines()}")
+    def place(self) -> records.Position:
+        return records.place(self.records)
 
     def last_lines(self) -> str:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-LAST_LINES:])
@@ -179,11 +155,10 @@ def straight_run(folder: Path, flags: list[str], ranks: int) -> tuple[WatchedRun
     """The training run once to its end. Raises ``Failure``."""
     run = WatchedRun(folder, flags, ranks)
     began = time.time()
-    run.finish()
-    ended = records.done_at(run.records)
-    clocks = [line.seconds for line in records.lines(run.records, 0)]
-    first = clocks[0] if clocks else ended
-    timeline = Timeline(first - began, [clock - first for clock in clocks], ended - first)
+    run.train()
+    ended = (run.records / "rank0.now").stat().st_mtime
+    clocks = [line.seconds for line in records.lines(run.records, 0)] or [ended]
+    timeline = Timeline(clocks[0] - began, [clock - clocks[0] for clock in clocks], ended - clocks[0])
     about = {"flags": flags, "ranks": ranks, "timeline": timeline.__dict__}
     (folder / "straight.json").write_text(json.dumps(about))
     return run, timeline
@@ -209,7 +184,7 @@ def moments(timeline: Timeline, kills: int, chance: random.Random) -> Iterator[t
     Each has its own part of the run. Most strike up to the longest gap after any step of it, the others in the longest
     gap of that part, where there is validation or a save.
     """
-    gaps = [after - before for before, after in pairwise([*timeline.steps, timeline.end])]
+    gaps = timeline.gaps
     kinds = ["start"] * round(START_SHARE * kills) + ["gap"] * round(GAP_SHARE * kills)
     kinds += ["any"] * (kills - len(kinds))
     chance.shuffle(kinds)

@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from scripts import verify_resume
 from scripts.verification import processes, records
-from scripts.verification.comparison import RunComparison, compare_steps, points, unequal
+from scripts.verification.comparison import compare, points, steps, unequal
 from scripts.verification.faults import POINTS, Fault
 from scripts.verification.hooks import wrap
 from scripts.verification.runs import Timeline, WatchedRun, moments
@@ -91,7 +91,7 @@ def test_a_full_disk_is_the_error_that_the_system_would_raise():
 
 def test_a_hook_on_a_method_that_is_gone_fails():
     with pytest.raises(AttributeError, match="has no no_such_method any more"):
-        wrap(RunComparison, "no_such_method", lambda original: original)
+        wrap(Fault, "no_such_method", lambda original: original)
 
 
 # --------------------------------------------------------------------------------------------- marks
@@ -236,9 +236,8 @@ def test_a_difference_tells_how_many_numbers_and_by_how_much():
 
 
 def test_entries_that_only_one_run_has_are_differences():
-    made = RunComparison("x")
-    made.compare({"a": 1, "b": 2}, {"b": 2, "c": 3})
-    assert (made.count, made.differences) == (3, ["a is missing in the killed run", "c is only in the killed run"])
+    wrong = ["a is missing in the killed run", "c is only in the killed run"]
+    assert compare({"a": 1, "b": 2}, {"b": 2, "c": 3}) == (3, wrong)
 
 
 def test_a_point_that_tensorboard_shows_twice_is_seen(tmp_path):
@@ -263,11 +262,10 @@ def test_every_execution_of_a_step_on_every_rank_must_have_the_same_samples_and_
         write_steps(straight.records, rank, (1, 7, "1,2"), (2, 8, "3;4"), (3, 9, "5"))
     write_steps(killed.records, 0, (1, 7, "1,2"), (2, 8, "3;4"), (2, 8, "3;4"), (3, 9, "5"))
     write_steps(killed.records, 1, (1, 7, "1,2"), (2, 8, "4;3"), (2, 8, "3;4"))
-    made = compare_steps(straight, killed)
-    assert made.count == 7
-    assert made.differences == ["step 2 on rank 1: other samples or images", "step 3 on rank 1: was not trained"]
+    wrong = ["step 2 on rank 1: other samples or images", "step 3 on rank 1 is missing in the killed run"]
+    assert compare(steps(straight), steps(killed)) == (7 + 1, wrong), "executions, and the one that is missing"
     write_steps(killed.records, 1, (1, 7, "1,2"), (2, 8, "3;4"), (3, 10, "5"))
-    assert compare_steps(straight, killed).differences == ["step 3 on rank 1: other samples or images"]
+    assert compare(steps(straight), steps(killed))[1] == ["step 3 on rank 1: other samples or images"]
 
 
 # --------------------------------------------------------------------------------------------- flags
