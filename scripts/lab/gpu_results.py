@@ -72,7 +72,8 @@ def main(argv: list[str]) -> int:
         return 0
     folder = make_folder(own.output).resolve()
     (folder / "pieces").mkdir(exist_ok=True)
-    refuse_without_gpu(own)
+    if not own.tiny and not has_gpu():
+        raise UserError("torch sees no GPU here; --tiny tries everything out on the CPU")
     deadline = None if own.seconds_limit is None else time.monotonic() + own.seconds_limit
     try:
         # Scratch below the system's folder: names of sockets, which data workers make there, must be short.
@@ -119,30 +120,14 @@ def read_flags(argv: Sequence[str]) -> argparse.Namespace:
     """The checked flags, paths absolute. Raises ``UserError`` with all mistakes."""
     own = build_parser().parse_args(argv)
     mistakes = []
-    for name, exists, kind in (
-        ("cifar10", os.path.isdir, "folder"),
-        ("imagenette", os.path.isdir, "folder"),
-        ("timm_train", os.path.isfile, "file"),
-        ("airbench", os.path.isfile, "file"),
-    ):
-        value = getattr(own, name)
-        if value is not None and not exists(value):
-            mistakes.append(f"--{name.replace('_', '-')} {value}: no such {kind}")
-        elif value is not None:
+    for name, kind in {"cifar10": "folder", "imagenette": "folder", "timm_train": "file", "airbench": "file"}.items():
+        if (value := getattr(own, name)) is not None:
+            if not (os.path.isdir if kind == "folder" else os.path.isfile)(value):
+                mistakes.append(f"--{name.replace('_', '-')} {value}: no such {kind}")
             setattr(own, name, os.path.abspath(value))
-    if not own.output.strip() or "\0" in own.output:
-        mistakes.append("--output must not be empty or contain a NUL character")
     if mistakes:
         raise UserError(*mistakes)
     return own
-
-
-def refuse_without_gpu(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` where nothing could be measured."""
-    import torch
-
-    if not own.tiny and not torch.cuda.is_available():
-        raise UserError(f"torch {torch.__version__} sees no GPU here; --tiny tries everything out on the CPU")
 
 
 def listed(own: argparse.Namespace) -> str:
@@ -180,41 +165,31 @@ class Job:
         """Seconds until the deadline, less those that saving takes; None without one."""
         return None if self.deadline is None else max(0.0, self.deadline - SAVING_SECONDS - time.monotonic())
 
-    def out(self, piece: Piece) -> Path:
-        """The folder of what the piece's commands leave."""
-        return self.folder / "files" / piece.name
-
-    def command(self, piece: Piece, text: str) -> list[str]:
+    def command(self, piece: Piece, text: str, out: Path) -> list[str]:
         """The words of one of the piece's commands. Values are filled in word by word: a path may hold spaces."""
-        rounds = self.own.rounds
-        values = {
-            **vars(self.own),
-            "device": "cpu" if self.own.tiny else "cuda",
-            "out": self.out(piece),
-            "one_round_fewer": max(1, rounds - 1),
-            "twice_the_rounds": 2 * rounds,
-            "four_times_the_rounds": 4 * rounds,
-        }
-        lists = {"{at_once}": at_once(self.own.tiny), "{gpu_tests}": gpu_tests()} if "pytest" in text else {}
+        own = self.own
+        values = {**vars(own), "device": "cpu" if own.tiny else "cuda", "out": out, "fewer": max(1, own.rounds - 1)}
+        values |= {"twice": 2 * own.rounds, "four_times": 4 * own.rounds}
         words = [sys.executable]
-        for word in [*text.split(), *(piece.tiny or "").split() * self.own.tiny]:
-            if word in lists:
-                words += lists[word]
+        for word in [*text.split(), *(piece.tiny or "").split() * own.tiny]:
+            if word == "{gpu_tests}":
+                words += gpu_tests(own.tiny)
             elif not any(f"{{{name}}}" in word and value is None for name, value in values.items()):
                 words.append(word.format(**values))
         return words
 
 
-def gpu_tests() -> list[str]:
-    """The files of the tests that need a GPU. Others are not imported: they may need packages that are not here."""
-    return [str(path) for path in sorted(TESTS.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+def gpu_tests(tiny: bool) -> list[str]:
+    """The files of the tests that need a GPU, several at once where pytest can.
 
-
-def at_once(tiny: bool) -> list[str]:
-    """pytest's flags for several processes: most tests start some, which use a core each and little of the GPU."""
+    Others are not imported: they may need packages that are not here. Most of these start processes, which use a core
+    each and little of the GPU.
+    """
     from utils.runtime.cpu import cores
 
-    return ["-n", str(min(8, max(1, cores() // 2)))] if util.find_spec("xdist") and not tiny else []
+    several = ["-n", str(min(8, max(1, cores() // 2)))] if util.find_spec("xdist") and not tiny else []
+    paths = sorted(TESTS.rglob("test_*.py"))
+    return several + [str(path) for path in paths if "mark.gpu" in path.read_text(encoding="utf-8")]
 
 
 def measure(job: Job, about: dict[str, str]) -> int:
@@ -229,11 +204,9 @@ def measure(job: Job, about: dict[str, str]) -> int:
     for piece in chosen(own):
         if results[piece.name]["state"] == DONE:
             print(f"{piece.name}: finished before", flush=True)
-            continue
-        results[piece.name] = take(job, piece, about)
-        if why := results[piece.name]["why"]:
-            print(f"{piece.name}: {why}", flush=True)
-        write(job.folder, about, results)
+        else:
+            results[piece.name] = take(job, piece, about)
+            write(job.folder, about, results)
     write(job.folder, about, results)
     print(f"\n{as_markdown(about, results)}\nFiles: {job.folder}", flush=True)
     states = [results[piece.name]["state"] for piece in chosen(own)]
@@ -241,43 +214,46 @@ def measure(job: Job, about: dict[str, str]) -> int:
 
 
 def take(job: Job, piece: Piece, about: dict[str, str]) -> dict[str, Any]:
-    """Measure one piece: its result, which is kept in a file if the piece is finished."""
+    """Measure one piece and say so: its result, which is kept in a file if the piece is finished."""
     left = job.left()
-    if why := omission(job.own, piece):
-        return result(piece, OMITTED, why)
-    if left is not None and left < (LEAST_SECONDS if piece.resumes else piece.seconds) and not job.own.tiny:
-        return result(piece, WAITING, f"put off: it takes about {piece.seconds} s, and {left:.0f} s are left")
-    print(f"{piece.name}: {piece.what}, about {piece.seconds} s", flush=True)
-    out = job.out(piece)
-    if not piece.resumes:
-        shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "log.txt").unlink(missing_ok=True)
-    began = time.monotonic()
-    before = nvidia_smi()
+    state, why, lines = OMITTED, omission(job.own, piece), []
+    if not why and left is not None and left < (LEAST_SECONDS if piece.resumes else piece.seconds) and not job.own.tiny:
+        state, why = WAITING, f"put off: it takes about {piece.seconds} s, and {left:.0f} s are left"
+    if not why:
+        print(f"{piece.name}: {piece.what}, about {piece.seconds} s", flush=True)
+        out = job.folder / "files" / piece.name
+        if not piece.resumes:
+            shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "log.txt").unlink(missing_ok=True)
+        more = {"tiny": job.own.tiny, "machine": about, "gpu before": nvidia_smi()}
+        began = time.monotonic()
+        state, why, lines = collect(job, piece, out)
+    if why:
+        print(f"{piece.name}: {why}", flush=True)
+    if state != DONE:
+        return result(piece, state, why)
+    more |= {"seconds": round(time.monotonic() - began, 1), "gpu after": nvidia_smi()}
+    done = result(piece, DONE, "", lines) | more
+    write_text(job.folder / "pieces" / f"{piece.name}.json", json.dumps(done, indent=1))
+    shown = ["  ".join(filter(None, cells(piece.name, line)[1:])) for line in lines]
+    print("\n".join(f"    {text}" for text in shown), f"  [{more['seconds']:.0f} s]", flush=True)
+    return done
+
+
+def collect(job: Job, piece: Piece, out: Path) -> tuple[str, str, list[Line]]:
+    """Run the piece's commands and read what they leave: state, why it is not done, lines."""
     try:
         for text in piece.commands:
-            run(job, job.command(piece, text), out / "log.txt", (0, 1) if piece.may_fail else (0,))
-        lines = piece.lines(out)
+            run(job, job.command(piece, text, out), out / "log.txt", (0, 1) if piece.may_fail else (0,))
+        return DONE, "", piece.lines(out)
     except OutOfTime:
-        return result(piece, WAITING, "cut by --seconds-limit; the same command takes it up again")
+        return WAITING, "cut by --seconds-limit; the same command takes it up again", []
     except Exception as error:  # whatever it is: the other pieces are measured all the same
         if not isinstance(error, PieceFailure):
             with open(out / "log.txt", "a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
-        return result(piece, FAILED, f"failed: {str(error) or type(error).__name__}")
-    took = round(time.monotonic() - began, 1)
-    done = result(piece, DONE, "", lines) | {
-        "seconds": took,
-        "tiny": job.own.tiny,
-        "gpu before": before,
-        "gpu after": nvidia_smi(),
-        "machine": about,
-    }
-    write_text(job.folder / "pieces" / f"{piece.name}.json", json.dumps(done, indent=1))
-    shown = ["  ".join(filter(None, cells(piece.name, line)[1:])) for line in lines]
-    print("\n".join(f"    {text}" for text in shown), f"  [{took:.0f} s]", flush=True)
-    return done
+        return FAILED, f"failed: {str(error) or type(error).__name__}", []
 
 
 def run(job: Job, words: Sequence[str], log: Path, codes: Sequence[int]) -> None:
@@ -299,15 +275,9 @@ def wait(job: Job, words: Sequence[str], log: Any) -> int:
     environ = {**os.environ, "TMPDIR": str(job.scratch), "PYTHONUNBUFFERED": "1"}
     if job.own.tiny:
         environ |= {"TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env=environ,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # so that all that it starts can be ended with it
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+    # In a session of its own, so that all that it starts can be ended with it.
+    process = subprocess.Popen(words, cwd=ROOT, env=environ, start_new_session=True, **streams)
     try:
         return process.wait(job.left())
     except subprocess.TimeoutExpired as error:
@@ -400,6 +370,12 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def machine() -> dict[str, str]:
     """GPU, driver, processor, versions and commit."""
     import torch
@@ -408,10 +384,9 @@ def machine() -> dict[str, str]:
     from utils.record.summary import versions
     from utils.runtime.cpu import cores
 
-    gpu = torch.cuda.is_available()
     return {
-        "gpu": torch.cuda.get_device_name() if gpu else "none",
-        "memory": f"{torch.cuda.get_device_properties(0).total_memory / 2**30:.0f} GiB" if gpu else "",
+        "gpu": torch.cuda.get_device_name() if has_gpu() else "none",
+        "memory": nvidia_smi("memory.total"),
         "driver": nvidia_smi("driver_version"),
         "processor": f"{processor()}, {cores()} core(s)",
         "cuda": torch.version.cuda or "",

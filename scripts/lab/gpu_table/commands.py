@@ -125,35 +125,24 @@ def amp_lines(out: Path) -> list[Line]:
 def accounting_lines(out: Path) -> list[Line]:
     """What main.py's training step adds to a bare loop on one batch."""
     rows = read_csv(out / "accounting.csv")
-    names = {"training_step": "main.py's training step", "average": "the same with a moving average"}
     lines = []
-    for column, what in names.items():
+    for column, what in {"training_step": "training step", "average": "training step with a moving average"}.items():
         ours, bare = (statistics.median(float(row[f"{name}_ms"]) for row in rows) for name in (column, "bare"))
         ratios = [float(row[f"{column}_ratio"]) for row in rows]
-        about = (f"{what}, resnet18, 32 pixels, batch 128", "ms a step", "bare loop")
+        about = (f"main.py's {what}, resnet18, 32 pixels, batch 128", "ms a step", "bare loop")
         lines.append(Line(*about, ours, bare, statistics.median(ratios), min(ratios), max(ratios), RATIO))
     return lines
 
 
 def benchmark_lines(out: Path) -> list[Line]:
     """The rows of benchmark.py's CSV file."""
-
-    def number(row: dict[str, str], name: str) -> float | None:
-        return float(row[name]) if row[name] else None
-
-    lines = [
-        Line(
-            row["what"],
-            row["unit"],
-            row["against"],
-            *(number(row, name) for name in ("ours", "other", "result", "result_min", "result_max")),
-            kind=row["result_is"],
-            aim=number(row, "target"),
-            at_least=row["unit"] == "images/s",
-            note=row["failure"],
-        )
-        for row in read_csv(out / "benchmark.csv")
-    ]
+    lines = []
+    for row in read_csv(out / "benchmark.csv"):
+        numbers = ("ours", "other", "result", "result_min", "result_max", "target")
+        *figures, aim = (float(row[name]) if row[name] else None for name in numbers)
+        about = (row["what"], row["unit"], row["against"])
+        at_least = row["unit"] == "images/s"
+        lines.append(Line(*about, *figures, row["result_is"], aim, at_least, row["failure"]))
     if all(line.note for line in lines):
         raise PieceFailure(lines[0].note)
     return lines
@@ -252,7 +241,7 @@ PIECES = (
         "tests",
         "the tests that need a GPU",
         100,
-        ("-m pytest -m gpu -p no:cacheprovider --junitxml={out}/tests.xml {at_once} {gpu_tests}",),
+        ("-m pytest -m gpu -p no:cacheprovider --junitxml={out}/tests.xml {gpu_tests}",),
         test_lines,
         may_fail=True,
     ),
@@ -263,7 +252,7 @@ PIECES = (
         "PyTorch's AMP recipe in each dtype",
         70,
         (
-            f"{AMP} --output {{out}}/published --rounds {{twice_the_rounds}}",
+            f"{AMP} --output {{out}}/published --rounds {{twice}}",
             f"{AMP} --output {{out}}/larger --rounds {{rounds}} --width 8192 --batch-size 4096 --steps 10 --no-memory",
         ),
         amp_lines,
@@ -273,7 +262,7 @@ PIECES = (
         "accounting",
         "what main.py's step adds to a bare loop",
         50,
-        (f"{AMP} --output {{out}} --accounting --ema-decay 0.999 --rounds {{four_times_the_rounds}}",),
+        (f"{AMP} --output {{out}} --accounting --ema-decay 0.999 --rounds {{four_times}}",),
         accounting_lines,
         "--arch conv2 --image-size 8 --batch-size 8 --steps 2 --rounds 1",
     ),
@@ -299,12 +288,8 @@ PIECES = (
         "--arch fc",
         aim=95.28,
     ),
-    speed(
-        "jpeg-resnet18", "resnet18 from JPEG files, decoded by CPU and GPU", 150, "{one_round_fewer}", ("imagenette",)
-    ),
-    speed(
-        "jpeg-resnet50", "resnet50 from JPEG files, decoded by CPU and GPU", 210, "{one_round_fewer}", ("imagenette",)
-    ),
+    speed("jpeg-resnet18", "resnet18 from JPEG files, decoded by CPU and GPU", 150, "{fewer}", ("imagenette",)),
+    speed("jpeg-resnet50", "resnet50 from JPEG files, decoded by CPU and GPU", 210, "{fewer}", ("imagenette",)),
     training(
         "imagenette",
         "resnet50 on Imagenette, the whole recipe",

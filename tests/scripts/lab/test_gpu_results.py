@@ -236,8 +236,8 @@ def made_up(monkeypatch, tmp_path):
     made = [Piece(name, f"piece {name}", 100, (name,), lines, resumes=name == "b") for name in "abc"]
     monkeypatch.setattr(gpu_results, "PIECES", made)
     monkeypatch.setattr(gpu_results, "wait", wait)
-    monkeypatch.setattr(gpu_results, "refuse_without_gpu", lambda own: None)
-    monkeypatch.setattr(gpu_results, "nvidia_smi", lambda: "1980 MHz")
+    monkeypatch.setattr(gpu_results, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_results, "nvidia_smi", lambda *_: "1980 MHz")
     monkeypatch.setattr(gpu_results, "machine", lambda: {"gpu": "H100", "commit": state.commit})
     monkeypatch.setattr(gpu_results, "time", SimpleNamespace(monotonic=lambda: state.now))
     return state
