@@ -72,13 +72,21 @@ def images(folder, classes, first=0):
                 image.save(folder / split / name / f"{n}.png")
 
 
+ON_IMAGES = (*FLAGS, "--dataname", "folder", "--batch-size", "4", "--image-size", "8", "--workers", "0")
+
+
 @pytest.fixture
-def on_images(tmp_path, monkeypatch):
-    """A run on the class folders in ``data``, 8 steps an epoch, cut in its second epoch."""
+def workplace(tmp_path, monkeypatch):
+    """The current folder, with class folders in ``data``."""
     images(tmp_path / "data", "abcd")
     monkeypatch.chdir(tmp_path)
-    flags = ("--dataname", "folder", "--datapath", "data", "--batch-size", "4", "--image-size", "8", "--workers", "0")
-    assert main.main([*FLAGS, *flags, "--max-steps", "11"]) == 0
+    return tmp_path
+
+
+@pytest.fixture
+def on_images(workplace):
+    """A run on ``data``, 8 steps an epoch, cut in its second epoch."""
+    assert main.main([*ON_IMAGES, "--datapath", "data", "--max-steps", "11"]) == 0
     (folder,) = Path("runs/folder/fc").iterdir()
     return folder
 
@@ -117,13 +125,28 @@ def test_override_goes_on_with_other_data_where_the_network_fits_it(on_images, t
 
 def test_override_goes_on_in_the_same_folder_with_the_new_settings(run, capsys):
     code, lines = told(
-        capsys, (*CPU, "--resume", run, "--resume-override", "--epochs", 4, "--lr", 0.05, "--momentum", 0.5)
+        capsys,
+        (
+            *CPU,
+            "--resume",
+            run,
+            "--resume-override",
+            "--epochs",
+            4,
+            "--lr",
+            0.05,
+            "--momentum",
+            0.5,
+            "--ema-decay",
+            0.5,
+        ),
     )
     made = f"{run / 'checkpoints/last.pt'} was made with"
     assert code == 0 and lines == [
         f"main.py: warning: --epochs 4: {made} --epochs 3; going on with --epochs 4",
         f"main.py: warning: --lr 0.05: {made} --lr 0.1; going on with --lr 0.05",
         f"main.py: warning: --momentum 0.5: {made} --momentum 0.9; going on with --momentum 0.5",
+        f"main.py: warning: --ema-decay 0.5: {made} --ema-decay 0.9; going on with --ema-decay 0.5",
     ]
     log = (run / "log.txt").read_text()
     assert all(line.removeprefix("main.py: ") in log for line in lines)
@@ -153,24 +176,21 @@ def test_override_without_a_difference_changes_nothing(run, trained, capsys):
     assert not (run / "config.1.yaml").exists() and load(run, "final.pt")["progress"]["step"] == 3 * STEPS
 
 
-@pytest.mark.parametrize(("batch", "steps"), [(128, 12), (32, 45)])
-def test_with_another_batch_the_next_epoch_begins_and_the_schedule_keeps_its_place(run, capsys, batch, steps):
-    line = (*CPU, "--resume", run, "--resume-override", "--global-batch-size", batch)
-    code, lines = told(capsys, (*line, "--max-steps", STEPS + 7 + 5))
-    assert code == 0 and "after step 7 of an epoch, epoch 3 begins" in lines[-1]
-    assert told(capsys, (*CPU, "--resume", run)) == (0, [])  # stopped and continued, as any run
-    policy = build_lr_policy(parse(["--epochs", "3"]).optimisation, steps)
-    assert rates(run)[3] == pytest.approx(policy(3 * steps - 1), rel=1e-5)
-    assert load(run, "final.pt")["progress"]["step"] == STEPS + 7 + steps
-
-
 @pytest.mark.parametrize(
     ("flags", "steps"),
-    [(("--train-samples", 320), 5), (("--balanced-sampler",), STEPS), (("--repeated-augmentation", 3), STEPS)],
+    [
+        (("--global-batch-size", 128), 12),
+        (("--global-batch-size", 32), 45),
+        (("--train-samples", 320), 5),
+        (("--balanced-sampler",), STEPS),
+        (("--repeated-augmentation", 3), STEPS),
+    ],
 )
-def test_with_epochs_of_other_samples_the_next_one_begins_and_the_schedule_keeps_its_place(run, capsys, flags, steps):
-    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", *flags))
+def test_with_epochs_of_other_steps_the_next_one_begins_and_the_schedule_keeps_its_place(run, capsys, flags, steps):
+    line = (*CPU, "--resume", run, "--resume-override", *flags)
+    code, lines = told(capsys, (*line, "--max-steps", STEPS + 7 + steps // 2))
     assert code == 0 and "after step 7 of an epoch, epoch 3 begins" in lines[-1]
+    assert told(capsys, (*CPU, "--resume", run)) == (0, [])  # stopped and continued, as any run
     policy = build_lr_policy(parse(["--epochs", "3"]).optimisation, steps)
     assert rates(run)[3] == pytest.approx(policy(3 * steps - 1), rel=1e-5)
     assert load(run, "final.pt")["progress"]["step"] == STEPS + 7 + steps
@@ -181,13 +201,6 @@ def test_in_the_last_epoch_that_epoch_begins_again(run, capsys):
     assert code == 0 and "epoch 2 begins" in lines[-1]
     progress = load(run, "final.pt")["progress"]
     assert (progress["epoch"], progress["step"]) == (2, STEPS + 7 + STEPS)
-
-
-def test_an_epoch_of_the_same_samples_is_gone_on_with(run, capsys):
-    code, lines = told(capsys, (*CPU, "--resume", run, "--resume-override", "--weight-decay", 0))
-    assert code == 0 and len(lines) == 1
-    final = load(run, "final.pt")
-    assert final["progress"]["step"] == 3 * STEPS and final["optimizer"]["param_groups"][0]["weight_decay"] == 0
 
 
 IMPOSSIBLE = [
@@ -223,11 +236,6 @@ def test_a_moving_average_neither_begins_nor_ends_by_override(tmp_path, monkeypa
     assert code == 2 and "--ema-decay 0.9: " in line and "was made with no --ema-decay; " in line
 
 
-def test_the_moving_averages_decay_may_change(run, capsys):
-    code, (line,) = told(capsys, (*CPU, "--resume", run, "--resume-override", "--ema-decay", 0.5))
-    assert code == 0 and "--ema-decay 0.5" in line
-
-
 def test_a_scaler_begins_and_ends_by_override(run, capsys):
     line = (*CPU, "--resume", run, "--resume-override", "--max-steps")
     code, (told_amp,) = told(capsys, (*line, STEPS + 9, "--amp", "fp16", "--init-scale", 65536))
@@ -247,8 +255,6 @@ def test_a_checkpoint_outside_a_run_folder_begins_a_folder_that_auto_finds(run, 
 
 # ------------------------------------------------------------------------------------ --resume auto
 
-ON_IMAGES = (*FLAGS, "--dataname", "folder", "--batch-size", "4", "--image-size", "8", "--workers", "0")
-
 
 def auto(capsys, folder, *more):
     """A command with ``--resume auto`` on the images in ``folder``: the run that it ends with, and its stderr."""
@@ -257,70 +263,66 @@ def auto(capsys, folder, *more):
     return Path(said.out.rpartition("run=")[2].strip()), said.err
 
 
-@pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])
-def test_auto_takes_no_run_on_other_images_of_the_users_own(tmp_path, monkeypatch, capsys, max_steps):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "flowers", "abcd")
-    images(tmp_path / "birds", "abcd", first=100)
-    flowers, _ = auto(capsys, "flowers", *max_steps)
-    birds, err = auto(capsys, "birds")
-    assert birds != flowers and len(rows(birds)) == 3
-    began = f"begins a new run; {flowers} was trained on other images, those that were in {tmp_path / 'flowers'}"
-    assert err == f"main.py: warning: --resume auto: {began}\n"
-    assert auto(capsys, "flowers") == (flowers, "") and auto(capsys, "birds") == (birds, "")
+def darken(folder):
+    for path in folder.rglob("*.png"):
+        with Image.open(path) as image:
+            image.point(lambda value: value // 2).save(path)
 
 
-def test_auto_takes_no_finished_run_whose_images_have_changed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "data", "abcd")
-    run, _ = auto(capsys, "data")
-    (tmp_path / "data/train/a/0.png").rename(tmp_path / "data/train/a/new.png")
-    again, err = auto(capsys, "data")
+def rename_one(folder):
+    (folder / "train/a/0.png").rename(folder / "train/a/new.png")
+
+
+def replace_all(folder):
+    shutil.rmtree(folder)
+    images(folder, "abcd", first=100)
+
+
+CUT = ("--max-steps", "11")
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "max_steps"),
+    [
+        ("other", replace_all, ()),
+        ("other", replace_all, CUT),
+        ("other", darken, ()),
+        ("other", darken, CUT),
+        ("data", rename_one, ()),  # a run that is cut is refused, as below
+    ],
+)
+def test_auto_takes_no_run_on_other_images(workplace, capsys, place, change, max_steps):
+    run, _ = auto(capsys, "data", *max_steps)
+    if place == "other":
+        shutil.copytree("data", "other")
+    change(workplace / place)
+    again, err = auto(capsys, place)
     assert again != run and len(rows(again)) == 3
-    assert f"begins a new run; {run} was trained on other images, those that were in" in err
-    assert auto(capsys, "data") == (again, "")
+    began = f"begins a new run; {run} was trained on other images, those that were in {workplace / 'data'}"
+    assert err == f"main.py: warning: --resume auto: {began}\n"
+    assert auto(capsys, place) == (again, "")
+    if place == "other":
+        assert auto(capsys, "data") == (run, "")
 
 
-@pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])
-def test_auto_tells_a_second_version_of_the_images_by_their_content(tmp_path, monkeypatch, capsys, max_steps):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "raw", "abcd")
-    images(tmp_path / "denoised", "abcd")
-    for path in (tmp_path / "denoised").rglob("*.png"):
-        with Image.open(path) as image:
-            image.point(lambda value: value // 2).save(path)
-    raw, _ = auto(capsys, "raw", *max_steps)
-    denoised, err = auto(capsys, "denoised")
-    assert denoised != raw and f"begins a new run; {raw} was trained on other images" in err
-    assert auto(capsys, "raw") == (raw, "") and auto(capsys, "denoised") == (denoised, "")
-
-
-def test_a_resume_on_images_that_were_processed_in_place_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "data", "abcd")
+def test_a_resume_on_images_that_were_processed_in_place_is_refused(workplace, capsys):
     run, _ = auto(capsys, "data", "--max-steps", "11")
-    for path in (tmp_path / "data").rglob("*.png"):
-        with Image.open(path) as image:
-            image.point(lambda value: value // 2).save(path)
+    darken(workplace / "data")
     code, (line,) = told(capsys, (*ON_IMAGES, "--datapath", "data", "--resume", run))
     assert code == 2 and "--datapath: holds other content in files of the same names (" in line
 
 
-def test_a_checkpoint_of_an_older_version_compares_the_names_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "data", "abcd")
+def test_a_checkpoint_of_an_older_version_compares_the_names_alone(workplace, capsys):
     run, _ = auto(capsys, "data", "--max-steps", "11")
     state = load(run, "last.pt")
     state["fingerprint"], plus, contents = state["fingerprint"].partition("+")
     assert plus and contents
-    torch.save(state, tmp_path / "older.pt")
-    (tmp_path / "data").rename(tmp_path / "moved")
+    torch.save(state, workplace / "older.pt")
+    (workplace / "data").rename(workplace / "moved")
     assert told(capsys, (*ON_IMAGES, "--datapath", "moved", "--resume", "older.pt")) == (0, [])
 
 
-def test_a_run_of_an_older_version_keeps_its_reach_of_a_shift(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "data", "abcd")
+def test_a_run_of_an_older_version_keeps_its_reach_of_a_shift(workplace, capsys):
     run, _ = auto(capsys, "data", "--augment", "shift", "--max-steps", "3")
     assert load(run, "last.pt")["max_shift"] is None and "shift (at most an eighth" in (run / "log.txt").read_text()
     line = (*ON_IMAGES, "--datapath", "data", "--augment", "shift", "--resume")
@@ -331,12 +333,10 @@ def test_a_run_of_an_older_version_keeps_its_reach_of_a_shift(tmp_path, monkeypa
     assert (older / "log.txt").read_text().count("shift (at most 28 px") == 2
 
 
-@pytest.mark.parametrize("max_steps", [(), ("--max-steps", "11")], ids=["finished", "cut"])
-def test_auto_knows_images_again_that_were_moved(tmp_path, monkeypatch, capsys, max_steps):
-    monkeypatch.chdir(tmp_path)
-    images(tmp_path / "data", "abcd")
+@pytest.mark.parametrize("max_steps", [(), CUT], ids=["finished", "cut"])
+def test_auto_knows_images_again_that_were_moved(workplace, capsys, max_steps):
     run, _ = auto(capsys, "data", *max_steps)
-    (tmp_path / "data").rename(tmp_path / "moved")
+    (workplace / "data").rename(workplace / "moved")
     assert auto(capsys, "moved") == (run, "") and len(rows(run)) == 3
 
 
