@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, _utils
 
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, command, differences
@@ -37,6 +37,13 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds p
 def tree(tmp_path_factory):
     """Two classes of images of 64 by 64 pixels."""
     return image_tree(tmp_path_factory.mktemp("tree"), {"train": COUNT // 2, "val": 2}, size=64, ending="jpg")
+
+
+@pytest.fixture(autouse=True)
+def workers_look_often(monkeypatch):
+    """Workers and who waits for them look every half second for each other's end, not every five."""
+    for module in (_utils, _utils.worker):
+        monkeypatch.setattr(module, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
 @pytest.fixture
