@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import main
-from tests.end_to_end.processes import ROOT, start
+from tests.end_to_end.forked import ROOT, Forked
 
 HELP_AND_WHAT_IT_IMPORTED = """
 import sys
@@ -43,25 +43,6 @@ def check_answer(code, out, err, count):
     assert len(lines) == count, err
     assert all(line.startswith("main.py: ") for line in lines)
     return [line.removeprefix("main.py: ") for line in lines]
-
-
-# Each: a command line that is wrong before anything heavy is imported, and how many lines it answers with; what the
-# lines say of each mistake is tested in tests/utils/config/test_argument_mistakes.py.
-WRONG_AT_ONCE = [
-    ("--no-such-flag", 1),
-    ("--epochs", 1),
-    ("--evaluate --resume auto", 1),
-    ("--config none/such", 1),
-    ("--max-steps 0 --dry-run", 1),
-    ("--epochs x --lr y --amp z --bogus", 4),
-]
-
-
-@pytest.mark.parametrize(("line", "count"), WRONG_AT_ONCE)
-def test_wrong_command_line_ends_with_2_and_creates_nothing(line, count, workplace, capsys):
-    code = main.main(["--output", str(workplace / "runs"), *line.split()])
-    check_answer(code, *capsys.readouterr(), count)
-    assert files_below(workplace) == []
 
 
 # Each: a command line that is wrong in what it names, and words of the line that it answers with.
@@ -117,26 +98,22 @@ def test_weights_of_another_network_are_refused(workplace, capsys):
     assert "other.pt" in answer and "layers.1.bias" in answer and "--arch" in answer
 
 
-def test_line_break_in_a_path_does_not_break_the_line(workplace, capsys):
-    code = main.main(["--dataname", "mnist", "--datapath", "no\nsuch"])
-    check_answer(code, *capsys.readouterr(), 1)
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_environment_that_is_no_number_is_one_line(name, workplace, monkeypatch, capsys):
-    for known, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
-        monkeypatch.setenv(known, value)
-    monkeypatch.setenv(name, "first")
+@pytest.mark.parametrize(
+    ("rank", "world_size", "local_rank", "words"),
+    [
+        ("first", "1", "0", "RANK"),
+        ("0", "first", "0", "WORLD_SIZE"),
+        ("0", "1", "first", "LOCAL_RANK"),
+        ("0", "0", "0", "RANK 0 of WORLD_SIZE 0"),
+        ("2", "2", "0", "RANK 2 of WORLD_SIZE 2"),
+        ("-1", "2", "0", "RANK -1 of WORLD_SIZE 2"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_one_line(rank, world_size, local_rank, words, workplace, monkeypatch, capsys):
+    for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": local_rank}.items():
+        monkeypatch.setenv(name, value)
     (answer,) = check_answer(main.main([]), *capsys.readouterr(), 1)
-    assert name in answer and "torchrun" in answer
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [("0", "0"), ("2", "2"), ("-1", "2")])
-def test_a_rank_that_cannot_be_is_one_line(rank, world_size, workplace, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    (answer,) = check_answer(main.main([]), *capsys.readouterr(), 1)
-    assert f"RANK {rank} of WORLD_SIZE {world_size}" in answer
+    assert words in answer and "torchrun" in answer
 
 
 # ------------------------------------------------------------------------------- real processes
@@ -156,9 +133,10 @@ def test_help_and_mistakes_import_nothing_heavy(argv, answer, imported, workplac
     assert (done.stderr == "" and "--dataname" in done.stdout and "--resume" in done.stdout) == bool(answer)
 
 
-def test_a_real_process_answers_with_2_and_leaves_nothing_behind(workplace):
-    process = start("--arch", "resnet19", "--optimizer", "adamz")
-    printed = process.communicate(timeout=300)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_real_processes_answer_once_with_2_and_leave_nothing_behind(processes, workplace):
+    process = Forked("--arch", "resnet19", "--optimizer", "adamz", "--output", "runs", processes=processes)
+    printed = process.communicate()
     network, optimizer = check_answer(process.returncode, *printed, 2)
     assert "resnet18" in network and "did you mean adam" in optimizer
     assert files_below(workplace) == []
