@@ -232,15 +232,15 @@ def test_parts_of_a_wrong_kind_are_lines_and_never_tracebacks(run, capsys, part)
             assert weights in (0, 2) and bool(lines) == (weights == 2), wrong
 
 
-@pytest.mark.parametrize("name", WRONG_PROGRESS)
-def test_impossible_progress_is_one_line_that_names_it(run, name):
+def test_impossible_progress_is_one_line_that_names_it(run):
     last = run / "checkpoints/last.pt"
     state = checkpoint.load(last)
-    for wrong in WRONG_PROGRESS[name]:
-        save_as(last, with_contents(state | {"progress": state["progress"] | {name: wrong}}))
-        with pytest.raises(UserError, match=r"last\.pt.*progress") as caught:
-            checkpoint.load_run(last)
-        assert len(caught.value.mistakes) == 1, wrong
+    for name, values in WRONG_PROGRESS.items():
+        for wrong in values:
+            save_as(last, with_contents(state | {"progress": state["progress"] | {name: wrong}}))
+            with pytest.raises(UserError, match=r"last\.pt.*progress") as caught:
+                checkpoint.load_run(last)
+            assert len(caught.value.mistakes) == 1, (name, wrong)
 
 
 # --------------------------------------------------------------------------- other files of the run

@@ -35,7 +35,7 @@ from utils.loop.stop_signals import TRY_AGAIN
 
 CPU = torch.device("cpu")
 
-TIMEOUT_SECONDS = 3
+TIMEOUT_SECONDS = 2
 SECONDS = 2 * TIMEOUT_SECONDS  # of the long work
 FLAGS = ("--arch", "fc", "--max-steps", 2, "--no-progress", "--timeout", TIMEOUT_SECONDS)
 LOST = r"main\.py: rank \d has lost the other processes \(.+\); .*--resume auto continues"
@@ -148,7 +148,7 @@ def test_a_stop_signal_ends_who_works_and_who_waits_at_once(begin, tree, work):
 
 
 def test_work_without_an_end_is_one_line_on_all(begin):
-    run, _ = begin(LONGEST_SECONDS="5")
+    run, _ = begin(LONGEST_SECONDS="3")
     codes, _, err, _ = ended(run, time.monotonic())
     assert codes == [2, 2]
     (line,) = (line for line in err if line.startswith("main.py: "))
