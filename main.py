@@ -174,7 +174,7 @@ def show_plan(run: Run, components: Components, more: Mapping[str, str] = Mappin
 
 def find_run(command_line: arguments.CommandLine, args: Settings, distributed: Distributed) -> Run:
     """The run with the checkpoint to resume or to evaluate, if any, whose settings replace the defaults of ``args``."""
-    from utils.checkpoint.going_on import settings_to_go_on
+    from utils.checkpoint.override import settings_to_go_on
     from utils.checkpoint.resume import find
     from utils.run import Run
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.checkpoint.going_on import last_of, take_as_last
 from utils.checkpoint.progress import Progress
-from utils.checkpoint.resume import ResumePoint, is_at
+from utils.checkpoint.resume import ResumePoint, is_at, last_of, take_as_last
 from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.field import FLAG

@@ -14,7 +14,7 @@ from main import main
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.processes import ROOT, differences, start, train
 from utils.checkpoint import checkpoint
-from utils.checkpoint.background import BackgroundTask
+from utils.checkpoint.checkpoint import Checkpointer
 from utils.loop.hooks import Hooks
 
 FLAGS = ("--deterministic", "--arch", "fc", "--epochs", 6, "--global-batch-size", 64, "--no-progress")
@@ -91,17 +91,17 @@ def test_a_disk_without_space_for_the_first_checkpoint_is_told_before_the_first_
 def test_a_disk_that_takes_no_log_line_any_more_ends_the_run_with_a_line(small_disk, tmp_path, capsys, monkeypatch):
     """The log, TensorBoard's events and the metrics files meet the full disk before a checkpoint does."""
     disk = small_disk(20_000)
-    original = BackgroundTask.start
+    original = Checkpointer.save
 
-    def fill(task, function):
-        original(task, function)
-        task._thread.join()  # the checkpoint itself is written
+    def fill(checkpointer, state, *names):
+        original(checkpointer, state, *names)
+        checkpointer.wait()  # the checkpoint itself is written
         with contextlib.suppress(OSError), open(disk / "filler", "ab") as filler:
             while True:
                 filler.write(bytes(1 << 12))
                 filler.flush()
 
-    monkeypatch.setattr(BackgroundTask, "start", fill)
+    monkeypatch.setattr(Checkpointer, "save", fill)
     assert main(["--device", "cpu", *map(str, FLAGS), "--output", str(disk)]) == 2
     assert "No space left on device" in only_line(capsys.readouterr().err)
     monkeypatch.undo()

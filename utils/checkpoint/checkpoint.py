@@ -17,16 +17,17 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from utils.checkpoint.background import BackgroundTask, Snapshot
 from utils.checkpoint.inventory import CONTENTS, inventory, missing, refuse_swollen, wrong_kinds
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import SHARDS, Places, Shards, remove_unused, spread_out
+from utils.checkpoint.snapshot import Snapshot
 from utils.config.settings import UserError
 from utils.runtime.files import sha256, sync, whole_file
 from utils.runtime.state_dicts import load_state_dict
@@ -68,12 +69,13 @@ class Checkpointer:
         self.is_main = is_main
         self._warn = warn
         self._snapshot = Snapshot()
-        self._writing = BackgroundTask()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # the interpreter lets it finish before it ends
+        self._writing: Future[None] | None = None
 
     @property
     def failed(self) -> bool:
         """Whether a write has failed whose error neither ``save`` nor ``wait`` has raised yet."""
-        return self._writing.failed
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def save(self, state: dict[str, Any], *names: str) -> None:
         """Write ``state``, as it is now, under each of ``names`` ('last', 'best', ...).
@@ -93,7 +95,7 @@ class Checkpointer:
             complete()
             self._write(copy, names)
 
-        self._writing.start(write)
+        self._writing = self._thread.submit(write)
 
     def _make_again(self) -> None:
         """Make the folder again if it alone was removed: the state is whole, and losing it would be worse."""
@@ -111,7 +113,12 @@ class Checkpointer:
 
         Raises ``UserError`` if it is full or not writable; earlier checkpoints stay.
         """
-        self._writing.wait()
+        if self._writing is None:
+            return
+        error = self._writing.exception()  # waits
+        self._writing = None
+        if error is not None:
+            raise error
 
     def take_as_last(self, path: Path) -> None:
         """Make the checkpoint ``path`` ``last.pt``, too; the one that it replaces becomes ``previous.pt``."""

@@ -1,4 +1,4 @@
-"""``--resume-override``: continue from a checkpoint with other settings or data than it was made with."""
+"""The settings that a run goes on with: its own, or others and other data with ``--resume-override``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ from utils.config.settings import Settings, UserError, as_flag
 
 # of an optimizer's group; each step sets the learning rate
 HYPERPARAMETERS = ("momentum", "nesterov", "eps", "betas", "beta1", "weight_decay", "lr_scale", "name")
+
+
+def settings_to_go_on(point: ResumePoint, args: Settings) -> Settings:
+    """The settings ``args`` with what the run of ``point`` has measured when it began.
+
+    Raises ``UserError`` for what its state does not fit or, without --resume-override, for any other experiment.
+    """
+    if args.run.resume_override:
+        refuse_impossible(point, args)
+    else:
+        point.refuse_differences(args)
+    return args.with_values(**{name: point.state["settings"].get(name) for name in args.unmeasured()})
 
 
 def refuse_impossible(resume_point: ResumePoint, args: Settings) -> None:

@@ -12,14 +12,22 @@ from utils.config.settings import Settings
 NOTHING = (0.0, 0.0, 0.0, 0.0)
 NUMBERS_OF_A_STEP = 8  # a ``StepRecord``'s
 MOST_STEPS = 2**53
-REQUIRED = {"required": True}  # of a field that every checkpoint of ``checkpoint.FORMAT`` holds
+# Fields that checkpoints of ``checkpoint.FORMAT`` may lack.
+LATER = {
+    "best_value",
+    "stopping_value",
+    "stopping_epoch",
+    "averaged_epochs",
+    "averaged_step",
+    "epoch_seconds",
+}
 
 
 @dataclass
 class Progress:
     """Position and running sums: plain numbers and texts, exact in a checkpoint.
 
-    A new field gets a plain default, which checkpoints from before it resume with.
+    A new field is one of ``LATER``, and has a default, which checkpoints from before it resume with.
 
     ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the current one. ``step``: optimizer steps
     in total, including those that the scaler skipped: ``skipped_steps`` moved no weights, the latest
@@ -36,24 +44,24 @@ class Progress:
     the last of which ended with step ``averaged_step``. ``epoch_seconds``: what an epoch that is cut has taken so far.
     """
 
-    epoch: int = field(default=0, metadata=REQUIRED)
-    step_in_epoch: int = field(default=0, metadata=REQUIRED)
-    step: int = field(default=0, metadata=REQUIRED)
-    samples_seen: int = field(default=0, metadata=REQUIRED)
-    skipped_steps: int = field(default=0, metadata=REQUIRED)
-    skipped_in_row: int = field(default=0, metadata=REQUIRED)
-    partly_skipped_steps: int = field(default=0, metadata=REQUIRED)
-    best_top1: float = field(default=-1.0, metadata=REQUIRED)
-    best_epoch: int = field(default=0, metadata=REQUIRED)
-    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
-    window_sums: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
-    last_validation: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
-    validated_step: int = field(default=0, metadata=REQUIRED)
-    loss_names: list[str] = field(default_factory=list, metadata=REQUIRED)
-    bad_images: list[str] = field(default_factory=list, metadata=REQUIRED)
-    replaced_images: int = field(default=0, metadata=REQUIRED)
-    last_step: list[float] = field(default_factory=list, metadata=REQUIRED)
-    shifted_steps: int = field(default=0, metadata=REQUIRED)
+    epoch: int = 0
+    step_in_epoch: int = 0
+    step: int = 0
+    samples_seen: int = 0
+    skipped_steps: int = 0
+    skipped_in_row: int = 0
+    partly_skipped_steps: int = 0
+    best_top1: float = -1.0
+    best_epoch: int = 0
+    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
+    window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
+    last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
+    validated_step: int = 0
+    loss_names: list[str] = field(default_factory=list)
+    bad_images: list[str] = field(default_factory=list)
+    replaced_images: int = 0
+    last_step: list[float] = field(default_factory=list)
+    shifted_steps: int = 0
     best_value: float | None = None
     stopping_value: float | None = None
     stopping_epoch: int = 0
@@ -153,7 +161,7 @@ class Progress:
         if not isinstance(state, dict):
             return []  # ``inventory.wrong_kinds`` reports it
         fields = {item.name: item for item in dataclasses.fields(cls)}
-        problems = [f"progress lacks {name}" for name, item in fields.items() if name not in state and item.metadata]
+        problems = [f"progress lacks {name}" for name in fields if name not in state and name not in LATER]
         problems += [f"progress has {str(name)[:40]}, unknown to this version" for name in state if name not in fields]
         problems += [
             f"progress/{name} is {str(state[name])[:40]}"

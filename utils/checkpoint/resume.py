@@ -1,4 +1,4 @@
-"""Finds the checkpoint to continue from, and refuses one of another experiment."""
+"""The checkpoint to continue from: found, held against the settings, and made the last one of its run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from utils.checkpoint import checkpoint
 from utils.checkpoint.fingerprint import listing_of, same_images, short
 from utils.checkpoint.progress import Progress
 from utils.checkpoint.sharded import Places
+from utils.config.arguments import load_yaml
 from utils.config.datasets import SPECS
 from utils.config.field import DEFAULT, RECIPE
 from utils.config.rules import OPTIONS, Given, absolute_paths, derive, of_policy
 from utils.config.settings import GONE, IS_GONE, Settings, UserError, as_flag, as_text, unused
+from utils.runtime.files import sha256
 
 SHOWN_CLASSES = SHOWN_SETTINGS = 5  # in a message
+OF_ONE_STATE = ("best", "final")
+ABANDONED = "abandoned_"
 # What a run was made with whose checkpoint or config.yaml does not say: it may be older than the setting.
 DEFAULTS = {name: option.metadata["earlier"] for name, option in OPTIONS.items()}
 OF_OLDER_RUNS = {name: value for name, value in DEFAULTS.items() if value != OPTIONS[name].default}
@@ -48,7 +52,7 @@ class ResumePoint:
     def of(cls, path: Path, state: dict[str, Any], folder: Path | None = None) -> ResumePoint:
         """From what was read from ``path``."""
         try:
-            digest = checkpoint.sha256(path)
+            digest = sha256(path)
         except FileNotFoundError:  # another process replaces it at this moment
             digest = "no file"  # which ``read`` will refuse
         return cls(path, _plain_parts(state), digest, folder)
@@ -222,6 +226,46 @@ def find(args: Settings, parent: Path, warn: Warn, fingerprint: Callable[[], str
     return None
 
 
+def take_as_last(point: ResumePoint) -> list[str]:
+    """Make ``point`` the last checkpoint of its run; gives lines about those of later steps, which are set aside.
+
+    Otherwise a kill before the next save would leave a folder whose checkpoints know more than its curves, and best.pt
+    would be of an epoch that the run no longer has. For the one process that holds the folder's lock. Raises
+    ``UserError`` if another process has written the run since ``point`` was found.
+    """
+    if not point.path.is_file() or sha256(point.path) != point.digest:
+        raise UserError(f"{point.path}: another process has continued the run; the same command goes on from there")
+    checkpoints = point.folder / "checkpoints"
+    if point.path.absolute() != last_of(point.folder).absolute():
+        checkpoint.Checkpointer(checkpoints, is_main=True).take_as_last(point.path)
+    step = point.state["progress"]["step"]
+    return [line for name in OF_ONE_STATE if (line := _set_aside(checkpoints / f"{name}.pt", step))]
+
+
+def last_of(folder: Path) -> Path:
+    """Where the run in ``folder`` keeps its last checkpoint."""
+    return folder / "checkpoints" / "last.pt"
+
+
+def _set_aside(path: Path, step: int) -> str | None:
+    """Rename the checkpoint ``path`` if it is of a later step, and say so."""
+    its_step = _step_of(path)
+    if its_step is None or its_step <= step:
+        return None
+    kept = path.with_name(f"{ABANDONED}{path.name}")
+    os.replace(path, kept)
+    return f"{path} is of step {its_step}, from which the run goes back to step {step}; it is kept as {kept.name}"
+
+
+def _step_of(path: Path) -> int | None:
+    """The step of a checkpoint; None if there is none, or a damaged one, which stays where it is."""
+    try:
+        state: Any = checkpoint.read_quickly(path)
+        return int(state["progress"]["step"])
+    except Exception:  # a damaged file makes torch raise almost anything
+        return None
+
+
 def _compared(args: Settings) -> dict[str, Any]:
     """The settings that shape the result, without those of which any value is right."""
     left_open = args.left_open()
@@ -367,37 +411,18 @@ def _is_run_folder(entry: os.DirEntry[str]) -> bool:
 
 def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
     """The values of ``names`` in ``folder``'s config.yaml, or what follows from it; None if it is not a run of ours."""
-    import yaml
-
     path = folder / "config.yaml"
     if not os.path.isfile(path):
         return None
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        nodes = {key.value.replace("-", "_"): node for key, node in loader.get_single_node().value}
-        given = {name: _plain(loader, node) for name, node in nodes.items() if name in DEFAULTS}
-        settings = DEFAULTS | given
+        content, _ = load_yaml(path)
+        given = {key.replace("-", "_"): value for key, value in content.items()}
+        settings = DEFAULTS | {name: value for name, value in given.items() if name in DEFAULTS}
         derive(Given(settings, {name: RECIPE if name in given else DEFAULT for name in DEFAULTS}))
         settings |= unused(settings)
         return {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        yaml.YAMLError,
-    ):
+    except Exception:  # PyYAML and comparisons pass on whatever Python raises for a malformed value
         return None
-
-
-def _plain(loader: Any, node: Any) -> Any:
-    """A setting's value: a scalar or a list of scalars, which cannot expand like nested aliases."""
-    if isinstance(node.value, list) and any(not isinstance(item.value, str) for item in node.value):
-        raise ValueError("not a setting's value")
-    return loader.construct_object(node, deep=True)
 
 
 def _left_to_the_schedule(settings: dict[str, Any]) -> list[str]:

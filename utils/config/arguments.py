@@ -225,7 +225,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
         mistake = f"--config {_shown(config)}: no such recipe or file{meant_value(config, names)}"
         return Path(config), {}, [f"{mistake}; 'bash scripts/launch.sh --list' shows all {len(names)}"]
     try:
-        content, keys = _load_yaml(path)
+        content, keys = load_yaml(path)
     except Exception as error:  # PyYAML passes on whatever Python raises for a malformed value
         return path, {}, [f"recipe {path}: cannot be read: {' '.join(str(error).split())[:300]}"]
     if content is None:
@@ -254,7 +254,7 @@ def _read_recipe(config: str) -> tuple[Path, dict[str, Any], list[str]]:
     return path, known, [*mistakes, *(f"recipe {path}: {line}" for line in unasked)]
 
 
-def _load_yaml(path: Path) -> tuple[Any, list[str]]:
+def load_yaml(path: Path) -> tuple[Any, list[str]]:
     """A YAML file's content, and the keys of its mapping, repeated ones too."""
     import yaml  # only runs with a recipe need it
 

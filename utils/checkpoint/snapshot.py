@@ -1,47 +1,11 @@
-"""Work that must not delay training: its input is copied at once, a thread does the rest."""
+"""Copies of a state that is to be written while training goes on."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-
-
-class BackgroundTask:
-    """One thread at a time. ``wait`` raises the thread's error again in the thread that calls it."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def start(self, function: Callable[[], None]) -> None:
-        """Run ``function`` in a thread; call ``wait`` for the one before first."""
-        assert self._thread is None
-        self._thread = threading.Thread(target=self._run, args=(function,), name="background")
-        self._thread.start()  # not a daemon: the interpreter lets it finish before it ends
-
-    def _run(self, function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            self._error = error
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is an error that ``wait`` has not raised yet. Does not wait."""
-        return self._error is not None
-
-    def wait(self) -> None:
-        """Return when the thread has ended; raises what the function raised."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
 
 
 class Snapshot:

@@ -7,8 +7,8 @@ import torch
 
 from tests.utils.checkpoint.test_checkpoint import state, steps
 from utils.checkpoint import checkpoint
-from utils.checkpoint.background import BackgroundTask, Snapshot
 from utils.checkpoint.checkpoint import Checkpointer
+from utils.checkpoint.snapshot import Snapshot
 
 
 def nested(value):
@@ -77,15 +77,3 @@ def test_a_second_save_waits_for_the_first(tmp_path, held):
     saver.save(state(2), "last")
     saver.wait()
     assert steps(tmp_path) == {"last.pt": 2, "previous.pt": 1}
-
-
-def test_a_task_runs_one_function_at_a_time():
-    task = BackgroundTask()
-    order = []
-    task.start(lambda: order.append(1))
-    with pytest.raises(AssertionError):
-        task.start(lambda: order.append(2))
-    task.wait()
-    task.start(lambda: order.append(3))
-    task.wait()
-    assert order == [1, 3]
