@@ -93,7 +93,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run to resume has nothing left to do."""
+        """True if the run to resume has nothing left to do."""
         return self.position is not None and Progress.from_state(self.resume_point.state["progress"]).is_finished(
             self.args
         )
@@ -236,6 +236,6 @@ class Run:
 
 
 def table_row(args: Settings) -> dict[str, Any]:
-    """What shapes the result, for the HPARAMS table: numbers and truth values as they are, all else as text."""
+    """Settings that shape the result, for the HPARAMS table: numbers and truth values as they are, others as text."""
     values = args.result_values()
     return {name: value if isinstance(value, int | float) else as_text(value) for name, value in values.items()}

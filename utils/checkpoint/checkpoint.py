@@ -74,7 +74,7 @@ class Checkpointer:
 
     @property
     def failed(self) -> bool:
-        """Whether a write has failed whose error neither ``save`` nor ``wait`` has raised yet."""
+        """True if a write has failed whose error neither ``save`` nor ``wait`` has raised yet."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
     def save(self, state: dict[str, Any], *names: str) -> None:
@@ -139,7 +139,7 @@ class Checkpointer:
                 temporary.unlink(missing_ok=True)
 
     def _failure(self, names: tuple[str, ...], error: OSError | RuntimeError) -> str:
-        """What to do about a checkpoint that cannot be written, with the system's reason."""
+        """Advice about a checkpoint that cannot be written, with the system's reason."""
         if not self.folder.is_dir():
             return f"--output: {self.folder} was removed while the run was writing there; begin the run anew"
         cause = _cause(error)
@@ -209,7 +209,7 @@ def read_quickly(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path, digest: str | None) -> dict[str, Any]:
-    """What the file ``path`` holds, verified; of a sharded checkpoint everything but tensors."""
+    """The content of the file ``path``, verified; of a sharded checkpoint everything but tensors."""
     if os.path.isdir(path):
         raise UserError(f"{path}: is a folder; give a file in it")
     if not os.path.isfile(path):  # waiting for a pipe could take forever
@@ -263,7 +263,7 @@ def _verify(path: Path, digest: str | None) -> None:
 
 
 def _unpickle(path: Path) -> Any:
-    """What the file holds. Raises ``ValueError`` if that is not safe to load."""
+    """The content of a file of torch.save. Raises ``ValueError`` if that is not safe to load."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our errors say what is wrong with a file
@@ -278,7 +278,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def _is_safetensors(path: Path, size: int) -> bool:
-    """Whether the file begins as that format does, with the length of a JSON header, whatever its name."""
+    """True if the file begins as safetensors do, with the length of a JSON header, whatever its name."""
     with open(path, "rb") as file:
         start = file.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
@@ -339,7 +339,7 @@ def newest(
 
 
 def _is_newer(path: Path, other: Path) -> bool:
-    """Whether ``path`` was written after ``other``: best.pt is, with --save-every-epochs above 1."""
+    """True if ``path`` was written after ``other``: best.pt is, with --save-every-epochs above 1."""
     with suppress(OSError):
         return path.stat().st_mtime_ns > other.stat().st_mtime_ns
     return False
@@ -384,7 +384,7 @@ class Misfits(NamedTuple):
 
 
 def misfits(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> Misfits:
-    """How ``weights`` differ from what ``model`` needs."""
+    """Differences of ``weights`` from what ``model`` needs."""
     own = model.state_dict()
     return Misfits(
         missing=[name for name in own if name not in weights],
@@ -412,7 +412,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], where
 
 
 def average_moved_since_validation(state: dict[str, Any]) -> bool:
-    """Whether a checkpoint's average of the weights has moved since its batch-norm statistics were computed."""
+    """True if a checkpoint's average of the weights has moved since its batch-norm statistics were computed."""
     progress = state.get("progress")
     settings = state.get("settings")
     if not (isinstance(progress, dict) and isinstance(settings, dict) and isinstance(state.get("ema"), dict)):

@@ -29,7 +29,7 @@ def listing_of(fingerprint: str) -> str:
 
 
 def same_images(one: str | None, other: str | None) -> bool:
-    """Whether both are known, of one listing, and of equal content in half of the files that both looked into.
+    """True if both are known, of one listing, and of equal content in half of the files that both looked into.
 
     Those of older versions tell nothing of contents.
     """
@@ -46,9 +46,9 @@ def of_all(fingerprints: Iterable[str]) -> str:
 
 
 def ends_with(fingerprint: str, contents: Sequence[bytes]) -> bool:
-    """Whether its last files, those to validate on, have equal ``contents``, half of them at least.
+    """True if the last files, those to validate on, have equal ``contents``, half of them at least.
 
-    Also where it tells nothing of contents.
+    True also where ``fingerprint`` tells nothing of contents.
     """
     stored = _contents_of(fingerprint)
     now = _contents_of(joined("", contents))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, part by part: whether each is sound, and whether any is missing."""
+"""The parts of a checkpoint: listed, sound, and all there."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inventory(state: dict[str, Any]) -> list[str]:
 
 
 def missing(state: dict[str, Any]) -> list[str]:
-    """What ``state``'s own inventory lists and ``state`` lacks, or has of another kind; a phrase each."""
+    """Parts that ``state``'s own inventory lists and ``state`` lacks, or has of another kind; a phrase each."""
     listed = state.get(CONTENTS)
     if not isinstance(listed, list) or not all(isinstance(line, str) for line in listed):
         return [f"its list of {CONTENTS}"]

@@ -1,4 +1,4 @@
-"""How far a run has got: all that a resume needs besides tensors."""
+"""The progress of a run: all that a resume needs besides tensors."""
 
 from __future__ import annotations
 
@@ -12,22 +12,14 @@ from utils.config.settings import Settings
 NOTHING = (0.0, 0.0, 0.0, 0.0)
 NUMBERS_OF_A_STEP = 8  # a ``StepRecord``'s
 MOST_STEPS = 2**53
-# Fields that checkpoints of ``checkpoint.FORMAT`` may lack.
-LATER = {
-    "best_value",
-    "stopping_value",
-    "stopping_epoch",
-    "averaged_epochs",
-    "averaged_step",
-    "epoch_seconds",
-}
+REQUIRED = {"required": True}  # of a field that every checkpoint of ``checkpoint.FORMAT`` holds
 
 
 @dataclass
 class Progress:
     """Position and running sums: plain numbers and texts, exact in a checkpoint.
 
-    A new field is one of ``LATER``, and has a default, which checkpoints from before it resume with.
+    A new field gets a plain default, which checkpoints from before it resume with.
 
     ``epoch``: epochs completed. ``step_in_epoch``: optimizer steps done in the current one. ``step``: optimizer steps
     in total, including those that the scaler skipped: ``skipped_steps`` moved no weights, the latest
@@ -44,24 +36,24 @@ class Progress:
     the last of which ended with step ``averaged_step``. ``epoch_seconds``: what an epoch that is cut has taken so far.
     """
 
-    epoch: int = 0
-    step_in_epoch: int = 0
-    step: int = 0
-    samples_seen: int = 0
-    skipped_steps: int = 0
-    skipped_in_row: int = 0
-    partly_skipped_steps: int = 0
-    best_top1: float = -1.0
-    best_epoch: int = 0
-    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING))
-    window_sums: list[float] = field(default_factory=lambda: list(NOTHING))
-    last_validation: list[float] = field(default_factory=lambda: list(NOTHING))
-    validated_step: int = 0
-    loss_names: list[str] = field(default_factory=list)
-    bad_images: list[str] = field(default_factory=list)
-    replaced_images: int = 0
-    last_step: list[float] = field(default_factory=list)
-    shifted_steps: int = 0
+    epoch: int = field(default=0, metadata=REQUIRED)
+    step_in_epoch: int = field(default=0, metadata=REQUIRED)
+    step: int = field(default=0, metadata=REQUIRED)
+    samples_seen: int = field(default=0, metadata=REQUIRED)
+    skipped_steps: int = field(default=0, metadata=REQUIRED)
+    skipped_in_row: int = field(default=0, metadata=REQUIRED)
+    partly_skipped_steps: int = field(default=0, metadata=REQUIRED)
+    best_top1: float = field(default=-1.0, metadata=REQUIRED)
+    best_epoch: int = field(default=0, metadata=REQUIRED)
+    epoch_sums: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
+    window_sums: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
+    last_validation: list[float] = field(default_factory=lambda: list(NOTHING), metadata=REQUIRED)
+    validated_step: int = field(default=0, metadata=REQUIRED)
+    loss_names: list[str] = field(default_factory=list, metadata=REQUIRED)
+    bad_images: list[str] = field(default_factory=list, metadata=REQUIRED)
+    replaced_images: int = field(default=0, metadata=REQUIRED)
+    last_step: list[float] = field(default_factory=list, metadata=REQUIRED)
+    shifted_steps: int = field(default=0, metadata=REQUIRED)
     best_value: float | None = None
     stopping_value: float | None = None
     stopping_epoch: int = 0
@@ -80,17 +72,17 @@ class Progress:
         return self.moved_steps + self.shifted_steps
 
     def is_trained(self, args: Settings) -> bool:
-        """Whether these settings leave no step to take."""
+        """True if these settings leave no step to take."""
         planned = self.epoch < args.optimisation.epochs and self.step < (args.run.max_steps or math.inf)
         return not planned or self.stops_early(args)
 
     def stops_early(self, args: Settings) -> bool:
-        """Whether early stopping has waited long enough for an improvement."""
+        """True if early stopping has waited long enough for an improvement."""
         patience = args.run.early_stopping
         return patience is not None and self.epoch - self.stopping_epoch >= patience
 
     def validation_is_due(self, args: Settings) -> bool:
-        """Whether the current epoch, whose steps are done, is validated: so is the last one before any kind of end."""
+        """True if the current epoch, whose steps are done, is validated, as is the last one before any kind of end."""
         ended = self.epoch + 1
         run = args.run
         waited = run.early_stopping is not None and ended - self.stopping_epoch >= run.early_stopping
@@ -98,7 +90,7 @@ class Progress:
         return last or ended % run.val_every_epochs == 0
 
     def is_finished(self, args: Settings) -> bool:
-        """Whether nothing is left to do: neither a step nor the validation after the last one."""
+        """True if nothing is left to do: neither a step nor the validation after the last one."""
         return self.is_trained(args) and self.validated_step == self.step
 
     def forget_best(self) -> None:
@@ -157,11 +149,11 @@ class Progress:
 
     @classmethod
     def problems(cls, state: Any) -> list[str]:
-        """What is wrong with a checkpoint's progress, a phrase each."""
+        """Mistakes in a checkpoint's progress, a phrase each."""
         if not isinstance(state, dict):
             return []  # ``inventory.wrong_kinds`` reports it
         fields = {item.name: item for item in dataclasses.fields(cls)}
-        problems = [f"progress lacks {name}" for name in fields if name not in state and name not in LATER]
+        problems = [f"progress lacks {name}" for name, item in fields.items() if name not in state and item.metadata]
         problems += [f"progress has {str(name)[:40]}, unknown to this version" for name in state if name not in fields]
         problems += [
             f"progress/{name} is {str(state[name])[:40]}"
@@ -176,7 +168,7 @@ class Progress:
 
 
 def _possible(name: str, kind: str, value: Any) -> bool:
-    """Whether a field of type ``kind`` can have ``value``."""
+    """True if a field of type ``kind`` can have ``value``."""
     if kind == "int":
         low = -MOST_STEPS if name == "shifted_steps" else 0
         return type(value) is int and low <= value < MOST_STEPS

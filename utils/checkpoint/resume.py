@@ -131,7 +131,7 @@ class ResumePoint:
         ]
 
     def is_recorded(self, args: Settings) -> bool:
-        """Whether the config.yaml of the run's folder has the settings of ``args``, and not those of other steps."""
+        """True if the config.yaml of the run's folder has the settings of ``args``, and not those of other steps."""
         wanted = _compared(args)
         return self.folder is not None and _settings_of(self.folder, wanted) == wanted
 
@@ -151,13 +151,13 @@ class ResumePoint:
             raise UserError(*mistakes, on_all_ranks=True)
 
     def _follows(self, name: str, args: Settings) -> bool:
-        """Whether a setting was and is left to the schedule, so that it differs only because that or epochs do."""
+        """True if a setting was and is left to the schedule, so that it differs only because that or epochs do."""
         now = of_policy(args.optimisation.lr_policy, args.optimisation.epochs)
         left = (*now, *_left_to_the_schedule(self.state["settings"]))
         return name in left and args.origins[name] == DEFAULT and self.settings.get(name) is None
 
     def data_differences(self, classes: tuple[str, ...], fingerprint: str | None) -> list[str]:
-        """How the data set differs from that of the checkpoint: a line each for classes and images.
+        """Differences of the data set from that of the checkpoint: a line each for classes and images.
 
         Without ``fingerprint`` (evaluation) only the classes must agree.
         """
@@ -243,7 +243,7 @@ def take_as_last(point: ResumePoint) -> list[str]:
 
 
 def last_of(folder: Path) -> Path:
-    """Where the run in ``folder`` keeps its last checkpoint."""
+    """The path of the last checkpoint of the run in ``folder``."""
     return folder / "checkpoints" / "last.pt"
 
 
@@ -333,7 +333,7 @@ def newest_run(
 
 
 def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict[str, Any]) -> bool:
-    """Whether the run with the checkpoint ``state`` was trained on the images that ``args`` name.
+    """True if the run with the checkpoint ``state`` was trained on the images that ``args`` name.
 
     A data set's name tells which those are, but of the user's own images only their place does; elsewhere they are the
     same if their ``fingerprint`` is, as of a folder that was moved. It must be of a finished run in any case: an
@@ -346,7 +346,7 @@ def _of_these_images(args: Settings, fingerprint: Callable[[], str], state: dict
 
 
 def is_at(state: dict[str, Any], datapath: str | None) -> bool:
-    """Whether the data that a checkpoint's ``state`` is of lay at ``datapath``."""
+    """True if the data that a checkpoint's ``state`` is of lay at ``datapath``."""
     stored = state.get("settings")
     place = stored.get("datapath") if isinstance(stored, dict) else None
     known = isinstance(place, str) and "\0" not in place
@@ -357,7 +357,7 @@ _WITHOUT_CHECKPOINT = "is a run without a checkpoint: it ended before it saved i
 
 
 def _why_nothing(folder: Path) -> str:
-    """Why there is nothing to continue from in a folder that the user named."""
+    """The reason that there is nothing to continue from in a folder that the user named."""
     checkpoints = folder / "checkpoints"
     if checkpoints.is_dir() and not checkpoints.is_symlink() and not any(checkpoints.glob("*.pt")):
         return f"{_WITHOUT_CHECKPOINT}; begin it anew"
@@ -418,6 +418,9 @@ def _settings_of(folder: Path, names: dict[str, Any]) -> dict[str, Any] | None:
         content, _ = load_yaml(path)
         given = {key.replace("-", "_"): value for key, value in content.items()}
         settings = DEFAULTS | {name: value for name, value in given.items() if name in DEFAULTS}
+        values = [item for value in settings.values() for item in (value if isinstance(value, list) else [value])]
+        if any(isinstance(item, dict | list) for item in values):
+            return None
         derive(Given(settings, {name: RECIPE if name in given else DEFAULT for name in DEFAULTS}))
         settings |= unused(settings)
         return {name: list(value) if isinstance(value := settings[name], tuple) else value for name in names}
@@ -438,7 +441,7 @@ def _left_to_the_schedule(settings: dict[str, Any]) -> list[str]:
 
 
 def _class_difference(classes: tuple[str, ...], begun: Any) -> str:
-    """Which classes of the checkpoint the data set lacks, and which it adds."""
+    """Classes of the checkpoint that the data set lacks, and those that it adds, in words."""
     begun = [str(name) for name in begun] if isinstance(begun, list | tuple) else []
     phrases = [f"has {len(classes)} classes"]
     for word, names in (("lacks", set(begun) - set(classes)), ("adds", set(classes) - set(begun))):

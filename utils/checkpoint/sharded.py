@@ -36,7 +36,7 @@ Keys = tuple[str | int, ...]  # the way to a tensor in nested dicts
 
 
 class Places(NamedTuple):
-    """Which part of a state's tensors belongs to this process: that of the parameter of the same keys and shape."""
+    """Parts of a state's tensors that belong to this process: those of the parameter of the same keys and shape."""
 
     parameters: Mapping[Keys, nn.Parameter]
 
@@ -130,7 +130,7 @@ def _new_folder(shards: Path, step: int) -> Path:
 
 
 def _description(metadata: Any, keys: dict[str, Keys]) -> dict[str, Any]:
-    """What torch's ``metadata`` says of each tensor: type, shape, and where its pieces lie."""
+    """Torch's ``metadata`` of each tensor: type, shape, and where its pieces lie."""
     stored = {(index.fqn, tuple(index.offset or ())): where for index, where in metadata.storage_data.items()}
     described = {}
     for name, tensor in metadata.state_dict_metadata.items():

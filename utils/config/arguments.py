@@ -299,7 +299,7 @@ def _recipe_path(config: str) -> Path | None:
 
 
 def _takes_back(option: dataclasses.Field, raw: Any) -> bool:
-    """Whether a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it.
+    """True if a flag's value is ``none``, which leaves an optional setting as if no recipe or checkpoint set it.
 
     Not where it is a choice, nor where ``off`` is one: ``--amp none`` would train in fp16 on a GPU.
     """

@@ -68,7 +68,7 @@ class PolicyName:
 
 
 def read_policy(text: str) -> PolicyName:
-    """What ``text`` names. Raises ``ValueError`` that says what it must be.
+    """The policy that ``text`` names. Raises ``ValueError`` that says what it must be.
 
     ``augmix`` alone is torchvision's; with options it is timm's.
     """
@@ -118,7 +118,7 @@ def _read_option(name: str, section: str) -> tuple[str, float | str]:
 
 
 def policy_check(text: str) -> str | None:
-    """What is wrong with the name of a policy, or none; None if nothing is."""
+    """A check for the name of a policy, or ``none``."""
     try:
         text == "none" or read_policy(text)
     except ValueError as error:

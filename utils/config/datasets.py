@@ -28,7 +28,7 @@ class Channels:
 
 @dataclass(frozen=True)
 class DatasetSpec(Channels):
-    """What is known of a data set before it is read.
+    """The facts of a data set that are known before it is read.
 
     ``classes`` is None where the data says it. ``image_size`` is the side in pixels that networks
     see by default; with ``fixed_size`` every stored image has it. ``mean`` and ``std`` are of pixel
@@ -54,7 +54,7 @@ class DatasetSpec(Channels):
 
     @property
     def of_the_user(self) -> bool:
-        """Whether the name says nothing of which images these are; their folder does."""
+        """True if the name says nothing of which images these are; their folder does."""
         return self.classes is None
 
     @property

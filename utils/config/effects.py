@@ -16,7 +16,7 @@ from utils.config.settings import Settings, all_settings, as_flag, as_text
 
 
 class Facts(NamedTuple):
-    """What the ``effect`` of a setting may depend on besides the settings.
+    """Facts on which the ``effect`` of a setting may depend besides the settings.
 
     ``continues``: the run goes on in an existing folder. ``precision``: 'off', 'fp16' or 'bf16'. ``augmentation``:
     its names, with the data set's own filled in. ``colour``: the images have colour. ``in_memory``: the data set

@@ -1,4 +1,4 @@
-"""How a setting is declared: everything that is true of it alone."""
+"""The declaration of a setting: everything that is true of it alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Effect = Callable[[Any], str | None]
 
 
 def outranks(origin: str, other: str) -> bool:
-    """Whether a value from ``origin`` takes the place of one from ``other``."""
+    """True if a value from ``origin`` takes the place of one from ``other``."""
     rank = [DEFAULT, CHECKPOINT, RECIPE, FLAG].index
     return rank(origin) > rank(other)
 
@@ -79,7 +79,7 @@ class Needs:
         return f"does nothing: it needs {self.words}" + (f", not {getattr(v, self.instead)}" if self.instead else "")
 
     def flags(self) -> list[list[tuple[str, str]]]:
-        """What is needed, each as its alternatives: (setting, value, or '' for any)."""
+        """The flags that are needed, each as its alternatives: (setting, value, or '' for any)."""
         needed = []
         for part in self.words.removeprefix("both ").split(" and "):
             alternatives: list[tuple[str, str]] = []
@@ -90,7 +90,7 @@ class Needs:
         return needed
 
     def flags_hold(self, v: Any) -> bool:
-        """Whether the flags that the words name are given."""
+        """True if the flags that the words name are given."""
         return all(
             any(getattr(v, name) == value if value else getattr(v, name) for name, value in alternatives)
             for alternatives in self.flags()
@@ -117,7 +117,7 @@ not_negative = between(0, 1e30)
 
 @dataclass(kw_only=True)
 class Declaration:
-    """What a setting declares beside its default; its annotation says what kind of values it takes."""
+    """Facts of a setting beside its default; its annotation says what kind of values it takes."""
 
     help: str
     short: str = ""
@@ -126,7 +126,7 @@ class Declaration:
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()  # allowed instead of a number
     bare: str = ""  # the value if the flag is given without one; --no-FLAG is then 'off'
-    check: Check | None = None
+    check: Check | None = None  # without one, text that is no choice must not be empty, and a whole number positive
     effect: Effect | tuple[Effect, ...] = ()  # in turn: why it has none in a run, which users are warned of
     unsharded: str = ""  # why it contradicts --shard-model
     plan: str = ""  # how the plan of a run names it, with {} for its value, where no part describes it
@@ -171,7 +171,9 @@ def group(**common: Any) -> Callable[[type], type]:
             assert declared["shapes"] in ("", *SHAPED), declared["shapes"]
             many, kind = re.match(r"(tuple\[)?(\w+)", option.type).groups()
             effect = declared["effect"]
+            usual = {"str": None if declared["choices"] else all_not_empty if many else not_empty, "int": positive_int}
             option.metadata = declared | {
+                "check": declared["check"] or usual.get(kind),
                 "effect": effect if isinstance(effect, tuple) else (effect,),
                 "synonyms": tuple(declared["synonyms"].split()),
                 "many": bool(many),

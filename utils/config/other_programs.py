@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 
 class Silent(NamedTuple):
-    """What a program does unasked, with the flags that ask for it here.
+    """Something that a program does unasked, with the flags that ask for it here.
 
-    Not said where the command has one of the words ``unless``, flags or values, or lacks all of ``needs``.
+    Unsaid where the command has one of the words ``unless``, flags or values, or lacks all of ``needs``.
     """
 
     words: str
@@ -48,7 +48,7 @@ class OtherPrograms(NamedTuple):
 
 @functools.cache
 def other_programs() -> OtherPrograms:
-    """What is known of other programs."""
+    """The content of ``other_programs.yaml``."""
     import yaml
 
     content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))

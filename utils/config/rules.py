@@ -49,13 +49,13 @@ class Given:
         return value
 
     def is_explicit(self, name: str, against: str | None = None) -> bool:
-        """Whether a flag or recipe sets ``name``, in no lower layer than the one that sets ``against``."""
+        """True if a flag or recipe sets ``name``, in no lower layer than the one that sets ``against``."""
         self.seen |= {name} | ({against} if against else set())
         origin = self.origins[name]
         return origin in (RECIPE, FLAG) and (against is None or not outranks(self.origins[against], origin))
 
     def same_layer(self, name: str, other: str) -> bool:
-        """Whether flags set both, or a recipe. Otherwise the one from the higher layer simply wins."""
+        """True if flags set both, or a recipe does. Otherwise the one from the higher layer simply wins."""
         return self.is_explicit(name) and self.is_explicit(other) and self.origins[name] == self.origins[other]
 
     def only_one(self, words: str, *names: str) -> str:
@@ -194,7 +194,7 @@ def absolute_paths(values: dict[str, Any]) -> dict[str, str]:
 
 
 def of_policy(policy: str, epochs: int) -> dict[str, Any]:
-    """What a learning-rate policy does unless something else is asked for, by setting."""
+    """The settings of a learning-rate policy that nobody has given."""
     return {
         "multistep": {"lr_milestones": (0.5 * epochs, 0.75 * epochs)},
         "step": {"lr_step_epochs": epochs / 3},

@@ -14,7 +14,7 @@ MOST_EDITS = 2
 
 
 def meant_value(value: str, known: Iterable[str]) -> str:
-    """What to write for a value that is not among its choices: `` (did you mean ...?)``, an advice, or ''."""
+    """Advice for a value that is not among its choices: `` (did you mean ...?)``, what to write, or ''."""
     key = key_of(value)
     known = list(known)
     ours = other_programs().values.get(key)
@@ -24,7 +24,7 @@ def meant_value(value: str, known: Iterable[str]) -> str:
 
 
 def advice_on(value: str, known: Collection[str]) -> str:
-    """What to do about a value of another program, after ``; ``; '' if it is none of the setting with ``known``."""
+    """Advice about a value of another program, after ``; ``; '' if it is none of the setting with ``known``."""
     key = key_of(value)
     choice, advice = other_programs().values_instead.get(key, (None, ""))
     if key.startswith("lookahead-"):
@@ -57,7 +57,7 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
 
 
 def most_edits(one: str, other: str) -> int:
-    """How many edits apart two names are taken for each other."""
+    """The most edits between two names that are taken for each other."""
     return min(MOST_EDITS, min(len(one), len(other)) // LETTERS_AN_EDIT)
 
 

@@ -1,4 +1,4 @@
-"""Which setting the user meant: what other programs call it first, then the nearest spelling."""
+"""The setting that the user meant: what other programs call it first, then the nearest spelling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SYNONYMS = {name: option.name for _, option in all_settings() for name in option
 
 
 def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: str = "") -> str:
-    """What to write for ``name``, as the end of a sentence: `` (did you mean ...?)``, or an advice.
+    """Advice for ``name``, as the end of a sentence: `` (did you mean ...?)``, or what to write.
 
     '' if nobody calls anything so, and nothing is spelled alike. ``known`` are flags, or a recipe's keys with
     underscores, which the answer spells as ``name`` does. ``others``: the names that stand beside it; one that several
@@ -48,7 +48,7 @@ def meant(name: str, known: Iterable[str], others: Collection[str] = (), value: 
 
 
 def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]:
-    """What the program does unasked that most of ``names`` are flags of, if several are its own: a line or none.
+    """A line on what the program does unasked that most of ``names`` are flags of; none unless several are its own.
 
     Names without dashes are ultralytics' arguments. ``words``: all of the command line; what it says is left out.
     """
@@ -72,7 +72,7 @@ def silent_defaults(names: Collection[str], words: Collection[str]) -> list[str]
 
 
 def assignment(token: str) -> str:
-    """What to write for a word like ``imgsz=224``, as ultralytics takes them, after ``: ``; '' for any other."""
+    """Advice for a word like ``imgsz=224``, as ultralytics takes them, after ``: ``; '' for any other."""
     name, equals, value = token.partition("=")
     key = key_of(name)
     if equals and key in (instead := other_programs().programs["ultralytics"].instead):
@@ -87,6 +87,6 @@ def _likeliest(keys: set[str]) -> list[Program]:
 
 
 def _count(program: Program, keys: Collection[str], common: bool = False) -> int:
-    """How many of ``keys`` are flags of ``program`` and not ours; those of many scripts count only if ``common``."""
+    """Number of ``keys`` that are flags of ``program``, not ours; those of many scripts count only if ``common``."""
     others = set(keys) - OURS - (set() if common else other_programs().common)
     return sum(key in program.instead or key in program.synonyms for key in others)

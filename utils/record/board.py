@@ -1,4 +1,4 @@
-"""What TensorBoard shows besides points: a row in the table of runs, charts of several tags, curves."""
+"""Content of TensorBoard besides points: a row in the table of runs, charts of several tags, curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run's figures show a network that has learned anything: the one judgement, from rows of metrics.csv.
+"""Doubts that a run's network has learned anything, from the figures in rows of metrics.csv.
 
 A network that has learned nothing gives every image the same probabilities, or others that have nothing to do with its
 class. Two figures would show otherwise, each in nats an image: by how much the loss is below ``guessing_loss``, what a
@@ -88,7 +88,7 @@ def _outputs(row: Mapping[str, Any]) -> Doubt | None:
 
 
 def knows_nothing(row: Mapping[str, Any]) -> bool | None:
-    """Whether neither probabilities nor answers tell the classes apart; None where that cannot be told."""
+    """True if neither probabilities nor answers tell the classes apart; None where that cannot be told."""
     names = ("val_loss", "val_count", "guessing_loss", "answers_nats")
     loss, count, guessing, answers = (_number(row, name) for name in names)
     if not guessing > 0:

@@ -14,7 +14,7 @@ from utils.record.metrics import Report
 
 
 class Epoch(NamedTuple):
-    """What the scalars are made from.
+    """Source of the scalars.
 
     ``training`` is None, and ``images_per_second`` without meaning, for the late validation of an epoch that has its
     row otherwise. ``validation`` is None without one. ``raw``: the raw weights' result if ``validation`` is that of
@@ -118,7 +118,7 @@ class Metric(NamedTuple):
     lower_is_better: bool
 
     def improves(self, value: float, on: float | None, by: float = 0.0) -> bool:
-        """Whether ``value`` is better than ``on``, if there is one, by more than ``by``. NaN and infinity never are."""
+        """True if ``value`` is better than ``on``, if there is one, by more than ``by``. NaN and infinity never are."""
         if not math.isfinite(value):
             return False
         return on is None or (on - value if self.lower_is_better else value - on) > by
@@ -181,7 +181,7 @@ def stopping_rule(settings: RunSettings) -> str:
 
 
 def selection_line(settings: RunSettings) -> str:
-    """Which epoch is saved as best.pt, and when training stops early, for the plan of a run."""
+    """The choice of best.pt, and the rule by which training stops early, for the plan of a run."""
     every = settings.val_every_epochs
     among = f" of every {every} epochs' validation" if every > 1 else ""
     stops = f"; stops {stopping_rule(settings)}" if settings.early_stopping else ""

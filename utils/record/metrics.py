@@ -53,7 +53,7 @@ class Report:
 
 
 def shows_top5(classes: int) -> bool:
-    """Whether top-5 says anything: of at most five classes it is always 100 %."""
+    """True if top-5 says anything: of at most five classes it is always 100 %."""
     return classes > 5
 
 
@@ -63,7 +63,7 @@ def cut_words(batches: int | None) -> str:
 
 
 def target_rank(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """How many classes rank before the target: int64 (n,), 0 if the prediction is right.
+    """The number of classes that rank before the target: int64 (n,), 0 if the prediction is right.
 
     ``logits`` (n, classes), ``targets`` int64 (n,). Among equal logits the lower class ranks first, as with argmax, so
     a network with the same output for every class is not right; a NaN before or at the target counts as wrong.

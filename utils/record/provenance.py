@@ -1,4 +1,4 @@
-"""Where a run's figures come from: the machine and the commit of this repository."""
+"""Origin of a run's figures: the machine and the commit of this repository."""
 
 from __future__ import annotations
 

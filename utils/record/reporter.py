@@ -90,7 +90,7 @@ class Reporter:
 
     @property
     def awaits_first_step(self) -> bool:
-        """Whether this process has not reported its first step."""
+        """True if this process has not reported its first step."""
         return self._after_first_step is None
 
     def step_ended(self, progress: Progress, to_console: bool) -> None:
@@ -115,7 +115,7 @@ class Reporter:
         )
 
     def epoch_seconds(self) -> float:
-        """How long the epoch has taken so far, without the pauses before it was resumed."""
+        """Seconds that the epoch has taken so far, without the pauses before it was resumed."""
         return self._seconds_before + time.perf_counter() - self._began
 
     def keep_time(self, progress: Progress) -> None:
@@ -257,7 +257,7 @@ class Reporter:
             self.writer.scalars({_best_tag(name): value for name, value in figures.items()}, progress.step)
 
     def charts(self) -> dict[str, dict[str, list[str]]]:
-        """What is worth seeing together: training and validation."""
+        """Charts to show together: training and validation."""
         names = ("Loss", "Top1", "Top5") if self.with_top5 else ("Loss", "Top1")
         return {"Training and validation": {name: [f"{name}/(Training|Test|Test_raw)$"] for name in names}}
 
@@ -287,7 +287,7 @@ class Reporter:
         return first
 
     def _time_left(self, progress: Progress, now: float) -> str:
-        """How long the epoch's training and the run will still take at the average speed of this epoch's steps to now.
+        """The time left of the epoch's training and of the run, at the average speed of this epoch's steps to now.
 
         The run's time includes, for each epoch left, the time between the last two: validation and checkpoints.
         """

@@ -38,7 +38,7 @@ SHORT = {
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run's files go. ``name`` is the folder's own name, used as the run's title."""
+    """The folder of a run's files. ``name`` is the folder's own name, used as the run's title."""
 
     folder: Path
 
@@ -123,7 +123,7 @@ def _recipe(args: Settings) -> list[str]:
 
 
 def _data_folder(args: Settings) -> list[str]:
-    """What ``folder`` or ``shards`` in the path leaves open: which one."""
+    """The name of the folder where ``folder`` or ``shards`` in the path does not tell which one."""
     data = args.data
     return [os.path.basename(os.path.abspath(data.datapath))] if SPECS[data.dataname].of_the_user else []
 

@@ -1,4 +1,4 @@
-"""What a run says of itself in lines that scripts read, and what its checkpoints repeat."""
+"""Lines about a run that scripts read, and the description in its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from utils.record.metrics import Report, cut_words
 
 
 def evaluation_header(point: ResumePoint | None, model: torch.nn.Module) -> list[str]:
-    """Which checkpoint ``--evaluate`` evaluates, in a line or two."""
+    """The checkpoint that ``--evaluate`` evaluates, in a line or two."""
     if point is None:
         return []
     progress = point.state.get("progress")  # bare weights have none
@@ -57,7 +57,7 @@ def evaluation_lines(report: Report, settings: DataSettings, point: ResumePoint 
 
 
 def stopped_early(args: Settings, progress: Progress) -> str:
-    """Why early stopping has ended a run, and what it was spared; empty if it has not."""
+    """The reason that early stopping has ended a run, and what it was spared; empty if it has not."""
     planned = args.optimisation.epochs
     if progress.epoch >= planned or not progress.stops_early(args):
         return ""
@@ -68,7 +68,7 @@ def stopped_early(args: Settings, progress: Progress) -> str:
 
 
 def tensorboard() -> str:
-    """How to start it: by its name where that is this python's own, else by its path."""
+    """The command that starts TensorBoard: its name where that is this python's own, else its path."""
     own = Path(sys.executable).with_name("tensorboard")
     if not own.is_file() or shutil.which("tensorboard") == str(own):
         return "tensorboard"
@@ -129,7 +129,7 @@ def checkpoint_description(args: Settings, data: Data, criterion: torch.nn.Modul
 
 
 def versions() -> dict[str, str]:
-    """What the run's bits depend on besides its settings."""
+    """Versions on which the run's bits depend."""
     # Asked of the installation: a run imports only what it uses.
     libraries = {name: version(name) for name in ("torch", "torchvision", "timm", "numpy")}
     return {"python": platform.python_version(), **libraries, "jpeg": decoder(), "machine": platform.machine()}

@@ -70,10 +70,10 @@ class NullWriter:
         """One point for each tag in TensorBoard."""
 
     def describe(self, descriptions: dict[str, str]) -> None:
-        """What TensorBoard says about tags, before their first points."""
+        """Descriptions of tags in TensorBoard, before their first points."""
 
     def table_row(self, settings: Mapping[str, Any]) -> None:
-        """What TensorBoard's HPARAMS table says of the run."""
+        """The run's row in TensorBoard's HPARAMS table."""
 
     def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """Charts of several tags in TensorBoard, by category and title (see ``board.layout``)."""

@@ -1,4 +1,4 @@
-"""How a process uses the CPU: the number of threads, how they wait, and whether freed memory is kept."""
+"""Use of the CPU by a process: its threads, how they wait, and the memory that it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a network can be trained with ``--deterministic``: checked before a run begins, not in its first step."""
+"""Refusal of networks that cannot be trained with ``--deterministic``, before a run begins, not in its first step."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Distributed:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """If any rank raises ``UserError`` or ``OSError`` inside, every rank raises ``UserError`` with all mistakes."""
+        """Make every rank raise ``UserError``, with all mistakes, if any raises it or ``OSError`` inside."""
         mistakes: list[str] = []
         try:
             yield

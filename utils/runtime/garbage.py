@@ -1,4 +1,4 @@
-"""When Python looks for garbage: not while the program starts, and later not among the modules that were imported.
+"""Search for garbage: not while the program starts, and later not among the modules that were imported.
 
 Imports make a million objects, which Python goes through again and again as they become more: a third of the start.
 """

@@ -22,7 +22,7 @@ class RankInfo:
 
     @classmethod
     def from_environment(cls) -> RankInfo:
-        """What torchrun has set, or a single process. Raises ``UserError`` if the variables contradict each other."""
+        """The place that torchrun has set, or a single process. Raises ``UserError`` if they contradict each other."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return cls()

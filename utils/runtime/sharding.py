@@ -24,7 +24,7 @@ _MARK = "spread_over_processes"
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ``spread`` has been called for ``model``."""
+    """True if ``spread`` has been called for ``model``."""
     return getattr(model, _MARK, False)
 
 

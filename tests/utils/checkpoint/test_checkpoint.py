@@ -291,7 +291,7 @@ def test_what_went_wrong_in_a_save_is_said_by_the_next_once_and_the_checkpoint_b
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", Mock(side_effect=OSError(28, "No space left on device")))
         saver.save(state(2), name)
-        saver._writing._thread.join()
+        saver._writing.exception()  # waits
     assert saver.failed and steps(tmp_path) == {f"{name}.pt": 1}
     assert len(list(tmp_path.iterdir())) == 2, "a checkpoint and the manifest; no temporary file"
     with pytest.raises(UserError) as caught:

@@ -32,7 +32,7 @@ def _jitters(v: Any) -> str | None:
 
 @group(in_evaluation=False)
 class AugmentationSettings:
-    """What training images go through."""
+    """Augmentation of training images."""
 
     augment: tuple[str, ...] | None = setting(
         None,
@@ -162,7 +162,7 @@ class AugmentationSettings:
     )
 
     def mixes(self, epoch: int) -> bool:
-        """Whether images are mixed in ``epoch``, counted from 0."""
+        """True if images are mixed in ``epoch``, counted from 0."""
         return (self.mixup > 0 or self.cutmix > 0) and (not self.mixup_off_epoch or epoch < self.mixup_off_epoch)
 
     @staticmethod

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from utils.config.datasets import SPECS
-from utils.config.field import DEFAULT, Needs, between, group, not_empty, positive_int, setting
+from utils.config.field import DEFAULT, Needs, between, group, setting
 
 CROP_MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bilinear", "bicubic")
@@ -36,7 +36,7 @@ def _has_folder(v: Any) -> bool:
 
 @group()
 class DataSettings:
-    """Which images, in which batches."""
+    """Images and their batches."""
 
     dataname: str = setting(
         "digits",
@@ -49,7 +49,6 @@ class DataSettings:
     datapath: str | None = setting(
         None,
         "folder that holds the data",
-        check=not_empty,
         metavar="DIR",
         affects_result=False,
         effect=Needs("a --dataname with files", _has_folder),
@@ -83,7 +82,6 @@ class DataSettings:
     image_column: str | None = setting(
         None,
         "column of the images in --dataname hf [the only one with images, or that of a usual name]",
-        check=not_empty,
         metavar="NAME",
         effect=_TABLE,
         synonyms="input-key image-column-name",
@@ -93,7 +91,6 @@ class DataSettings:
     label_column: str | None = setting(
         None,
         "column of the labels in --dataname hf [the only ClassLabel, or that of a usual name]",
-        check=not_empty,
         metavar="NAME",
         effect=_TABLE,
         synonyms="target-key label-column-name",
@@ -219,7 +216,6 @@ class DataSettings:
     cache_dir: str | None = setting(
         None,
         "folder for decoded images and for the list of millions of image files [.decoded in --datapath]",
-        check=not_empty,
         metavar="DIR",
         affects_result=False,
         effect=Needs(
@@ -271,7 +267,6 @@ class DataSettings:
         None,
         "for images in shards: shuffle the shards, then the images within N shards at a time, for places where "
         "random reads are slow [all images with each other]",
-        check=positive_int,
         in_evaluation=False,
         shapes="samples",
         example="4",
@@ -279,7 +274,6 @@ class DataSettings:
     shard_cache: str | None = setting(
         None,
         "local folder that shards are copied into before training needs them, where --datapath is slow",
-        check=not_empty,
         metavar="DIR",
         affects_result=False,
         in_evaluation=False,
@@ -298,7 +292,6 @@ class DataSettings:
     train_samples: int | None = setting(
         None,
         "train on this many of the training images only, the first in the order of --seed, for a quick trial",
-        check=positive_int,
         in_evaluation=False,
         synonyms="max-train-samples",
         shapes="samples",
@@ -317,7 +310,6 @@ class DataSettings:
         None,
         "validate on the images of this many batches only (of --val-batch-size, or else of a step), chosen at random "
         "once, for a quick trial; each line about a validation says so",
-        check=positive_int,
         effect=Needs("more validation images than these batches hold", lambda v: v.cuts_validation),
         synonyms="limit-val-batches",
         shapes="validation images",

@@ -9,7 +9,7 @@ _SEVERAL = Needs("several processes", lambda v: v.processes > 1)
 
 @group(in_evaluation=False)
 class ExchangeSettings:
-    """How several processes exchange gradients."""
+    """Exchange of gradients between processes."""
 
     grad_compression: str = setting(
         "off",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from utils.config.field import group, positive_int, setting
+from utils.config.field import group, setting
 
 
 @group(affects_result=False, in_evaluation=False)
 class LoggingSettings:
-    """What is logged and saved, and how often."""
+    """Logging and saving."""
 
     print_freq: int = setting(
         50,
         "optimizer steps between two log lines and TensorBoard points",
-        check=positive_int,
         synonyms="p log-interval log-every-n-steps log-freq logging-steps",
     )
     progress: bool = setting(
@@ -24,17 +23,15 @@ class LoggingSettings:
         "precision-recall curves, features of up to 1,000 images in the projector; last: after the last epoch alone, "
         "off: never",
         words=("last", "off"),
-        check=positive_int,
         metavar="{N,last,off}",
         example="2",
     )
     save_every_epochs: int = setting(
-        1, "epochs between two checkpoints", check=positive_int, synonyms="every-n-epochs save-freq save-period"
+        1, "epochs between two checkpoints", synonyms="every-n-epochs save-freq save-period"
     )
     save_every_steps: int | None = setting(
         None,
         "optimizer steps between two checkpoints within an epoch",
-        check=positive_int,
         synonyms="recovery-interval every-n-train-steps save-steps",
         example="5",
     )

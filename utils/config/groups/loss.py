@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from utils.config.field import Needs, between, group, not_empty, not_negative, positive, setting
+from utils.config.field import Needs, between, group, not_negative, positive, setting
 
 LOSSES = ("cross-entropy", "bce", "focal")
 DISTILLATIONS = ("soft", "hard")
@@ -37,7 +37,7 @@ def _divides_targets(v: Any) -> str | None:
 
 @group(in_evaluation=False, shapes="loss")
 class LossSettings:
-    """What training minimises; validation always measures cross entropy."""
+    """The training loss; validation always measures cross entropy."""
 
     loss: str = setting(
         "cross-entropy",
@@ -74,7 +74,6 @@ class LossSettings:
     class_weights: str | None = setting(
         None,
         "weights of the classes: balanced (by how rare they are), or a CSV or YAML file of names and weights",
-        check=not_empty,
         metavar="{balanced,FILE}",
         effect=_LABELS,
         example="balanced",
@@ -83,7 +82,6 @@ class LossSettings:
         None,
         "distil from this trained network: a checkpoint, a run folder, or the name of a timm or torchvision network "
         "(downloads its pretrained weights)",
-        check=not_empty,
         metavar="PATH_OR_NAME",
         effect=Needs("a --distillation-alpha above 0", lambda v: v.distillation_alpha > 0),
         synonyms="teacher-model teacher-path kd-model-name",

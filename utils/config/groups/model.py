@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from utils.config.datasets import LARGE_IMAGES_ARCH, SMALL_IMAGES_ARCH, SPECS
-from utils.config.field import Needs, all_not_empty, between, ends_before, group, not_empty, positive_int, setting
+from utils.config.field import Needs, between, ends_before, group, not_empty, setting
 
 INITIALISATIONS = (
     "default",
@@ -33,14 +33,13 @@ def _has_statistics(v: Any) -> bool:
 
 @group()
 class ModelSettings:
-    """Which network, from which weights."""
+    """The network and the weights that it begins with."""
 
     arch: str | None = setting(
         None,
         "network: own, timm or torchvision name; timm/NAME or torchvision/NAME picks the library "
         f"[{SMALL_IMAGES_ARCH}, or {LARGE_IMAGES_ARCH} for {_LARGE_SETS}]",
         short="-a",
-        check=not_empty,
         metavar="NAME",
         synonyms="model model-name model-name-or-path network net backbone",
         shapes="state",
@@ -88,7 +87,6 @@ class ModelSettings:
         None,
         "arguments of the network's constructor in its library",
         metavar="NAME=VALUE",
-        check=all_not_empty,
         plan="{}",
         shapes="network",
         example="qk_norm=true",
@@ -134,7 +132,6 @@ class ModelSettings:
         "do not train these parameters: names of layers or parameters, with * for any text, or all-but-head; their "
         "batch norms keep their statistics too",
         metavar="PATTERN",
-        check=all_not_empty,
         in_evaluation=False,
         shapes="state",
         example="features.0",
@@ -143,7 +140,6 @@ class ModelSettings:
     freeze_epoch: int | None = setting(
         None,
         "train what --freeze names, too, for this many epochs, and freeze it then [freeze it from the start]",
-        check=positive_int,
         in_evaluation=False,
         effect=(Needs("--freeze"), ends_before("freeze_epoch", "never freezes")),
         unsharded="changes in training which parameters have a gradient; --freeze works",
@@ -154,7 +150,6 @@ class ModelSettings:
     unfreeze_epoch: int | None = setting(
         None,
         "train what --freeze names, too, after this many epochs",
-        check=positive_int,
         in_evaluation=False,
         effect=(Needs("--freeze"), ends_before("unfreeze_epoch")),
         unsharded="changes in training which parameters have a gradient; --freeze works",

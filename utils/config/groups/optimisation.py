@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from utils.config.field import Needs, all_not_empty, between, group, not_empty, not_negative, positive, setting
+from utils.config.field import Needs, between, group, not_negative, positive, setting
 
 LR_POLICIES = ("constant", "multistep", "cosine", "gaussian", "step", "linear", "poly", "one-cycle", "triangular")
 RISING_POLICIES = ("one-cycle", "triangular")  # these have a warm-up of their own
@@ -75,7 +75,7 @@ def _pairs(values: tuple[str, ...]) -> str | None:
 
 @group(in_evaluation=False)
 class OptimisationSettings:
-    """How the network is trained; ``--evaluate`` uses none of it."""
+    """Optimizer and schedule; ``--evaluate`` uses none of it."""
 
     epochs: int = setting(
         20,
@@ -88,7 +88,6 @@ class OptimisationSettings:
         "sgd, adam, adamw, muon (with adamw for all but matrices), muon-sgd, schedulefree-sgd, schedulefree-adamw or "
         "any timm optimizer by name",
         short="-o",
-        check=not_empty,
         metavar="NAME",
         synonyms="opt optim",
         shapes="state",
@@ -150,7 +149,6 @@ class OptimisationSettings:
         None,
         "further arguments of the optimizer's constructor in torch or timm, for example amsgrad=true",
         metavar="NAME=VALUE",
-        check=all_not_empty,
         shapes="state",
         within="--optimizer adamw",
     )
@@ -165,7 +163,6 @@ class OptimisationSettings:
         None,
         "apply no weight decay to these parameters: names or globs, for example '*bn*'",
         metavar="PATTERN",
-        check=all_not_empty,
         effect=_DECAYS,
         shapes="groups",
         example="*.bias",

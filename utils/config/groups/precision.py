@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from utils.config.field import LARGEST_INT, MEASURED, Needs, all_not_empty, between, group, setting
+from utils.config.field import LARGEST_INT, MEASURED, Needs, between, group, setting
 
 _SCALER = Needs("--amp fp16", lambda v: v.precision == "fp16")
 
@@ -56,7 +56,6 @@ class PrecisionSettings:
         None,
         "layers to compute in float32, by name (scripts/amp_audit.py finds them)",
         metavar="NAME",
-        check=all_not_empty,
         effect=(Needs("--amp fp16 or bf16", lambda v: v.precision != "off"), _reaches_layers),
         unsharded="mixes formats within a block, whose weights arrive in one",
         shapes="validation",

@@ -10,9 +10,7 @@ from utils.config.field import (
     Needs,
     between,
     group,
-    not_empty,
     not_negative,
-    positive_int,
     safe_name,
     setting,
 )
@@ -23,12 +21,11 @@ _STOPS = Needs("--early-stopping")
 
 @group(affects_result=False)
 class RunSettings:
-    """Where a run goes and how it begins and ends."""
+    """Folder, beginning and end of a run."""
 
     config: str | None = setting(
         None,
         "recipe to read: a name under configs/ or a path",
-        check=not_empty,
         metavar="NAME_OR_PATH",
         in_recipe=False,
         synonyms="c",
@@ -37,7 +34,6 @@ class RunSettings:
     output: str = setting(
         "runs",
         "folder that holds all runs",
-        check=not_empty,
         metavar="DIR",
         in_recipe=False,
         in_evaluation=False,
@@ -86,7 +82,6 @@ class RunSettings:
     resume: str | None = setting(
         None,
         "continue a run: auto (the newest with these settings), a checkpoint file or a run folder",
-        check=not_empty,
         metavar="{auto,PATH}",
         in_recipe=False,
         synonyms="ckpt-path resume-from-checkpoint",
@@ -110,7 +105,6 @@ class RunSettings:
     max_steps: int | None = setting(
         None,
         "stop after this many optimizer steps in total (the learning rate still plans for --epochs)",
-        check=positive_int,
         in_recipe=False,
         in_evaluation=False,
         example="3",
@@ -118,7 +112,6 @@ class RunSettings:
     val_every_epochs: int = setting(
         1,
         "epochs between two validations; the last epoch is always validated",
-        check=positive_int,
         in_evaluation=False,
         synonyms="val-interval check-val-every-n-epoch eval-freq eval-interval validate-every",
         affects_result=True,
@@ -126,7 +119,6 @@ class RunSettings:
     best_metric: str = setting(
         "top1",
         "validation metric that chooses best.pt: top1, top5, loss or another val_ column of metrics.csv",
-        check=not_empty,
         metavar="NAME",
         in_evaluation=False,
         synonyms="eval-metric metric-for-best-model",
@@ -137,7 +129,6 @@ class RunSettings:
     early_stopping: int | None = setting(
         None,
         "finish the run after this many epochs without improvement",
-        check=positive_int,
         metavar="PATIENCE",
         in_evaluation=False,
         synonyms="patience early-stopping-patience",
@@ -147,7 +138,6 @@ class RunSettings:
     early_stopping_metric: str | None = setting(
         None,
         "validation metric that has to improve for --early-stopping [that of --best-metric]",
-        check=not_empty,
         metavar="NAME",
         in_evaluation=False,
         effect=_STOPS,

@@ -1,4 +1,4 @@
-"""What pictures of a validation need, gathered while it runs: counts, the worst mistakes, features.
+"""Data for the pictures of a validation, gathered while it runs: counts, the worst mistakes, features.
 
 Whole numbers are summed on the device and images are chosen by fixed rules, so the pictures are the same on any number
 of ranks. Nothing is read on the host before the end.
@@ -183,7 +183,7 @@ class Collector(nn.Module):
     # ----------------------------------------------------------------------------------------- the end
 
     def gather(self, distributed: Distributed) -> Gathered:
-        """What all ranks have seen, on every rank. A synchronisation point."""
+        """Everything that the ranks have seen, on every rank. A synchronisation point."""
         counts = self._counts if self._counts is not None else self._no_counts(distributed.device)
         counts = distributed.all_reduce_sum(counts).cpu().numpy()
         mine = [_on_host(Mistake, self._worst)], [_on_host(Point, part) for part in self._points]
