@@ -140,7 +140,7 @@ class Kitchen:
     def __init__(self, args: Settings, first: Ingredient, distributed: Distributed, choose_on: str) -> None:
         from components import build
         from utils.checkpoint.resume import ResumePoint
-        from utils.record.writer import RunWriter
+        from utils.record.writer import Writer
         from utils.run import Run
         from utils.train_validation import Extras, TraVal
 
@@ -160,7 +160,7 @@ class Kitchen:
             self.components.scaler,
             args,
             self.choosing,
-            writer=RunWriter(None, progress=args.logging.progress),
+            writer=Writer(None, progress=args.logging.progress),
             extras=Extras(distributed=distributed),
         )
 

@@ -27,7 +27,7 @@ from utils.record.metrics import Report, cut_words
 from utils.record.provenance import COMMIT, MACHINE, commit, machine
 from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line, stopped_early, tensorboard, versions
-from utils.record.writer import NullWriter, build_writer
+from utils.record.writer import Writer, build_writer
 from utils.runtime import console
 from utils.runtime.distributed import Distributed
 from utils.runtime.files import whole_file
@@ -59,7 +59,7 @@ class Run:
     position: tuple[int, int] | None = None
     found_at: Path | None = None
     run_folder: RunFolder | None = None
-    writer: NullWriter = field(default_factory=NullWriter)
+    writer: Writer = field(default_factory=Writer)
     warnings: list[str] = field(default_factory=list)
     reader: DataReader | None = None
     settled: bool = False

@@ -33,7 +33,7 @@ from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 
 NOTHING = Extras()
@@ -64,7 +64,7 @@ class TraVal:
         args: Settings,
         validation_loader: ValidationLoader | None,
         *,
-        writer: NullWriter | None = None,
+        writer: Writer | None = None,
         curr_scen_name: str = "",
         extras: Extras = NOTHING,
     ) -> None:
@@ -83,7 +83,7 @@ class TraVal:
         self.lr_policy = extras.lr_policy
         self.run_name = curr_scen_name
         self.hooks = extras.hooks
-        self.writer = writer or NullWriter()
+        self.writer = writer or Writer(silent=True)
         self.checkpointer = extras.checkpointer
         self.description = extras.description
         self.class_names = (self.description or {}).get("classes", ())

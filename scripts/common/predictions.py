@@ -38,7 +38,7 @@ from utils.loop.test_time_augmentation import in_views
 from utils.loop.validation import validate
 from utils.precision.amp import autocast, keep_in_fp32
 from utils.record.metrics import Report
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 
 SPLITS = ("train", "val", "test")
@@ -278,8 +278,8 @@ def _validated(
             loader,
             distributed,
             autocast(args.precision, distributed.device),
-            NullWriter(),
-            BadImages(False, distributed, NullWriter()),
+            Writer(silent=True),
+            BadImages(False, distributed, Writer(silent=True)),
             lambda: None,
             recorder.before_batch,
         )

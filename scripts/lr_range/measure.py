@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from utils.record.curves import StepRecord
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.train_validation import TrainingFailure, TraVal
 
 SMOOTHING = 0.9  # weight of the past in the running mean of the loss
@@ -61,10 +61,11 @@ class RangeTest:
             self.diverged = lr
 
 
-class KeptCurves(NullWriter):
+class KeptCurves(Writer):
     """Keeps the records of the steps."""
 
     def __init__(self) -> None:
+        super().__init__(silent=True)
         self.records: list[StepRecord] = []
 
     def curves(self, rows: Sequence[Any]) -> None:

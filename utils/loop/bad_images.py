@@ -6,14 +6,14 @@ import os
 
 from utils.checkpoint.progress import Progress
 from utils.data.loaders import Batch
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 
 
 class BadImages:
     """Collects the unreadable images of batches. Unless ``enabled`` there are none, and ranks exchange nothing."""
 
-    def __init__(self, enabled: bool, distributed: Distributed, writer: NullWriter) -> None:
+    def __init__(self, enabled: bool, distributed: Distributed, writer: Writer) -> None:
         self.enabled = enabled
         self.distributed = distributed
         self.writer = writer

@@ -20,7 +20,7 @@ from utils.loop.forward import Outputs
 from utils.precision.amp import resolve_amp
 from utils.precision.buffers import BufferCopy
 from utils.precision.diagnosis import UNSEEN, BadStep, examine, too_many_skips
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 
 UPHILL = "nothing at the weights themselves, so SAM's second gradient; a lower --sam-rho helps"
@@ -38,7 +38,7 @@ class NonFiniteStepHandler:
         train_loader: TrainLoader,
         args: Settings,
         distributed: Distributed,
-        writer: NullWriter,
+        writer: Writer,
         folder: Path | None,
         description: dict[str, Any] | None,
     ) -> None:

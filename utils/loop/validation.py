@@ -15,7 +15,7 @@ from utils.loop.bad_images import BadImages
 from utils.loop.forward import forward
 from utils.loop.idle_passes import IdlePasses
 from utils.record.metrics import ClassReport, Report, ValidationMeter
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 
 
@@ -25,7 +25,7 @@ def validate(
     loader: ValidationLoader,
     distributed: Distributed,
     autocast: AbstractContextManager,
-    writer: NullWriter,
+    writer: Writer,
     bad_images: BadImages,
     between: Callable[[], None],
     before_batch: Callable[[Batch], None] = lambda batch: None,

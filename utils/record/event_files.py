@@ -23,13 +23,15 @@ class EventFile:
     """A new event file at ``path`` in ``folder``, whose name sorts behind those of all that are there.
 
     ``SummaryWriter`` writes in a thread, which reports a full disk with a traceback besides raising ``OSError`` later.
-    Here ``add`` raises it at once.
+    Here ``add`` raises it at once. ``summary``: torch's module that makes what ``add`` takes.
     """
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
 
+        self.summary = summary
         self._event = Event
         self.path = folder / f"events.out.tfevents.{_next_time(folder)}.{socket.gethostname()}.{os.getpid()}"
         self._records = RecordWriter(open(self.path, "wb"))  # noqa: SIM115 - closed in close()

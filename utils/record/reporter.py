@@ -16,7 +16,7 @@ from utils.record.curves import StepRecord
 from utils.record.doubts import doubts
 from utils.record.epoch_scalars import PREFIX, VALIDATION_TAGS, Epoch, best_metric, points_of, row_of, stopping_metric
 from utils.record.metrics import COUNT, Report, cut_words, shows_top5
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 
 T = TypeVar("T")
 MOST_RATES = 12  # charts of learning rates besides Optim/lr
@@ -42,7 +42,7 @@ class Reporter:
 
     def __init__(
         self,
-        writer: NullWriter,
+        writer: Writer,
         args: Settings,
         *,
         scaled: bool,

@@ -1,6 +1,6 @@
 """All that a run writes for people to read: TensorBoard, console, log file and metrics files.
 
-All ranks call the same methods; all but the main one have a ``NullWriter``.
+All ranks call the same methods; the writer of all but the main one is silent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -49,66 +49,6 @@ _POSITIVE_EDGES = 1e-12 * 1.1 ** np.arange(774)
 HISTOGRAM_EDGES = [*-_POSITIVE_EDGES[::-1], 0, *_POSITIVE_EDGES]  # those of torch's SummaryWriter
 
 
-class NullWriter:
-    """The interface, which writes nothing: that of all processes but the main one. ``rows``: those of metrics.csv."""
-
-    rows: Sequence[Mapping[str, Any]] = ()
-
-    def log(self, text: str, to_console: bool = True) -> None:
-        """Write a line to log.txt and the console."""
-
-    def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Preformatted text in TensorBoard."""
-
-    def images(self, tag: str, images: torch.Tensor) -> None:
-        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard, unless the run has that already."""
-
-    def weights(self, model: torch.nn.Module) -> None:
-        """Histograms of all weights in TensorBoard."""
-
-    def scalars(self, values: dict[str, float], step: int) -> None:
-        """One point for each tag in TensorBoard."""
-
-    def describe(self, descriptions: dict[str, str]) -> None:
-        """Descriptions of tags in TensorBoard, before their first points."""
-
-    def table_row(self, settings: Mapping[str, Any]) -> None:
-        """The run's row in TensorBoard's HPARAMS table."""
-
-    def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-        """Charts of several tags in TensorBoard, by category and title (see ``board.layout``)."""
-
-    def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
-        """Confusion matrix, worst mistakes and precision-recall curves in TensorBoard, and the projector's files."""
-
-    def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
-        """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard."""
-
-    def curves(self, rows: Sequence[Sequence[float]]) -> None:
-        """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """One row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
-
-    def bad_images(self, paths: Sequence[str]) -> None:
-        """bad_images.txt: the unreadable images that were skipped, one path per line."""
-
-    def flush(self) -> None:
-        """Put everything so far on the disk, before a checkpoint that relies on it."""
-
-    def bar(
-        self, total: int, initial: int, description: str, unit: str, words: Callable[[], str] | None = None
-    ) -> AbstractContextManager[tqdm]:
-        """A progress bar on a terminal, and a line whenever nothing else has been said for a while (``Heartbeat``).
-
-        The line is ``words()``; by default it tells how many of ``total`` are done and how long the others will take.
-        """
-        return tqdm(disable=True)
-
-    def close(self) -> None:
-        """Close all files."""
-
-
 class _Bar(tqdm):
     """A bar that counts even where it is not shown."""
 
@@ -118,24 +58,27 @@ class _Bar(tqdm):
         return super().update(n)
 
 
-class RunWriter(NullWriter):
-    """Writes into ``folder``, or to the console alone when it is None (``--evaluate``).
+class Writer:
+    """Writes into ``folder``, or to the console alone when it is None (``--evaluate``); a ``silent`` one nothing.
 
-    ``resumed``: (epochs, steps) completed by the checkpoint that the run continues from; later records
-    are dropped from the files, so that every epoch, step and tag is there once. ``once_locked`` is called before that,
-    when no other process can write the run any more.
+    ``rows``: those of metrics.csv. ``resumed``: (epochs, steps) completed by the checkpoint that the run continues
+    from; later records are dropped from the files, so that every epoch, step and tag is there once. ``once_locked`` is
+    called before that, when no other process can write the run any more.
     """
 
     def __init__(
         self,
-        folder: Path | None,
+        folder: Path | None = None,
         *,
-        progress: bool,
+        silent: bool = False,
+        progress: bool = False,
         resumed: tuple[int, int] | None = None,
         once_locked: Callable[[], None] | None = None,
     ) -> None:
         self.folder = folder
+        self.silent = silent
         self.show_bars = progress and sys.stderr.isatty()
+        self.rows: list[dict[str, Any]] = []
         self._log = self._events = None
         if folder is None:
             return
@@ -172,6 +115,9 @@ class RunWriter(NullWriter):
     # -------------------------------------------------------------------------------- text
 
     def log(self, text: str, to_console: bool = True) -> None:
+        """Write a line to log.txt and the console."""
+        if self.silent:
+            return
         if to_console:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
@@ -185,6 +131,13 @@ class RunWriter(NullWriter):
     def bar(
         self, total: int, initial: int, description: str, unit: str, words: Callable[[], str] | None = None
     ) -> Iterator[tqdm]:
+        """A progress bar on a terminal, and a line whenever nothing else has been said for a while (``Heartbeat``).
+
+        The line is ``words()``; by default it tells how many of ``total`` are done and how long the others will take.
+        """
+        if self.silent:
+            yield tqdm(disable=True)
+            return
         bar = _Bar(
             total=total,
             initial=initial,
@@ -207,29 +160,31 @@ class RunWriter(NullWriter):
     # ------------------------------------------------------------------------- TensorBoard
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Preformatted text in TensorBoard."""
         if self._events:
-            from torch.utils.tensorboard import summary
-
-            self._events.add(summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step)
+            self._events.add(
+                self._events.summary.text(tag, "\n".join(f"    {line}" for line in text.splitlines())), step
+            )
 
     def images(self, tag: str, images: torch.Tensor) -> None:
+        """A grid of float images (n, c, h, w) between 0 and 1 in TensorBoard, unless the run has that already."""
         if self._events and self._new([tag], 0):
-            from torch.utils.tensorboard import summary
-
             images = images[:GRID_IMAGES].float().cpu()
             scale = max(1, round(GRID_SIDE / images.shape[-1]))
             images = images.repeat_interleave(scale, dim=-1).repeat_interleave(scale, dim=-2)
-            self._events.add(summary.image(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5)), 0)
+            self._events.add(
+                self._events.summary.image(tag, torch.nn.functional.pad(images, (1, 1, 1, 1), value=0.5)), 0
+            )
 
     def weights(self, model: torch.nn.Module) -> None:
+        """Histograms of all weights in TensorBoard."""
         if self._events and not is_sharded(model):  # of whose weights each process has a part
-            from torch.utils.tensorboard import summary
-
             for name, parameter in model.named_parameters():
                 values = parameter.detach().float().cpu()
-                self._events.add(summary.histogram(f"Initial_Weights/{name}", values, HISTOGRAM_EDGES), 0)
+                self._events.add(self._events.summary.histogram(f"Initial_Weights/{name}", values, HISTOGRAM_EDGES), 0)
 
     def scalars(self, values: dict[str, float], step: int) -> None:
+        """One point for each tag in TensorBoard."""
         if self._events:
             # One event for all: add_scalar for each of them would take ten times as long.
             from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -246,14 +201,17 @@ class RunWriter(NullWriter):
                 self._events.add(Summary(value=points), step)
 
     def describe(self, descriptions: dict[str, str]) -> None:
+        """Descriptions of tags in TensorBoard, before their first points."""
         if self._events:
             self._descriptions |= descriptions
 
     def table_row(self, settings: Mapping[str, Any]) -> None:
+        """The run's row in TensorBoard's HPARAMS table."""
         if self._events:
             self._renew(board.hyperparameters(settings))
 
     def charts(self, charts: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+        """Charts of several tags in TensorBoard, by category and title (see ``board.layout``)."""
         if self._events:
             self._renew(board.layout(charts))
 
@@ -263,10 +221,9 @@ class RunWriter(NullWriter):
         forget(self.folder, {value.tag for value in summary.value}, self._events.path)
 
     def pictures(self, gathered: Gathered, classes: Sequence[str], step: int) -> None:
+        """Confusion matrix, worst mistakes and precision-recall curves in TensorBoard, and the projector's files."""
         if not self._events:
             return
-        from torch.utils.tensorboard import summary
-
         from utils.record.pictures import drawing
 
         made = {}
@@ -275,7 +232,7 @@ class RunWriter(NullWriter):
         if gathered.mistakes:
             made[MISTAKES] = drawing.worst_mistakes(gathered.mistakes, classes)
         for tag in self._new(made, step):
-            self._events.add(summary.image(tag, made[tag], dataformats="HWC"), step)
+            self._events.add(self._events.summary.image(tag, made[tag], dataformats="HWC"), step)
         names = [ALL_CLASSES, *(name.encode(errors="backslashreplace").decode() for name in classes)]
         curves_of = {f"{CURVE}/{name}": counts for name, counts in zip(names, gathered.curves, strict=False)}
         for tag in self._new(curves_of, step):
@@ -290,9 +247,12 @@ class RunWriter(NullWriter):
     # ------------------------------------------------------------------------------- files
 
     def curves(self, rows: Sequence[Sequence[float]]) -> None:
-        self._curves.add(rows)
+        """Per-step rows in the order of ``curves.CURVES`` for metrics.npz."""
+        if self.folder:
+            self._curves.add(rows)
 
     def epoch(self, row: dict[str, Any]) -> None:
+        """One row of metrics.csv, or more of the latest epoch's; brings metrics.npz up to date."""
         if self.folder:
             if self.rows and int(self.rows[-1]["epoch"]) == row["epoch"]:
                 row = _joined(self.rows.pop(), row)
@@ -302,15 +262,15 @@ class RunWriter(NullWriter):
             self.flush()
 
     def classes(self, rows: Sequence[dict[str, Any]], step: int) -> None:
+        """class_metrics.csv, a row per class, and a histogram of the classes' accuracies in TensorBoard."""
         if self.folder and rows:
             accuracies = np.array([row["val_accuracy"] for row in rows if row["val_count"]])
             for tag in self._new([CLASS_ACCURACY], step):
-                from torch.utils.tensorboard import summary
-
-                self._events.add(summary.histogram(tag, accuracies, PERCENT_EDGES), step)
+                self._events.add(self._events.summary.histogram(tag, accuracies, PERCENT_EDGES), step)
             self._write_csv("class_metrics.csv", [_six_digits_each(row) for row in rows])
 
     def bad_images(self, paths: Sequence[str]) -> None:
+        """bad_images.txt: the unreadable images that were skipped, one path per line."""
         if self.folder:
             with whole_file(self.folder / "bad_images.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
                 file.writelines(f"{path}\n" for path in paths)
@@ -322,10 +282,12 @@ class RunWriter(NullWriter):
             out.writerows(rows)
 
     def flush(self) -> None:
+        """Put everything so far on the disk, before a checkpoint that relies on it."""
         if self.folder:
             self._curves.append()
 
     def close(self) -> None:
+        """Close all files."""
         with ExitStack() as whatever_fails:
             if self._log:
                 whatever_fails.callback(self._log.close)
@@ -341,12 +303,12 @@ def build_writer(
     progress: bool,
     resumed: tuple[int, int] | None = None,
     once_locked: Callable[[], None] | None = None,
-) -> NullWriter:
-    """A ``RunWriter`` on the main process, a ``NullWriter`` on the others."""
+) -> Writer:
+    """A ``Writer``, which is silent on all processes but the main one."""
     if not is_main:
-        return NullWriter()
+        return Writer(silent=True)
     try:
-        return RunWriter(folder, progress=progress, resumed=resumed, once_locked=once_locked)
+        return Writer(folder, progress=progress, resumed=resumed, once_locked=once_locked)
     except OSError as error:  # a folder in place of one of the run's files, no permission, or a full disk
         raise UserError(
             f"{error.filename or folder}: cannot be read or written ({error.strerror}); move it away, give permission "

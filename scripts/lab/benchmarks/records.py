@@ -18,7 +18,7 @@ from utils.checkpoint.checkpoint import Checkpointer
 from utils.config import arguments
 from utils.config.settings import Settings
 from utils.record.run_folder import RunFolder
-from utils.record.writer import NullWriter, build_writer
+from utils.record.writer import Writer, build_writer
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
@@ -71,7 +71,7 @@ def logging_cost(setup: Setup, name: str, *flags: str, target: float | None = No
 class TimedWriter:
     """A writer that counts the ``seconds`` spent in its methods."""
 
-    def __init__(self, writer: NullWriter) -> None:
+    def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self.seconds = 0.0
 
@@ -129,7 +129,7 @@ def build(
     args: Settings,
     distributed: Distributed,
     folder: Path,
-    writer: NullWriter | TimedWriter,
+    writer: Writer | TimedWriter,
     checkpointer: Checkpointer | None = None,
 ) -> TraVal:
     """The training loop as main.py builds it."""

@@ -38,7 +38,7 @@ from scripts.lab.benchmarks.measure import (
 from utils.config import arguments
 from utils.config.settings import UserError
 from utils.precision import choice
-from utils.record.writer import NullWriter, RunWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed, RankInfo
 
 CPU = torch.device("cpu")
@@ -367,7 +367,7 @@ def test_the_logging_part_gives_the_share_of_whole_epochs_that_the_writer_takes(
     monkeypatch.setattr(data, "IDX_SHAPES", {"train": (300, 28, 28), "t10k": (50, 28, 28)})
     calls = []
     for name in ("epoch", "pictures"):
-        monkeypatch.setattr(RunWriter, name, lambda *_, name=name: (calls.append(name), time.sleep(0.2)))
+        monkeypatch.setattr(Writer, name, lambda *_, name=name: (calls.append(name), time.sleep(0.2)))
     clock = time.perf_counter()
     with records.logging_cost(setup, "both", *("--picture-epochs", "1") * pictures) as match:
         [row] = play("records", match, rounds=1)
@@ -383,7 +383,7 @@ def test_the_records_are_of_a_training_as_main_builds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "has_bf16_units", lambda: True)
     monkeypatch.setattr(choice, "seconds_of_passes", lambda *_: (1.0, 0.5))
     args = arguments.parse(["--device", "cpu", "--arch", "fc", "--amp", "auto", "--freeze", "all-but-head"])
-    traval = records.build(args, Distributed(RankInfo(), args.run), tmp_path, NullWriter())
+    traval = records.build(args, Distributed(RankInfo(), args.run), tmp_path, Writer(silent=True))
     assert traval.autocast.fast_dtype == torch.bfloat16 and traval.attachments[0].freezing.names
     assert traval.class_names, "pictures are made too"
 

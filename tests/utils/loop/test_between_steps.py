@@ -1,5 +1,6 @@
 """What TraVal does besides its steps: what is saved and written when, what ends a run, and what a resume takes up."""
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -17,14 +18,14 @@ from utils.config.settings import UserError
 from utils.loop import pictured, step_sums
 from utils.loop.stop_signals import Stopped, StopSignals
 from utils.record.metrics import Report
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 from utils.runtime.distributed import Distributed
 from utils.train_validation import TrainingFailure
 
 THREE_STEPS = ("--arch", "fc", "--batch-size", "480", "--amp", "off")  # an epoch of 480, 480 and 477 images
 
 
-class Recorder(NullWriter):
+class Recorder(Writer):
     """Remembers in which order it was told what; bars too."""
 
     def __init__(self):
@@ -381,15 +382,17 @@ def test_to_evaluate_neither_optimizer_nor_training_data_is_needed():
 def bars(monkeypatch):
     """The bars that writers make, each with how often it was updated."""
     made = []
-    real = NullWriter.bar
+    real = Writer.bar
 
+    @contextlib.contextmanager
     def bar(*arguments):
-        made.append(real(*arguments))
-        made[-1].updates = 0
-        made[-1].update = lambda: setattr(made[-1], "updates", made[-1].updates + 1)
-        return made[-1]
+        with real(*arguments) as one:
+            one.updates = 0
+            one.update = lambda: setattr(one, "updates", one.updates + 1)
+            made.append(one)
+            yield one
 
-    monkeypatch.setattr(NullWriter, "bar", bar)
+    monkeypatch.setattr(Writer, "bar", bar)
     return made
 
 

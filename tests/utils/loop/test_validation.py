@@ -13,7 +13,7 @@ from utils.data.loaders import Batch, ValidationLoader
 from utils.loop import validation
 from utils.loop.validation import validate
 from utils.record.metrics import ValidationMeter
-from utils.record.writer import NullWriter
+from utils.record.writer import Writer
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(20, 1, 4, 4, generator=GENERATOR)
@@ -73,7 +73,7 @@ class Watch:
         self.seen.append(("between",))
 
 
-class Bars(NullWriter):
+class Bars(Writer):
     def bar(self, *arguments):
         self.arguments = arguments
         self.steps = []

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from torch.utils.tensorboard import SummaryWriter
 
 from utils.record.event_files import EventFile
-from utils.record.writer import RunWriter
+from utils.record.writer import Writer
 
 
 def points_of(folder):
@@ -26,7 +26,7 @@ def test_points_are_those_of_torchs_summary_writer(tmp_path):
     model = torch.nn.Linear(9, 4)
     images = torch.rand(2, 3, 32, 32)
     (tmp_path / "own").mkdir()
-    writer = RunWriter(tmp_path / "own", progress=False)
+    writer = Writer(tmp_path / "own", progress=False)
     writer.text("Settings", "seed: 0\nepochs: 2")
     writer.weights(model)
     writer.images("First_Training_Batch", images)
@@ -47,10 +47,10 @@ def test_a_picture_is_there_once_whether_a_run_was_stopped_before_it_or_after_it
     """As by a kill right after the first checkpoint."""
     first = torch.zeros(2, 1, 8, 8)
     second = torch.ones(2, 1, 8, 8)
-    RunWriter(tmp_path, progress=False).close()
+    Writer(tmp_path, progress=False).close()
     pictures = []
     for images in (first, second):
-        writer = RunWriter(tmp_path, progress=False, resumed=(0, step))
+        writer = Writer(tmp_path, progress=False, resumed=(0, step))
         writer.images("First_Training_Batch", images)
         writer.close()
         pictures.append(points_of(tmp_path))
@@ -71,7 +71,7 @@ def test_points_stay_where_an_earlier_file_has_a_later_time_in_its_name(tmp_path
     """A clock was set back, or the other machine's is ahead."""
     for name in (f"{time.time_ns() + 10**12}.there.1", f"{int(time.time()) + 10**4}.there.2.0", "mark.there"):
         (tmp_path / f"events.out.tfevents.{name}").touch()
-    writer = RunWriter(tmp_path, progress=False)
+    writer = Writer(tmp_path, progress=False)
     (own,) = [path for path in tmp_path.glob("events.*") if path.stat().st_size]
     assert own.name == max(path.name for path in tmp_path.glob("events.*[0-9]")), "readers take them in this order"
     own.with_name("events.out.tfevents.9999999999999999999.there.3").touch()  # by now another writes, too

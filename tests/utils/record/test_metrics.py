@@ -24,7 +24,7 @@ from utils.record.metrics import (
     ValidationMeter,
     target_rank,
 )
-from utils.record.writer import RunWriter
+from utils.record.writer import Writer
 
 CPU = torch.device("cpu")
 
@@ -388,7 +388,7 @@ def test_a_run_writes_them_in_its_row_its_line_of_evaluation_and_by_class(tmp_pa
 def test_names_that_are_no_text_are_written_and_the_classes_accuracies_charted_once(tmp_path):
     row = {"class": 'caf\udce9, "2"', "val_count": 2, "val_accuracy": 100 / 3}
     for resumed in (None, (0, 0), (0, 5)):
-        writer = RunWriter(tmp_path, progress=False, resumed=resumed)
+        writer = Writer(tmp_path, progress=False, resumed=resumed)
         writer.classes([row, row | {"val_count": 0, "val_accuracy": math.nan}], 5)
         writer.close()
     content = (tmp_path / "class_metrics.csv").read_bytes()
@@ -398,7 +398,7 @@ def test_names_that_are_no_text_are_written_and_the_classes_accuracies_charted_o
 
 
 def test_tensorboard_shows_what_is_said_about_a_tag_at_its_first_point(tmp_path):
-    writer = RunWriter(tmp_path, progress=False)
+    writer = Writer(tmp_path, progress=False)
     writer.describe({"Top1/Training": "of mixed images"})
     for step in (1, 2):
         writer.scalars({"Top1/Training": 5.0, "Top1/Test": 6.0}, step)

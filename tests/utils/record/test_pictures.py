@@ -25,7 +25,7 @@ from utils.record import board
 from utils.record.pictures import collector as collecting
 from utils.record.pictures import drawing, due, projector
 from utils.record.pictures.collector import Collector, Mistake, Point
-from utils.record.writer import RunWriter
+from utils.record.writer import Writer
 
 CLASSES = 4
 COUNT = 50
@@ -366,4 +366,4 @@ def test_without_pictures_nothing_looks_on(tmp_path, monkeypatch):
 
 
 def test_a_writer_without_a_folder_draws_nothing(gathered):
-    RunWriter(None, progress=False).pictures(gathered, NAMES, 1)
+    Writer(None, progress=False).pictures(gathered, NAMES, 1)

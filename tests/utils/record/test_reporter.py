@@ -16,16 +16,17 @@ from utils.record.metrics import Report
 from utils.record.reporter import Reporter
 from utils.record.run_folder import RunFolder
 from utils.record.summary import final_line
-from utils.record.writer import NullWriter, RunWriter
+from utils.record.writer import Writer
 from utils.run import Run
 
 BAR = tqdm(disable=True)
 
 
-class Kept(NullWriter):
+class Kept(Writer):
     """Keeps what it is told."""
 
     def __init__(self):
+        super().__init__(silent=True)
         self.lines = []
         self.points = {}
         self.descriptions = {}
@@ -370,7 +371,7 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
         "round": "100.0",
     }
     for epoch in (1, 2):  # the second goes on with the file of the first
-        writer = RunWriter(tmp_path, progress=False, resumed=(1, 0) if epoch == 2 else None)
+        writer = Writer(tmp_path, progress=False, resumed=(1, 0) if epoch == 2 else None)
         writer.epoch(row | {"epoch": epoch})
         writer.close()
     with open(tmp_path / "metrics.csv", newline="", encoding="utf-8") as file:
@@ -380,7 +381,7 @@ def test_metrics_csv_has_six_significant_digits_of_floats_and_whole_counts_also_
 def columns_after(folder, *rows):
     """The header of metrics.csv and its rows after each of ``rows`` in a process of its own."""
     for epochs, row in enumerate(rows):
-        writer = RunWriter(folder, progress=False, resumed=(epochs, 0) if epochs else None)
+        writer = Writer(folder, progress=False, resumed=(epochs, 0) if epochs else None)
         writer.epoch({"epoch": epochs + 1} | row)
         writer.close()
     with open(folder / "metrics.csv", newline="", encoding="utf-8") as file:

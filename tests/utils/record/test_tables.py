@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from utils.record.run_folder import read_table
-from utils.record.writer import RunWriter
+from utils.record.writer import Writer
 
 ROWS = [{"epoch": str(n), "val_top1": f"{50 + n}.6667", "val_ece": f"1{n}.25"} for n in (1, 2, 3)]
 
@@ -43,7 +43,7 @@ def test_a_row_that_was_cut_off_before_others_were_added_is_left_out(table):
 
 def test_a_continued_run_leaves_the_cut_row_out_and_says_so(table, capsys):
     table.write_text(table.read_text()[:-8])
-    writer = RunWriter(table.parent, progress=False, resumed=(3, 0))
+    writer = Writer(table.parent, progress=False, resumed=(3, 0))
     writer.epoch({"epoch": 4, "val_top1": 54.0, "val_ece": 1.0})
     writer.close()
     assert [row["epoch"] for row in read_table(table)[0]] == ["1", "2", "4"]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.helpers import wait_for
-from utils.record.writer import RunWriter
+from utils.record.writer import Writer
 from utils.runtime import console, heartbeat
 from utils.runtime.heartbeat import Heartbeat
 
@@ -57,7 +57,7 @@ def test_a_full_disk_ends_nothing_and_is_met_by_the_work_itself():
 
 
 def test_a_bar_that_is_not_shown_counts_and_tells_how_far_it_is_and_how_long_the_rest_takes(capsys):
-    with RunWriter(None, progress=False).bar(4, 1, "Validation", "batch") as bar:
+    with Writer(None, progress=False).bar(4, 1, "Validation", "batch") as bar:
         wait_for(lambda: "Validation  batch 1/4\n" in capsys.readouterr().out)
         bar.update()
         bar.update(False)  # a round in which this process had no batch
@@ -65,5 +65,5 @@ def test_a_bar_that_is_not_shown_counts_and_tells_how_far_it_is_and_how_long_the
 
 
 def test_the_words_of_the_one_who_asks_for_a_bar_take_the_place_of_its_own(capsys):
-    with RunWriter(None, progress=False).bar(4, 0, "Epoch", "step", lambda: "own words"):
+    with Writer(None, progress=False).bar(4, 0, "Epoch", "step", lambda: "own words"):
         wait_for(lambda: "own words\n" in capsys.readouterr().out)
