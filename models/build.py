@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -137,13 +137,12 @@ def _timm(name: str, settings: ModelSettings, classes: int, channels: int, image
     import timm
 
     options = options_of(settings, lambda: class_of(lambda: timm.create_model(name)))
-    size = {"img_size": image_size} if _has_fixed_size(name, image_size) else {}
     own = {"pretrained": settings.pretrained, "num_classes": classes, "in_chans": channels}
     create = partial(timm.create_model, name, **own, **options)
-    try:
-        return create(**size)
-    except TypeError:  # the configuration has a fixed size but the class takes none
-        return create()
+    if _has_fixed_size(name, image_size):
+        with suppress(TypeError):  # the class takes no size
+            return create(img_size=image_size)
+    return create()
 
 
 def _takes_small_stem(model: nn.Module, image_size: int) -> bool:

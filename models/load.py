@@ -71,7 +71,8 @@ def load_model(path: str | os.PathLike[str], *, raw: bool = False, best: bool | 
     path, state, chosen = read_checkpoint(Path(path), best, warnings.warn)
     arch = state.get("arch")
     classes = state.get("classes")
-    if not isinstance(arch, str) or not _are_names(classes):
+    named = isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)
+    if not isinstance(arch, str) or not named:
         raise UserError(f"{path}: does not name its network and classes; give a checkpoint that main.py has saved")
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(
@@ -173,7 +174,3 @@ def shape_of(arch: str, settings: Mapping[str, Any]) -> ModelSettings:
         if value is not None and not mistake:
             shape[name] = value
     return ModelSettings(arch=arch, **shape)
-
-
-def _are_names(classes: Any) -> bool:
-    return isinstance(classes, list) and len(classes) > 1 and all(isinstance(name, str) for name in classes)

@@ -32,15 +32,19 @@ class FullyConnected(nn.Module):
         return self.layers(images)
 
 
-def _convolution_pairs(channels: int, size: int, widths: Sequence[int], bias: bool) -> tuple[list[nn.Module], int]:
-    """Two 3x3 convolutions of each width, and a 2x2 max-pool after them; the layers, and the size that they leave.
+def _convolutions(
+    channels: int, size: int, stages: Sequence[Sequence[int]], bias: bool = False, norm: bool = False
+) -> tuple[list[nn.Module], int]:
+    """3x3 convolutions of the widths of each stage, a 2x2 max-pool after each; the layers, and the size they leave.
 
-    A max-pool that would leave nothing is left out.
+    ``norm``: a batch norm after each convolution. A max-pool that would leave nothing is left out.
     """
     layers: list[nn.Module] = []
-    for width in widths:
-        for _ in range(2):
-            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=bias), nn.ReLU(inplace=True)]
+    for stage in stages:
+        for width in stage:
+            layers.append(nn.Conv2d(channels, width, 3, padding=1, bias=bias))
+            layers += [nn.BatchNorm2d(width)] if norm else []
+            layers.append(nn.ReLU(inplace=True))
             channels = width
         if size > 1:
             layers.append(nn.MaxPool2d(2))
@@ -57,7 +61,7 @@ class Conv(nn.Module):
 
     def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
         super().__init__()
-        layers, size = _convolution_pairs(channels, size, widths, bias=True)
+        layers, size = _convolutions(channels, size, [(width, width) for width in widths], bias=True)
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Flatten(),
@@ -72,21 +76,29 @@ class Conv(nn.Module):
         return self.classifier(self.features(images))
 
 
-class PooledConv(nn.Module):
-    """``Conv`` without its hidden linear layers: convolutions without bias, global average pool, one linear layer.
+class _Pooled(nn.Module):
+    """Convolutions without bias, global average pool, one linear layer; as many weights for images of any size."""
 
-    The layout of the convolutions and max-pools is that of ``Conv``. Input (n, channels, size, size), output
-    (n, classes); the number of weights does not depend on the size.
-    """
-
-    def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
+    def __init__(
+        self, classes: int, channels: int, size: int, stages: Sequence[Sequence[int]], norm: bool = False
+    ) -> None:
         super().__init__()
-        layers, _ = _convolution_pairs(channels, size, widths, bias=False)
+        layers, _ = _convolutions(channels, size, stages, norm=norm)
         self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.classifier = nn.Linear(widths[-1], classes)
+        self.classifier = nn.Linear(stages[-1][-1], classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.features(images))
+
+
+class PooledConv(_Pooled):
+    """``Conv`` with a global average pool instead of its hidden linear layers, and no bias in its convolutions.
+
+    Input (n, channels, size, size), output (n, classes).
+    """
+
+    def __init__(self, classes: int, channels: int, size: int, widths: Sequence[int]) -> None:
+        super().__init__(classes, channels, size, [(width, width) for width in widths])
 
 
 VGG_WIDTHS = {
@@ -97,31 +109,14 @@ VGG_WIDTHS = {
 }
 
 
-class SmallVGG(nn.Module):
+class SmallVGG(_Pooled):
     """VGG (Simonyan and Zisserman, 2014) for small images: batch norm, average pool, one linear layer.
 
     Input (n, channels, size, size), output (n, classes). A max-pool that would leave nothing is left out.
     """
 
     def __init__(self, classes: int, channels: int, size: int, depth: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for stage in VGG_WIDTHS[depth]:
-            for width in stage:
-                layers += [
-                    nn.Conv2d(channels, width, 3, padding=1, bias=False),
-                    nn.BatchNorm2d(width),
-                    nn.ReLU(inplace=True),
-                ]
-                channels = width
-            if size > 1:
-                layers.append(nn.MaxPool2d(2))
-                size //= 2
-        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.classifier = nn.Linear(channels, classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.features(images))
+        super().__init__(classes, channels, size, VGG_WIDTHS[depth], norm=True)
 
 
 # The networks of our own, each made from (classes, channels, image size).

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from models.build import build_model, locate, unknown_arch
-from models.load import load_model
+from models.load import Loaded, load_model
 from models.pretrained import classes_of, preprocessing_of
 from utils.checkpoint.resume import ResumePoint
 from utils.config.groups.model import ModelSettings
@@ -22,8 +22,8 @@ from utils.data.preprocessing import Preprocessing
 from utils.optim.distillation import Origin, Teacher
 
 
-class TrainedNetwork(NamedTuple):
-    """A trained network, in evaluation mode on the CPU, and what it was trained for."""
+class LibraryNetwork(NamedTuple):
+    """A library's trained network, in evaluation mode on the CPU, with what ``Loaded`` says of that of a checkpoint."""
 
     network: nn.Module
     arch: str
@@ -38,7 +38,8 @@ def build_teacher(source: str, data: Data, device: torch.device) -> Teacher:
     """
     flag = f"--teacher {source}"
     try:
-        known = _of_checkpoint(source) if os.path.exists(source) else _of_library(source)
+        # best=False: the same file for a run that goes on
+        known = load_model(source, best=False) if os.path.exists(source) else _of_library(source)
     except UserError as error:
         reasons = (line.removeprefix("--pretrained: ").removeprefix(f"{source}: ") for line in error.mistakes)
         raise UserError(*(f"{flag}: {reason}" for reason in reasons)) from error
@@ -67,12 +68,7 @@ def other_teacher(teacher: Teacher, resume_point: ResumePoint) -> str:
     )
 
 
-def _of_checkpoint(path: str) -> TrainedNetwork:
-    loaded = load_model(path, best=False)  # the same file for a run that goes on
-    return TrainedNetwork(loaded.network, loaded.arch, loaded.classes, loaded.preprocessing)
-
-
-def _of_library(name: str) -> TrainedNetwork:
+def _of_library(name: str) -> LibraryNetwork:
     """A network of timm or torchvision with its pretrained weights, whose classes are ImageNet's."""
     if mistake := unknown_arch(name):
         raise UserError(f"is no file or folder, and {mistake.partition(': ')[2].replace('own, ', '', 1)}")
@@ -80,26 +76,20 @@ def _of_library(name: str) -> TrainedNetwork:
         raise UserError("has no pretrained weights; give the path of a checkpoint that you have trained")
     values, weights = preprocessing_of(name, testing=False)
     preprocessing = Preprocessing.from_state(values, weights)
-    classes = _library_classes(name)
-    with torch.random.fork_rng(devices=[]):
-        network = build_model(
-            ModelSettings(arch=name, pretrained=True),
-            classes=len(classes),
-            channels=3,
-            image_size=preprocessing.image_size,
-        )
-    return TrainedNetwork(network.eval(), name, classes, preprocessing)
-
-
-def _library_classes(name: str) -> tuple[str, ...]:
-    """ImageNet's names (WordNet numbers) of the classes of a library's weights."""
     import timm
 
     count = classes_of(name)
-    names = timm.data.ImageNetInfo().label_names()
-    if count != len(names):
+    classes = tuple(timm.data.ImageNetInfo().label_names())  # WordNet's numbers
+    if count != len(classes):
         raise UserError(f"its {count} classes are not those of ImageNet-1k, and their names are not known")
-    return tuple(names)
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(
+            ModelSettings(arch=name, pretrained=True),
+            classes=count,
+            channels=3,
+            image_size=preprocessing.image_size,
+        )
+    return LibraryNetwork(network.eval(), name, classes, preprocessing)
 
 
 def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Tensor | None:
@@ -116,7 +106,7 @@ def _order(flag: str, classes: Sequence[str], theirs: Sequence[str]) -> torch.Te
     return torch.tensor([places[name] for name in classes])
 
 
-def _digest(known: TrainedNetwork) -> str:
+def _digest(known: Loaded | LibraryNetwork) -> str:
     """SHA-256 of all that the network's answers depend on."""
     facts = repr((known.arch, known.classes, known.preprocessing.state()))
     digest = hashlib.sha256(facts.encode("utf-8", "backslashreplace"))

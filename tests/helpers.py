@@ -1,6 +1,9 @@
 """What tests of several rooms share: small class folders, waiting, and the comparison of nested states."""
 
+import struct
 import time
+import zlib
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +21,28 @@ def image_tree(root, counts, classes="ab", size=8, ending="png"):
                 pixels = generator.integers(0, 256, (size, size, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.{ending}")
     return root
+
+
+def altered(run, path, **changes):
+    """Save the last checkpoint of ``run`` at ``path``, with parts replaced and what is None left out, also in dicts."""
+
+    def changed(state, changes):
+        for name, value in changes.items():
+            state[name] = changed(state[name], value) if isinstance(value, dict) else value
+        return {name: value for name, value in state.items() if value is not None or name not in changes}
+
+    torch.save(changed(torch.load(Path(run, "checkpoints/last.pt"), weights_only=True), changes), path)
+    return path
+
+
+def png_that_says(width, height):
+    """An RGB PNG file that declares such a size, with few pixels."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
 
 
 def wait_for(condition, seconds=60):

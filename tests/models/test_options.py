@@ -93,9 +93,6 @@ def test_a_checkpoint_is_loaded_evaluated_and_resumed_with_its_options(tmp_path,
     assert told(capsys, (*FLAGS[:3], "--evaluate", "--resume", run)) == (0, [])
 
 
-# ---------------------------------------------------------------------------------- memory for time
-
-
 @pytest.mark.parametrize("arch", ["timm/test_resnet", "timm/test_vit", "timm/test_convnext"])
 def test_checkpointed_gradients_and_statistics_are_bit_for_bit_those_without(arch):
     plain = build(arch, drop=0.2)

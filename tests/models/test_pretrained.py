@@ -111,9 +111,6 @@ def check_logits(logits, expected, most=0.005):
     assert (logits - expected).norm() < most * expected.norm()
 
 
-# ------------------------------------------------------------------------------------ without network
-
-
 @pytest.fixture
 def listener(monkeypatch):
     """A port that accepts connections."""
@@ -186,9 +183,6 @@ def test_without_network_weights_in_the_hubs_cache_are_used_and_others_are_one_l
     safetensors.torch.save_file(network.state_dict(), folder / "snapshots" / (40 * "0") / "model.safetensors")
     built = build_model(settings, classes=network.num_classes, channels=3, image_size=160)
     assert torch.equal(built.conv1[0].weight, network.conv1[0].weight)
-
-
-# ------------------------------------------------------------------------- evaluated as by their own library
 
 
 @pytest.mark.parametrize("flags", [(), ("--loader", "resident")], ids=["stream", "resident"])
@@ -271,9 +265,6 @@ def test_a_last_layer_for_the_same_classes_keeps_torchvisions_weights(tmp_path, 
     assert begins_anew(model, settings, 1000, 64) == ""
 
 
-# ------------------------------------------------------------------------------------- what the libraries say
-
-
 def test_what_timm_says_of_all_its_weights_is_taken_over():
     refused = []
     for name in timm.list_pretrained():
@@ -318,9 +309,6 @@ def test_a_network_without_weights_is_one_line(arch):
         preprocessing_of(arch, testing=False)
 
 
-# --------------------------------------------------------------------------------------- what begins anew
-
-
 def test_a_last_layer_that_nobody_has_trained_is_not_evaluated(tree, tmp_path, monkeypatch, capsys):
     timm_weights(monkeypatch, tmp_path, "test_resnet", classes=5)
     flags = ("--device", "cpu", "--dataname", "folder", "--datapath", tree, "--arch", "test_resnet", "--pretrained")
@@ -340,9 +328,6 @@ def test_a_stem_for_small_images_that_replaces_pretrained_weights_is_told(tree, 
     assert code == 2 and "first convolution" in line and "--image-size 65" in line
     assert main.main([*map(str, flags), "--dry-run", "--image-size", "65"]) == 0
     assert "anew" not in capsys.readouterr().out
-
-
-# --------------------------------------------------------------------------------- a run keeps what it took
 
 
 def test_a_run_from_pretrained_weights_keeps_their_preprocessing_whatever_the_library_says_later(

@@ -13,6 +13,7 @@ from models import load_model
 from models.teacher import build_teacher
 from tests.end_to_end.processes import differences, load, rows
 from tests.faults.small_run import told
+from tests.helpers import altered
 from tests.models.test_pretrained import timm_weights
 from utils.config.arguments import parse
 from utils.config.settings import UserError
@@ -40,18 +41,6 @@ def digits():
     return get_data(parse([]).data, CPU)
 
 
-def altered(teacher, path, **changes):
-    """The checkpoint ``teacher`` with parts replaced, at ``path``."""
-    state = torch.load(teacher, weights_only=True)
-    for name, value in changes.items():
-        state[name] = state[name] | value if isinstance(value, dict) else value
-    torch.save(state, path)
-    return str(path)
-
-
-# ------------------------------------------------------------------------------------------------- built
-
-
 def test_a_checkpoints_network_answers_as_load_model_lets_it(teacher, digits):
     built = build_teacher(str(teacher), digits, CPU)
     images = torch.randn(4, 1, 8, 8)
@@ -63,8 +52,10 @@ def test_a_checkpoints_network_answers_as_load_model_lets_it(teacher, digits):
 
 def test_classes_in_another_order_are_matched_by_name_and_another_mean_is_renormalised(teacher, digits, tmp_path):
     names = [str(digit) for digit in (3, 1, 2, 0, 4, 5, 6, 7, 9, 8)]
-    path = altered(teacher, tmp_path / "other.pt", classes=names, preprocessing={"mean": [0.5], "std": [0.25]})
-    built = build_teacher(path, digits, CPU)
+    path = altered(
+        teacher.parents[1], tmp_path / "other.pt", classes=names, preprocessing={"mean": [0.5], "std": [0.25]}
+    )
+    built = build_teacher(str(path), digits, CPU)
     images = torch.randn(4, 1, 8, 8)
     pixels = images * digits.preprocessing.std[0] + digits.preprocessing.mean[0]
     with torch.no_grad():
@@ -92,7 +83,7 @@ def test_what_cannot_teach_is_refused_in_one_line(teacher, digits, tmp_path, mon
     (tmp_path / "damaged.pt").write_bytes(b"damaged")
     for source, words in (
         (
-            altered(teacher, tmp_path / "a.pt", classes=names),
+            str(altered(teacher.parents[1], tmp_path / "a.pt", classes=names)),
             "knows other classes than the data: it lacks 9 and has ten",
         ),
         (str(tmp_path / "damaged.pt"), "it is damaged"),
@@ -108,9 +99,6 @@ def test_what_cannot_teach_is_refused_in_one_line(teacher, digits, tmp_path, mon
     timm_weights(monkeypatch, tmp_path, "test_resnet", classes=1000)
     with pytest.raises(UserError, match="sees images of 3 channel.s., and the data has 1"):
         build_teacher("test_resnet", digits, CPU)
-
-
-# -------------------------------------------------------------------------------------------------- runs
 
 
 def test_a_run_cut_and_resumed_has_the_bits_of_an_uninterrupted_one_and_logs_both_losses(
@@ -140,9 +128,9 @@ def test_a_run_cut_and_resumed_has_the_bits_of_an_uninterrupted_one_and_logs_bot
 def test_another_teacher_at_the_same_path_is_refused_or_taken_on_request_and_evaluation_needs_none(
     teacher, tmp_path, capsys
 ):
-    path = altered(teacher, tmp_path / "teacher.pt")
+    path = altered(teacher.parents[1], tmp_path / "teacher.pt")
     run = train(tmp_path / "runs", "--teacher", path, "--max-steps", 2)
-    altered(teacher, path, preprocessing={"mean": [0.5]})
+    altered(teacher.parents[1], path, preprocessing={"mean": [0.5]})
     resume = ("--device", "cpu", "--deterministic", "--resume", run, "--max-steps", 3)
     capsys.readouterr()
     code, (line,) = told(capsys, resume)

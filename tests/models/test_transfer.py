@@ -1,7 +1,6 @@
 """Weights of other programs and other classes: what fits is loaded, what begins anew is said, the rest is refused."""
 
 import argparse
-import dataclasses
 import os
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from models import build_model
 from models.transfer import load_start
 from tests.end_to_end.processes import load
 from tests.faults.small_run import told
+from tests.helpers import equal
+from tests.models.test_pretrained import timm_weights
 from utils.checkpoint import checkpoint
 from utils.config.groups.model import ModelSettings
 from utils.config.settings import UserError
@@ -36,13 +37,6 @@ SMALL = ("fc", "timm/test_resnet", "torchvision/squeezenet1_1")
 
 def build(arch, classes, size=32, **settings):
     return build_model(ModelSettings(arch=arch, **settings), classes=classes, channels=3, image_size=size)
-
-
-def equal(weights, others):
-    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
-
-
-# ---------------------------------------------------------------------------------------- another head
 
 
 @pytest.mark.parametrize("arch", ORIGINS)
@@ -124,13 +118,7 @@ def test_another_network_is_refused_by_its_names_with_a_new_head_or_without():
 
 
 def test_a_pretrained_last_layer_for_as_many_classes_begins_anew_too(tmp_path, monkeypatch):
-    network = timm.create_model("test_vit", num_classes=2, in_chans=3)
-    torch.save(network.state_dict(), tmp_path / "weights.pth")
-    config = dataclasses.replace(
-        timm.get_pretrained_cfg("test_vit"), file=str(tmp_path / "weights.pth"), hf_hub_id=None, url=None, num_classes=2
-    )
-    for name in ("test_vit", f"test_vit.{config.tag}"):
-        monkeypatch.setitem(timm.models._registry._model_pretrained_cfgs, name, config)
+    network, _ = timm_weights(monkeypatch, tmp_path, "test_vit")
     torch.manual_seed(5)
     kept, begun = (build("test_vit", 2, 160, pretrained=True, new_head=new).state_dict() for new in (False, True))
     assert equal(kept, network.state_dict())
@@ -159,10 +147,8 @@ def test_a_run_says_in_log_plan_and_refusal_what_happens_to_the_last_layer(tmp_p
     (folder,) = Path("runs/digits/fc").iterdir()
     assert f"; {words} begins anew" in (folder / "log.txt").read_text()
     initial = load(folder, "initial.pt")["model"]
-    assert torch.equal(initial["layers.1.weight"], torch.ones(300, 64)) and initial["layers.5.weight"].shape == (
-        10,
-        100,
-    )
+    assert torch.equal(initial["layers.1.weight"], torch.ones(300, 64))
+    assert initial["layers.5.weight"].shape == (10, 100)
     capsys.readouterr()
     # Its own classes need no new head, and a resume brings the weights along.
     assert main.main([*DIGITS, "--resume", str(folder), "--dry-run"]) == 0
@@ -176,17 +162,13 @@ def test_weights_of_another_stem_are_named_in_the_plan_and_refused_where_they_do
     assert main.main([*small, "--arch", "timm/test_resnet"]) == 0
     assert "\nStem: 3x3 without max-pool, as for all training images of at most 64 " in capsys.readouterr().out
     path = str(next(Path("runs/synthetic/timm-test_resnet").glob("*/checkpoints/final.pt")))
-    assert (
-        main.main([*small[:-4], "--image-size", "72", "--arch", "timm/test_resnet", "--weights", path, "--dry-run"])
-        == 0
-    )
+    larger = [*small[:-4], "--image-size", "72"]
+    assert main.main([*larger, "--arch", "timm/test_resnet", "--weights", path, "--dry-run"]) == 0
     plan = capsys.readouterr().out
     assert "\nStem           timm's own, as for all training images of more than 64 pixels" in plan
     assert "The weights to begin with were trained with that other one, on images of 16 pixels" in plan
     torch.save(build("timm/resnet18", 10, 16).state_dict(), "plain.pt")
-    code, (line,) = told(
-        capsys, (*small[:-4], "--image-size", "72", "--arch", "timm/resnet18", "--weights", "plain.pt")
-    )
+    code, (line,) = told(capsys, (*larger, "--arch", "timm/resnet18", "--weights", "plain.pt"))
     assert code == 2 and "first convolution is 3x3, and that of ResNet for these images 7x7" in line
     assert line.endswith("the weights fit --image-size 64 or less")
 
@@ -205,9 +187,6 @@ def test_a_network_is_evaluated_with_the_stem_that_it_was_trained_with_whatever_
         assert main.main([*flags, "--evaluate", "--weights", path, size, "72"]) == 0
         figures.append(capsys.readouterr().out.splitlines()[-1])
     assert figures[0] == figures[1]
-
-
-# -------------------------------------------------------------------------------------- files of others
 
 
 def average_of(model):
