@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, warn
+from scripts.common.command_line import ToolParser, each_of, make_folder, run_tool, warn
 from scripts.common.trained import add_run_arguments, find_run, open_run
 from utils.checkpoint.fingerprint import same_images
 from utils.config.groups.data import VIEWS
@@ -39,13 +39,12 @@ BEST = "best.pt"  # of the run's own validation images
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own = build_parser().parse_args(argv)
-    refuse_mistakes(own)
-    from scripts.common.predictions import Chosen, settings_of
-    from utils.runtime.distributed import Distributed
-
     try:
+        each_of(find_run, filter(None, (own.run, own.compare)))  # before any slow import
+        from scripts.common.predictions import Chosen, settings_of
+        from utils.runtime.distributed import Distributed
+
         loaded = open_run(own.run, own.raw, "cpu", best=own.best)
         other = open_run(own.compare, own.raw, "cpu", best=own.best) if own.compare else None
         args = settings_of(loaded, Chosen.of(own))
@@ -93,18 +92,6 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def refuse_mistakes(own: argparse.Namespace) -> None:
-    """Raise ``UserError`` for what cannot be done, before any slow import."""
-    mistakes = []
-    for text in filter(None, (own.run, own.compare)):
-        try:
-            find_run(text)
-        except UserError as error:
-            mistakes += error.mistakes
-    if mistakes:
-        raise UserError(*mistakes, on_all_ranks=True)
-
-
 def evaluate(
     own: argparse.Namespace, loaded: Loaded, other: Loaded | None, distributed: Distributed
 ) -> tuple[Predictions, Comparison | None]:
@@ -123,9 +110,6 @@ def evaluate(
             warn(line)
     second = predict_split(with_data_settings_of(other, loaded), chosen, distributed)
     return predictions, compare(predictions, second)
-
-
-# ------------------------------------------------------------------------------------------- output
 
 
 def describe(

@@ -26,7 +26,6 @@ NAME = "export.py"
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own = build_parser().parse_args(argv)
     refuse_mistakes(own)
     place = Place.of(own.output, own.to)

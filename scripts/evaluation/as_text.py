@@ -16,20 +16,17 @@ from utils.record.metrics import Bin, shows_top5
 
 MOST_CLASSES = 20  # in a table; of more, the worst are shown
 MOST_COLUMNS = 10  # classes of a confusion matrix
-# rows shown
-WORST = 10
-PAIRS = 10
-CHANGES = 10
-IMAGES = 5
 COLUMN_LETTERS = 9  # of a class's name there
+LETTERS = 24  # elsewhere
+ROWS = 10  # of a table of the worst
+IMAGES = 5  # rows of a table of images
 SIGNIFICANT = 0.05
 
 
 def heading(description: dict[str, Any], images: int) -> str:
     """Network, images, and how they were shown to it."""
     of = description
-    checkpoint = description["checkpoint"]
-    lines = [f"{checkpoint}: {of['arch']}{', raw weights' if of['raw_weights'] else ''}"]
+    lines = [f"{of['checkpoint']}: {of['arch']}{', raw weights' if of['raw_weights'] else ''}"]
     views = "" if of["tta"] == "none" else f", test-time augmentation {of['tta']}"
     amp = "" if of["amp"] == "off" else f", in {of['amp']}"
     split = "" if of["dataname"] is None and of["split"] == "val" else f", {of['split']}"  # then perhaps it has no val/
@@ -83,44 +80,36 @@ def doubtful(predictions: Predictions, description: dict[str, Any]) -> list[str]
 def classes(predictions: Predictions, rest_is_in: str) -> str:
     """Table of all classes, or of the worst by F1. ``rest_is_in``: where the others are found."""
     by_class = class_rows(predictions)
-    every = [n for n, row in enumerate(by_class) if row["images"] or row["predicted"]]
-    shown = every
+    shown = every = [n for n, row in enumerate(by_class) if row["images"] or row["predicted"]]
     title = "Classes"
     if len(every) > MOST_CLASSES:
         # Those without images come last: that they are predicted at all shows with the others.
-        shown = sorted(every, key=lambda n: (not by_class[n]["images"], by_class[n]["f1"]))[:WORST]
-        title = f"The {WORST} classes with the lowest F1 (not shown: {len(every) - WORST:,} more{rest_is_in})"
-    most = {one.label: one for one in reversed(predictions.confusions)}  # the first, that is the most frequent, stays
+        shown = sorted(every, key=lambda n: (not by_class[n]["images"], by_class[n]["f1"]))[:ROWS]
+        title = f"The {ROWS} classes with the lowest F1 (not shown: {len(every) - ROWS:,} more{rest_is_in})"
+    names = [short(name) for name in predictions.classes]
+    most = {one.label: f"{names[one.predicted]} ({one.count})" for one in reversed(predictions.confusions)}
     rows = []
     for n in shown:
         row = by_class[n]
-        wrong = most.get(n)
-        recall = "-" if row["recall"] is None else f"{row['recall']:.2f}"
-        taken = f"{_name(predictions, wrong.predicted)} ({wrong.count})" if wrong else "-"
-        rows.append(
-            [_name(predictions, n), f"{row['images']:,}", f"{row['precision']:.2f}", recall, f"{row['f1']:.2f}", taken]
-        )
+        percents = ("-" if row[name] is None else f"{row[name]:.2f}" for name in ("precision", "recall", "f1"))
+        rows.append([names[n], f"{row['images']:,}", *percents, most.get(n, "-")])
     return f"{title}\n{table(['class', 'images', 'precision', 'recall', 'F1', 'mostly taken for'], rows)}"
 
 
 def confusion(predictions: Predictions, rest_is_in: str) -> str:
     """The matrix of a few classes; of many, the pairs that are most often taken for each other."""
-    names = predictions.classes
+    names = [short(name) for name in predictions.classes]
     if len(names) <= MOST_COLUMNS:
-        heads = [printable(name)[:COLUMN_LETTERS] for name in names]
-        rows = [[_name(predictions, n), *map(str, row)] for n, row in enumerate(confusion_matrix(predictions).tolist())]
+        heads = [printable(name)[:COLUMN_LETTERS] for name in predictions.classes]
+        matrix = confusion_matrix(predictions).tolist()
+        rows = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
         return f"Confusion matrix (row: class, column: taken for)\n{table(['', *heads], rows)}"
     if not predictions.confusions:
         return "No class is taken for another"
-    rows = [
-        [
-            _name(predictions, one.label),
-            _name(predictions, one.predicted),
-            f"{one.count:,}",
-            f"{share_of_class(predictions, one):.1f} %",
-        ]
-        for one in predictions.confusions[:PAIRS]
-    ]
+    rows = []
+    for one in predictions.confusions[:ROWS]:
+        share = f"{share_of_class(predictions, one):.1f} %"
+        rows.append([names[one.label], names[one.predicted], f"{one.count:,}", share])
     more = len(predictions.confusions) - len(rows)
     left_out = f" (not shown: {more:,} more pairs{rest_is_in})" if more else ""
     return f"Most frequent confusions{left_out}\n{table(['class', 'taken for', 'images', 'of the class'], rows)}"
@@ -128,22 +117,16 @@ def confusion(predictions: Predictions, rest_is_in: str) -> str:
 
 def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
     """The reliability table and what a temperature would change."""
-    rows = [
-        [
-            f"{one.low:.2f} to {one.high:.2f}",
-            f"{one.images:,}",
-            f"{one.confidence:.2f}",
-            f"{one.accuracy:.2f}",
-            f"{one.confidence - one.accuracy:+.2f}",
-        ]
-        for one in bins
-        if one.images
-    ]
+    rows = []
+    for one in bins:
+        if one.images:
+            percents = (f"{one.confidence:.2f}", f"{one.accuracy:.2f}", f"{one.confidence - one.accuracy:+.2f}")
+            rows.append([f"{one.low:.2f} to {one.high:.2f}", f"{one.images:,}", *percents])
     lines = ["Calibration", table(["probability", "images", "mean %", "right %", "too sure by"], rows)]
     if temperature is None:
         return "\n".join([*lines, "No temperature is fitted to so few images"])
-    (loss, better_loss) = temperature.loss
-    (error, better_error) = temperature.error
+    loss, better_loss = temperature.loss
+    error, better_error = temperature.error
     lines += [
         f"Temperature {temperature.temperature:.3f}, fitted on {temperature.fitted:,} images drawn at random, which "
         f"are not scored. On the other {temperature.scored:,}:",
@@ -156,8 +139,8 @@ def calibration(bins: Sequence[Bin], temperature: Temperature | None) -> str:
 
 def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
     """The two that are compared; with how each was run, where that differs."""
+    names = (description["checkpoint"], description["compared_with"])
     ways = [(description[f"{of}tta"], description[f"{of}amp"]) for of in ("", "compared_")]
-    names = description["checkpoint"], description["compared_with"]
     if ways[0] == ways[1]:
         return names
     return tuple(f"{name} (--tta {tta}, --amp {amp})" for name, (tta, amp) in zip(names, ways, strict=True))
@@ -166,7 +149,7 @@ def checkpoints(description: dict[str, Any]) -> tuple[str, str]:
 def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
     """Whether two networks differ, and where. ``checkpoints``: theirs."""
     counts = comparison.counts
-    n = len(comparison.first_right)
+    n = len(comparison.right[0])
     low, high = comparison.interval
     lines = [
         f"A  {checkpoints[0]}",
@@ -179,17 +162,11 @@ def compared(comparison: Comparison, checkpoints: tuple[str, str]) -> str:
     ]
     changed = [one for one in comparison.classes if one.first != one.second]
     if changed:
-        rows = [
-            [
-                short(one.name),
-                f"{one.images:,}",
-                f"{100 * one.first / one.images:.2f}",
-                f"{100 * one.second / one.images:.2f}",
-                f"{100 * (one.second - one.first) / one.images:+.2f}",
-            ]
-            for one in changed[:CHANGES]
-        ]
-        more = f" (not shown: {len(changed) - CHANGES:,} more that differ)" if len(changed) > CHANGES else ""
+        rows = []
+        for one in changed[:ROWS]:
+            first, second = 100 * one.first / one.images, 100 * one.second / one.images
+            rows.append([short(one.name), f"{one.images:,}", f"{first:.2f}", f"{second:.2f}", f"{second - first:+.2f}"])
+        more = f" (not shown: {len(changed) - ROWS:,} more that differ)" if len(changed) > ROWS else ""
         lines += ["", f"Classes that differ most{more}", table(["class", "images", "A %", "B %", "B - A"], rows)]
     for second, letter in ((False, "A"), (True, "B")):
         lines += _images(comparison, second, letter)
@@ -218,13 +195,6 @@ def _images(comparison: Comparison, second: bool, letter: str) -> list[str]:
     more = f" (the most confident mistakes of the other; not shown: {len(places) - IMAGES:,} more)"
     title = f"Only {letter} is right{more if len(places) > IMAGES else ''}"
     return ["", title, table(["image", "class", "A says", "B says"], rows)]
-
-
-def _name(predictions: Predictions, place: int) -> str:
-    return short(predictions.classes[place])
-
-
-LETTERS = 24
 
 
 def short(name: str) -> str:

@@ -51,7 +51,7 @@ class ClassChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """``first`` and ``second`` on the same n images: ``first_right`` and ``second_right``, bool (n,).
+    """``first`` and ``second`` on the same n images.
 
     ``places``: where image i of these n is among the first's, and among the second's.
     """
@@ -61,28 +61,24 @@ class Comparison:
     places: tuple[np.ndarray, np.ndarray]
 
     @cached_property
-    def first_right(self) -> np.ndarray:
-        return self.first.right[self.places[0]]
-
-    @cached_property
-    def second_right(self) -> np.ndarray:
-        return self.second.right[self.places[1]]
+    def right(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the n images the first and the second network get right, bool (n,) each."""
+        return self.first.right[self.places[0]], self.second.right[self.places[1]]
 
     @cached_property
     def counts(self) -> Counts:
-        one = self.first_right
-        two = self.second_right
+        one, two = self.right
         return Counts(*(int(which.sum()) for which in (one & two, one & ~two, ~one & two, ~one & ~two)))
 
     @property
     def difference(self) -> float:
         """By how many percentage points the second's top-1 is higher."""
-        return 100 * (self.counts.second - self.counts.first) / len(self.first_right)
+        return 100 * (self.counts.second - self.counts.first) / len(self.right[0])
 
     @cached_property
     def interval(self) -> tuple[float, float]:
         """The bootstrap's 95 % interval of the difference, in percentage points; images are drawn in pairs."""
-        n = len(self.first_right)
+        n = len(self.right[0])
         shares = np.array([self.counts.first, self.counts.second, n - self.counts.first - self.counts.second]) / n
         drawn = np.random.default_rng(SEED).multinomial(n, shares, RESAMPLES)
         tail = 50 * (1 - CONFIDENCE)
@@ -104,8 +100,7 @@ class Comparison:
         labels = self.first.truth[self.places[0]]
         size = len(self.first.classes)
         images, first, second = (
-            np.bincount(labels[which], minlength=size).tolist()
-            for which in (slice(None), self.first_right, self.second_right)
+            np.bincount(labels[which], minlength=size).tolist() for which in (slice(None), *self.right)
         )
         changes = map(ClassChange, self.first.classes, images, first, second)
         present = [change for change in changes if change.images]
@@ -113,9 +108,8 @@ class Comparison:
 
     def only(self, second: bool) -> np.ndarray:
         """Images that only one of both gets right, the first or the ``second``; most confident mistakes first."""
-        mine, other = (self.second_right, self.first_right) if second else (self.first_right, self.second_right)
         mistaken, places = (self.first, self.places[0]) if second else (self.second, self.places[1])
-        chosen = np.flatnonzero(mine & ~other)
+        chosen = np.flatnonzero(self.right[second] & ~self.right[not second])
         return chosen[np.argsort(-mistaken.confidence[places[chosen]], kind="stable")]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -138,7 +132,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "images": len(self.first_right),
+            "images": len(self.right[0]),
             "both_right": self.counts.both,
             "first_right": self.counts.first,
             "second_right": self.counts.second,

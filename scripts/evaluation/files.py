@@ -23,6 +23,9 @@ from utils.config.settings import UserError
 from utils.record.metrics import Bin
 
 JSON_FILE = "evaluation.json"
+PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
+ANSWERS = (f"{which}_{what}" for which in ("first", "second") for what in ("predicted", "probability"))
+COMPARED = ("image", "class", "right", *ANSWERS)
 NOT_ALWAYS = ("confusion_matrix.csv", "comparison.csv", "comparison.png")
 
 
@@ -43,7 +46,9 @@ def save(
         try:
             _write_all(work, description, predictions, temperature, comparison)
             names = sorted(path.name for path in work.iterdir())
-            _refuse_folders(folder, names)
+            for name in names:  # before any earlier file has been touched
+                if (folder / name).is_dir():
+                    raise OSError(errno.EISDIR, f"{name} is a folder there")
             (folder / JSON_FILE).unlink(missing_ok=True)
             for name in set(NOT_ALWAYS) - set(names):
                 (folder / name).unlink(missing_ok=True)
@@ -54,13 +59,6 @@ def save(
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written ({error.strerror or error})") from error
     return names
-
-
-def _refuse_folders(folder: Path, names: Sequence[str]) -> None:
-    """Raise ``OSError`` if a folder stands where a file must go, before any earlier file has been touched."""
-    for name in names:
-        if (folder / name).is_dir():
-            raise OSError(errno.EISDIR, f"{name} is a folder there")
 
 
 def _write_all(
@@ -106,18 +104,6 @@ def _write_all(
             from scripts.evaluation.picture import draw
 
             draw(work / "comparison.png", comparison)
-
-
-PREDICTION = ("image", "class", "predicted", "right", "probability", "class_probability", "class_rank")
-COMPARED = (
-    "image",
-    "class",
-    "right",
-    "first_predicted",
-    "first_probability",
-    "second_predicted",
-    "second_probability",
-)
 
 
 def _prediction_rows(predictions: Predictions) -> Iterable[tuple[Any, ...]]:

@@ -22,6 +22,17 @@ from utils.data.preprocessing import Preprocessing
 from utils.record.metrics import cut_words, shows_top5
 
 SHOWN_CLASSES = 1000
+RESIZED_SIDE = {
+    "center": "the shorter side, keeping the shape,",
+    "squash": "both sides",
+    "border": "the longer side, keeping the shape,",
+}
+PACKAGES = {
+    "onnx": "numpy, onnxruntime and pillow",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "safetensors": "torch, numpy and pillow and the training repository as the first folder of PYTHONPATH",
+}
 OF_TRAINING = ("epochs", "global_batch_size", "optimizer", "lr", "lr_policy", "weight_decay", "augment", "seed")
 
 
@@ -50,7 +61,7 @@ def card(one: Exported) -> str:
         inside=one.subject.inside,
         steps=list(_steps(one.subject)),
         of_each_class=of_each_class(loaded),
-        packages=_packages(one),
+        packages=PACKAGES.get(one.name, "torch, numpy and pillow"),
         code=code(one),
         shown_classes=SHOWN_CLASSES,
     )
@@ -58,7 +69,7 @@ def card(one: Exported) -> str:
 
 def _facts(one: Exported) -> Iterator[tuple[str, str]]:
     subject = one.subject
-    settings = one.subject.loaded.settings
+    settings = subject.loaded.settings
     parameters = sum(parameter.numel() for parameter in subject.loaded.network.parameters())
     library = "its training repository" if subject.library == "own" else subject.library
     yield "network", f"{subject.loaded.arch}, of {library}; {parameters:,} parameters"
@@ -66,21 +77,18 @@ def _facts(one: Exported) -> Iterator[tuple[str, str]]:
     if settings.get("pretrained") or settings.get("weights"):
         origin = settings.get("weights") or f"{library}'s pretrained weights of {subject.loaded.arch}"
         yield "began from", f"{origin}, whose licence applies"
-    trained = [f"{name.replace('_', ' ')} {_plain(settings[name])}" for name in OF_TRAINING if _is_set(settings, name)]
+    trained = []
+    for name in OF_TRAINING:
+        value = settings.get(name)
+        if value not in (None, [], ()):
+            text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            trained.append(f"{name.replace('_', ' ')} {text}")
     yield "trained with", ", ".join(trained) or "unknown settings"
     yield "validation", _validation(subject)
     for line in one.quantised:
         yield "8 bits", line
     yield "checked", f"on {one.source}: {one.check}"
     yield "made with", f"torch {metadata.version('torch')}, Python {sys.version.partition(' ')[0]}"
-
-
-def _is_set(settings: dict[str, object], name: str) -> bool:
-    return settings.get(name) not in (None, [], ())
-
-
-def _plain(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _validation(subject: Subject) -> str:
@@ -97,9 +105,6 @@ def _validation(subject: Subject) -> str:
         f"top-1 {figures['top1']:.2f} %, {top5}loss {loss} over {figures['count']:,} images"
         f"{cut_words(cut)}, after epoch {figures['epoch']}{in_half}{with_views}{doubts}"
     )
-
-
-# ------------------------------------------------------------------------------------------- the input
 
 
 def _steps(subject: Subject) -> Iterator[str]:
@@ -124,12 +129,7 @@ def _resizing(shown: Preprocessing) -> Iterator[str]:
         if target != shown.stored_size:
             yield f"Resize to {target} x {target} pixels ({how})."
     else:
-        what = {
-            "center": "the shorter side, keeping the shape,",
-            "squash": "both sides",
-            "border": "the longer side, keeping the shape,",
-        }[shown.crop_mode]
-        yield f"Resize {what} to {target} pixels ({how}, with antialiasing, as Pillow does)."
+        yield f"Resize {RESIZED_SIDE[shown.crop_mode]} to {target} pixels ({how}, with antialiasing, as Pillow does)."
     if goes_onto_canvas(shown):
         yield f"Put the middle onto {size} x {size} pixels of the mean colour."
     elif is_cropped(shown):
@@ -139,16 +139,6 @@ def _resizing(shown: Preprocessing) -> Iterator[str]:
 def resized_side(shown: Preprocessing) -> int:
     """The side in pixels that images are resized to before the middle is cropped; see ``View``."""
     return max(1, math.floor(shown.val_image_size / shown.crop_pct))
-
-
-# ------------------------------------------------------------------------------------------- the code
-
-
-def _packages(one: Exported) -> str:
-    names = {"onnx": "numpy, onnxruntime and pillow", "timm": "timm", "torchvision": "torchvision"}
-    return names.get(one.name, "torch, numpy and pillow") + (
-        " and the training repository as the first folder of PYTHONPATH" if one.name == "safetensors" else ""
-    )
 
 
 def code(one: Exported) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +60,8 @@ def noise(shape: tuple[int, int, int]) -> torch.Tensor:
     average of those is the same for all images, and what a network makes of its last digits is rounding.
     """
     random = torch.Generator().manual_seed(SEED)
-    layers = []
-    for spots in (1, 2, 4, 8, 16, 32, 64):
-        grid = (COUNT, shape[0], min(spots, shape[1]), min(spots, shape[2]))
-        layers.append(functional.interpolate(torch.randn(grid, generator=random), shape[1:]))
+    grids = [(COUNT, shape[0], min(spots, shape[1]), min(spots, shape[2])) for spots in (1, 2, 4, 8, 16, 32, 64)]
+    layers = [functional.interpolate(torch.randn(grid, generator=random), shape[1:]) for grid in grids]
     return torch.stack(layers).sum(0) / math.sqrt(len(layers))
 
 
@@ -93,12 +92,10 @@ def _shown(loaded: Loaded, images: Images, count: int, where: str = "--datapath"
     order = np.random.default_rng(SEED).permutation(len(images))
     shown: list[torch.Tensor] = []
     for number in order:
+        with suppress(UnreadableImage):
+            shown.append(loaded.preprocessing(picture(images, int(number))))
         if len(shown) == count:
             break
-        try:
-            shown.append(loaded.preprocessing(picture(images, int(number))))
-        except UnreadableImage:
-            continue
     if not shown:
         raise UserError(f"{where}: holds no image that can be read")
     return torch.stack(shown)

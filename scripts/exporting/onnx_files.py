@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,6 @@ def _save(model: Any, path: Path, metadata: dict[str, Any]) -> None:
     onnx.save(model, path)
 
 
-# ------------------------------------------------------------------------------------------- 8 bits
-
-
 def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor | None) -> None:
     """Replace the ONNX file ``path`` with one whose large layers compute in 8 bits.
 
@@ -84,6 +82,7 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
     target = path.with_suffix(".int8.onnx")
+    batches = ({INPUT: subject.inputs(part).numpy()} for part in (() if calibration is None else calibration.split(32)))
     with quiet():
         if how == "dynamic":
             # Unsigned like the inputs: such products are exact everywhere, with no bit less for the weights.
@@ -92,7 +91,7 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
             quantize_static(
                 path,
                 target,
-                _Calibration(subject.inputs(calibration).numpy()),
+                SimpleNamespace(get_next=lambda: next(batches, None)),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=QUANTISED,
                 per_channel=True,
@@ -103,7 +102,7 @@ def quantise(path: Path, how: str, subject: Subject, calibration: torch.Tensor |
             )
     model = onnx.load(target)
     target.unlink()
-    if not _in_8_bits(model):
+    if not any(node.op_type.startswith(("Quantize", "DynamicQuantize")) for node in model.graph.node):
         raise UserError(f"--quantise {how}: {subject.loaded.arch} has no layer that it quantises; leave it out")
     if largest_pair(model) > LARGEST_INT16:
         raise ExportFailure(f"two products of the 8-bit {subject.loaded.arch} may exceed 16 bits: onnxruntime's fault")
@@ -117,10 +116,6 @@ def replace_metadata(path: Path, entries: dict[str, Any]) -> None:
     model = onnx.load(path)
     metadata = {entry.key: json.loads(entry.value) for entry in model.metadata_props}
     _save(model, path, {**metadata, **entries})
-
-
-def _in_8_bits(model: Any) -> bool:
-    return any(node.op_type.startswith(("Quantize", "DynamicQuantize")) for node in model.graph.node)
 
 
 def largest_pair(model: Any) -> int:
@@ -139,19 +134,6 @@ def largest_pair(model: Any) -> int:
     return 2 * 255 * int(max([*inputs, *weights], default=0))
 
 
-class _Calibration:
-    """Calibration data for onnxruntime: dicts of a batch each, then None."""
-
-    def __init__(self, inputs: np.ndarray, batch_size: int = 32) -> None:
-        self.batches: Iterator[np.ndarray] = iter(
-            [inputs[first : first + batch_size] for first in range(0, len(inputs), batch_size)]
-        )
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        batch = next(self.batches, None)
-        return None if batch is None else {INPUT: batch}
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Inside, neither torch nor onnxruntime logs advice about a network that the user did not write."""
@@ -163,9 +145,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-# ------------------------------------------------------------------------------------------- running
 
 
 class OnnxNetwork(nn.Module):

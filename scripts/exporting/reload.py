@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 WHY_NOT = ".txt"  # after the name of the outputs, that of a file with the reason
-SIZES = (1, 2, 3, 16)  # of the first batches, and of all others: a file for one size of batch would fail
 
 Predict = Callable[[np.ndarray], np.ndarray]
 
@@ -36,14 +35,9 @@ def main(requests: str) -> None:
 
 
 def in_batches(predict: Predict, inputs: np.ndarray) -> np.ndarray:
-    """The outputs for ``inputs`` (n, ...), in batches of ``SIZES``."""
-    parts = []
-    first = 0
-    while first < len(inputs):
-        last = first + SIZES[min(len(parts), len(SIZES) - 1)]
-        parts.append(predict(inputs[first:last]))
-        first = last
-    return np.concatenate(parts)
+    """The outputs for ``inputs`` (n, ...), in batches of 1, 2, 3, 16, 16 ...: a file for one size would fail."""
+    edges = [edge for edge in (1, 3, *range(6, len(inputs), 16)) if edge < len(inputs)]
+    return np.concatenate([predict(part) for part in np.split(inputs, edges)])
 
 
 def with_onnxruntime(path: str, _: dict[str, Any]) -> Predict:

@@ -21,13 +21,13 @@ def refuse_other_networks(name: str, subject: Subject) -> None:
     """Raise ``UserError`` if format ``name`` is for another library's networks, or cannot describe this one."""
     if name not in ("timm", "torchvision"):
         return
+    advice = "use --to onnx, torch-export or safetensors"
+    if subject.library != name:
+        owner = "this repository" if subject.library == "own" else subject.library
+        raise UserError(f"--to {name}: {subject.loaded.arch} is a network of {owner}; {advice}")
     try:
-        if subject.library != name:
-            owner = "this repository" if subject.library == "own" else subject.library
-            raise UserError(f"{subject.loaded.arch} is a network of {owner}")
         _ = subject.arguments
     except UserError as error:
-        advice = "use --to onnx, torch-export or safetensors"
         raise UserError(f"--to {name}: {error.mistakes[0]}; {advice}") from error
 
 
@@ -37,12 +37,8 @@ def write(name: str, subject: Subject, path: Path, images: torch.Tensor) -> None
         onnx_files.write_onnx(subject, path, images)
     elif name == "torch-export":
         writers.write_torch_export(subject, path, images)
-    elif name == "safetensors":
-        writers.write_safetensors(subject, path)
-    elif name == "timm":
-        writers.write_timm(subject, path)
     else:
-        writers.write_torchvision(subject, path)
+        writers.OF_WEIGHTS[name](subject, path)
 
 
 def quantise(how: str, subject: Subject, path: Path, count: int, chosen: Chosen) -> tuple[str, ...]:

@@ -99,3 +99,6 @@ def metadata_beside(path: Path) -> Path:
 def _weights(subject: Subject) -> dict[str, torch.Tensor]:
     """The state dict, each tensor with memory of its own, which safetensors asks for."""
     return {name: value.detach().clone().contiguous() for name, value in subject.loaded.network.state_dict().items()}
+
+
+OF_WEIGHTS = {"safetensors": write_safetensors, "timm": write_timm, "torchvision": write_torchvision}

@@ -22,6 +22,7 @@ from scripts.evaluation.calibration import fit_temperature
 from scripts.evaluation.comparison import Comparison, mcnemar, with_data_settings_of
 from scripts.evaluation.summary import class_rows, confusion_matrix, reliability, summary
 from tests.end_to_end.forked import Forked
+from tests.helpers import altered
 from tests.scripts.common.test_answers import random_answers
 from tests.scripts.common.test_predictions import tree_of_digits
 from utils.config.settings import UserError
@@ -52,9 +53,6 @@ def guesses(seed, n=400, classes=7, sure=1.5):
     """Logits and labels of answers that are better than chance."""
     made = random_answers(n, classes, seed, sure)
     return made.logits, made.labels
-
-
-# -------------------------------------------------------------------------------------------- figures
 
 
 def test_figures_are_those_of_the_products_validation():
@@ -124,9 +122,6 @@ def test_an_answer_that_is_infinite_is_counted_and_calibrates_nothing(infinite):
     assert str(reliability(figures)) == str(reliability(rest))
 
 
-# ---------------------------------------------------------------------------------------- calibration
-
-
 def test_the_temperature_undoes_a_wrong_scale_and_is_not_scored_where_it_is_fitted(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(6000, 5, generator=generator)
@@ -150,9 +145,6 @@ def test_a_temperature_of_perfect_answers_or_of_a_few_says_nothing():
     assert found.at_limit and "means nothing" in as_text.calibration([], found)
     few = answers(*guesses(0, n=10))
     assert fit_temperature(few) is None and "to so few" in as_text.calibration([], None)
-
-
-# ----------------------------------------------------------------------------------------- comparison
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 6), (5, 15), (300, 340)])
@@ -196,9 +188,6 @@ def test_a_comparison_counts_each_image_once_and_matches_by_id():
     for change in comparison.classes:
         members = labels.numpy() == int(change.name)
         assert change[1:] == (members.sum(), (ours & members).sum(), (theirs & members).sum())
-
-
-# ---------------------------------------------------------------------------------------- the command
 
 
 def printed(capsys, *line):
@@ -264,8 +253,7 @@ def test_ranks_change_no_bit(digits_run, capsys, tmp_path):
 
 
 def test_raw_weights_are_evaluated_on_request(digits_run, capsys, tmp_path):
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    torch.save(state | {"ema": None}, tmp_path / "raw.pt")
+    altered(digits_run, tmp_path / "raw.pt", ema=None)
     assert printed(capsys, digits_run, "--raw")[-1] == printed(capsys, tmp_path / "raw.pt")[-1]
     assert printed(capsys, digits_run, "--raw")[-1] != printed(capsys, digits_run)[-1]
 
@@ -336,8 +324,7 @@ def test_the_images_that_chose_best_are_known_under_any_name(digits_run, tmp_pat
 
 
 def test_of_a_comparison_it_is_said_how_each_was_run_where_that_differs(digits_run, capsys, tmp_path):
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    torch.save({**state, "settings": {**state["settings"], "tta": "flip"}}, tmp_path / "flip.pt")
+    altered(digits_run, tmp_path / "flip.pt", settings={"tta": "flip"})
     lines = printed(capsys, digits_run, "--compare", tmp_path / "flip.pt")
     assert f"A  {digits_run}/checkpoints/last.pt (--tta none, --amp off)" in lines
     assert f"B  {tmp_path}/flip.pt (--tta flip, --amp off)" in lines
@@ -390,9 +377,6 @@ def test_class_names_cannot_write_to_the_terminal():
     figures = answers(*guesses(0, classes=3), ["\x1b[31mred", "two\nlines", "c"])
     text = as_text.classes(figures, "") + as_text.confusion(figures, "")
     assert "\x1b" not in text and "two?lines" in text
-
-
-# ---------------------------------------------------------------------------------------------- mistakes
 
 
 def test_nothing_half_written_is_left_where_writing_fails(digits_run, tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ from scripts.exporting import checking, images, onnx_files, reload, steps
 from scripts.exporting.card import Exported, card, code, preparation
 from scripts.exporting.formats import FORMATS, Place
 from scripts.exporting.subject import Subject
+from tests.helpers import altered
 from tests.scripts.export_zoo import save_checkpoint, shown_at
 from tests.utils.data.deep_files import png, tiff
 from utils.config.settings import UserError
@@ -118,9 +119,6 @@ def trees(tmp_path_factory):
     for seed in range(4):
         photograph(seed=seed).save(place / "photos" / f"{seed}.jpg")
     return place
-
-
-# ------------------------------------------------------------------------------------------ each format
 
 
 def test_an_onnx_file_gives_the_networks_logits_for_any_number_of_images(
@@ -332,9 +330,6 @@ def test_timm_makes_a_network_for_grey_images(tmp_path):
     torch.testing.assert_close(network(grey), loaded.network(grey))
 
 
-# ------------------------------------------------------------------------------------------ the card
-
-
 SHOWN = {
     "the middle": shown_at(64),
     "the whole shorter side": dataclasses.replace(shown_at(64), crop_pct=1.0, interpolation="bicubic"),
@@ -468,12 +463,11 @@ def test_figures_are_of_the_weights_that_were_loaded_though_the_run_has_gone_on(
 
 
 def test_names_that_are_no_text_in_any_encoding_are_exported(digits_run, tmp_path):
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    state["classes"][0] = "caf\udce9"  # a folder named in Latin-1
-    torch.save(state, tmp_path / "named.pt")
+    names = ["caf\udce9", *map(str, range(1, 10))]  # a folder named in Latin-1
+    altered(digits_run, tmp_path / "named.pt", classes=names)
     exported(tmp_path / "named.pt", "safetensors", tmp_path / "out")
     with safetensors.safe_open(tmp_path / "out/model.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["classes"]) == state["classes"]
+        assert json.loads(file.metadata()["classes"]) == names
     assert "0. caf?" in (tmp_path / "out/README.md").read_text(encoding="utf-8")
 
 
@@ -485,16 +479,12 @@ def test_layers_that_trained_in_float32_are_exported_and_scored_like_others(digi
             super().__init__()
             self.forward = subject.loaded.network.__call__
 
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    torch.save({**state, "settings": {**state["settings"], "fp32_layers": ["layers"]}}, tmp_path / "mixed.pt")
+    altered(digits_run, tmp_path / "mixed.pt", settings={"fp32_layers": ["layers"]})
     exported(tmp_path / "mixed.pt", "torch-export", tmp_path / "out")
     assert "autocast" not in str(torch.export.load(tmp_path / "out/model.pt2").graph)
     monkeypatch.setattr(steps.onnx_files, "OnnxNetwork", Written)
     subject = Subject.of(load_model(tmp_path / "mixed.pt"), raw=False, inside=False)
     assert steps.score(subject, Path("written.onnx"), Chosen()).report.top1 == pytest.approx(subject.figures["top1"])
-
-
-# ------------------------------------------------------------------------------------------ images
 
 
 def test_without_images_the_comparison_is_said_to_be_on_noise(digits_run, tmp_path):
@@ -526,9 +516,6 @@ def test_calibration_never_sees_an_image_that_is_scored(digits_run, tmp_path):
     assert {one.numpy().tobytes() for one in shown} == {
         loaded.preprocessing(Image.fromarray(pixels[0].numpy())).numpy().tobytes() for pixels in training.pixels[:40]
     }
-
-
-# ------------------------------------------------------------------------------------------ nothing half-written
 
 
 def test_an_export_that_predicts_something_else_is_not_left_behind(digits_run, tmp_path, monkeypatch, capsys):

@@ -51,15 +51,6 @@ def test_random_weights_leave_no_layer_without_effect(arch):
         layer.weight.data.copy_(kept)
 
 
-@torch.no_grad()
-def test_random_weights_do_not_make_a_network_multiply_rounding_errors():
-    network = build_model(ModelSettings(arch="timm/levit_128s"), classes=7, channels=3, image_size=224)
-    images = noise((3, 224, 224))
-    randomise(network, images)
-    outputs = network.eval()(images)
-    assert (network.double()(images.double()) - outputs).abs().max() < 3e-5
-
-
 def largest_difference(arch, name, folder):
     """Of the outputs of ``arch`` exported to format ``name`` and loaded again; None if the format cannot hold it."""
     path = folder / name / FORMATS[name].file
@@ -91,18 +82,3 @@ def test_a_network_gives_the_same_in_each_format_that_can_hold_it(tmp_path):
 @pytest.mark.parametrize("arch", ZOO)
 def test_each_network_gives_the_same_in_each_format(arch, name, tmp_path):
     largest_difference(arch, name, tmp_path)
-
-
-def test_an_export_with_other_weights_fails(monkeypatch, tmp_path):
-    right = steps.write
-
-    def wrong(name, subject, path, images):
-        weight = next(subject.loaded.network.parameters())
-        with torch.no_grad():
-            weight.mul_(1.5)
-            right(name, subject, path, images)
-            weight.div_(1.5)
-
-    monkeypatch.setattr(steps, "write", wrong)
-    with pytest.raises(checking.ExportFailure, match="the outputs of safetensors"):
-        largest_difference("fc", "safetensors", tmp_path)
