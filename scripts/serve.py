@@ -93,9 +93,6 @@ def need_packages() -> None:
         raise UserError(f"needs {' and '.join(missing)}: python -m pip install -r requirements-tools.txt")
 
 
-# ----------------------------------------------------------------------------------------- the address
-
-
 def listening(host: str, port: int) -> socket.socket:
     """A socket that listens there. Raises ``UserError`` if that cannot be had."""
     try:
@@ -136,9 +133,6 @@ def announcement(predictor: Predictor, host: str, port: int) -> str:
         f"Serving {loaded.arch} ({len(loaded.classes)} classes) of {loaded.path} on {predictor.device.type}, at most "
         f"{predictor.batch_size} images together\nhttp://{shown}:{port}/  (Ctrl-C ends it)"
     )
-
-
-# ------------------------------------------------------------------------------------------ the server
 
 
 def build_service(own: argparse.Namespace) -> Service:

@@ -64,8 +64,6 @@ class Service:
         self._decoders = ThreadPoolExecutor(decoders, "decoder")
         self._in_hand = 0
 
-    # ------------------------------------------------------------------------------------- the answers
-
     async def model(self, _: Request) -> Response:
         """Facts about the network."""
         about = {
@@ -109,8 +107,6 @@ class Service:
         heat = heat_map(self.loaded, images, [index])[0]
         pixels = self.loaded.preprocessing.evaluation_transform.to_pixels(images)[0]
         return overlay(pixels, 0 * heat), overlay(pixels, heat)
-
-    # ------------------------------------------------------------------------------------- their images
 
     @asynccontextmanager
     async def _image_of(self, request: Request) -> AsyncIterator[tuple[tuple[int, int], torch.Tensor]]:
@@ -166,9 +162,6 @@ def _as_url(picture: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-# ------------------------------------------------------------------------------------------ the application
-
-
 def build_app(service: Service, names: set[str]) -> ASGIApp:
     """The application. ``names``: those by which this machine may be asked, beside addresses; see ``Guard``."""
 
@@ -188,8 +181,7 @@ def build_app(service: Service, names: set[str]) -> ASGIApp:
             Route("/heat_map", service.heat_map, methods=["POST"]),
         ],
         exception_handlers={
-            Refused: _refusal,
-            HTTPException: _http_error,
+            HTTPException: _refusal,
             ClientDisconnect: _gone,
             Exception: _failure,
         },
@@ -208,10 +200,6 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _refusal(_: Request, error: Any) -> Response:
-    return Json({"error": error.reason}, error.status)
-
-
-async def _http_error(_: Request, error: Any) -> Response:
     return Json({"error": error.detail}, error.status_code, error.headers)
 
 

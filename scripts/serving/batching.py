@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 T = TypeVar("T")
 
 
-@dataclass
-class _Waiting:
+class _Waiting(NamedTuple):
     image: torch.Tensor
     answer: asyncio.Future
 
@@ -28,7 +26,7 @@ class Batcher:
     """
 
     def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor], batch_size: int) -> None:
-        self._forward = forward
+        self._forward = lambda images: forward(torch.stack(images))
         self._batch_size = batch_size
         self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "network")
@@ -40,7 +38,7 @@ class Batcher:
             while len(together) < self._batch_size and not self._waiting.empty():
                 together.append(self._waiting.get_nowait())
             try:
-                rows = await self.alone(self._forward_all, [one.image for one in together])
+                rows = await self.alone(self._forward, [one.image for one in together])
             except Exception as error:  # each request reports it
                 for one in together:
                     if not one.answer.done():
@@ -59,6 +57,3 @@ class Batcher:
     async def alone(self, function: Callable[..., T], *args: Any) -> T:
         """``function(*args)`` in the network's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-
-    def _forward_all(self, images: list[torch.Tensor]) -> torch.Tensor:
-        return self._forward(torch.stack(images))

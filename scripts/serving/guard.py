@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -50,19 +50,12 @@ class Guard:
     def _problem(self, headers: Headers) -> str | None:
         host = headers.get("host", "")
         origin = headers.get("origin")
-        if (name := name_of(host)) not in self.names and not is_address(name):
+        name = _split(f"//{host}").hostname or ""
+        if name not in self.names and not is_address(name):
             return "ask for this machine by its address, not by another name; serve.py's --allow-name allows one"
-        if origin is not None and urlsplit_or_none(origin) != host:
+        if origin is not None and (_split(origin).netloc or None) != host:
             return "requests from other web pages are refused"
         return None
-
-
-def name_of(host: str) -> str:
-    """The name in a Host header, without the port, in lower case; '' if it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def is_address(name: str) -> bool:
@@ -73,9 +66,9 @@ def is_address(name: str) -> bool:
         return False
 
 
-def urlsplit_or_none(origin: str) -> str | None:
-    """Host and port of an Origin header; None if it has none."""
+def _split(url: str) -> SplitResult:
+    """The parts of an address from a request; empty ones of what is none."""
     try:
-        return urlsplit(origin).netloc or None
+        return urlsplit(url)
     except ValueError:
-        return None
+        return urlsplit("")

@@ -9,6 +9,7 @@ from email.message import Message
 from email.parser import BytesHeaderParser
 
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 from scripts.common.image_stream import reason
 from utils.data.images.decoding import UnreadableImage, open_image
@@ -23,13 +24,8 @@ BOUNDARY_BYTES = 70
 FORM_BYTES = 65_536  # that a form may have besides its file
 
 
-class Refused(Exception):
-    """A request that is answered with an HTTP ``status`` and a ``reason`` in words."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
+class Refused(HTTPException):
+    """A request that is answered with an HTTP status and a reason in words."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +35,16 @@ class Limits:
     megabytes: float
     megapixels: float
 
-    @property
-    def bytes(self) -> int:
-        return round(1e6 * self.megabytes)
-
     def refuse_bytes(self, count: int) -> None:
         """Raise ``Refused`` if a file of ``count`` bytes is too large."""
-        if count > self.bytes:
+        if count > round(1e6 * self.megabytes):
             raise Refused(413, f"the file has more than {self.megabytes:g} MB, the limit (--max-megabytes)")
 
     def refuse_pixels(self, width: int, height: int) -> None:
         """Raise ``Refused`` if an image of this size is too large."""
         if width * height > 1e6 * self.megapixels:
-            raise Refused(
-                413,
-                f"the image has {width:,} x {height:,} pixels, more than {self.megapixels:g} million, the limit "
-                "(--max-megapixels)",
-            )
+            limit = f"{self.megapixels:g} million, the limit (--max-megapixels)"
+            raise Refused(413, f"the image has {width:,} x {height:,} pixels, more than {limit}")
 
 
 def is_form(content_type: str) -> bool:
@@ -113,13 +102,10 @@ def decode(data: bytes, colour: str, limits: Limits) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise Refused(413, f"the image is too large: {reason(error)}") from error
     except Exception as error:  # each of Pillow's readers fails in its own ways on damaged bytes
-        raise Refused(400, f"the file {_described(error)}") from error
+        known = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise Refused(400, f"the file {reason(error)}: send {known}") from error
     limits.refuse_pixels(*size)
     try:
         return open_image(io.BytesIO(data), colour, FORMATS)
     except UnreadableImage as error:
         raise Refused(400, f"the image is damaged: {reason(error)}") from error
-
-
-def _described(error: Exception) -> str:
-    return f"{reason(error)}: send {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"

@@ -9,12 +9,10 @@ import random
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -29,6 +27,7 @@ from scripts import serve
 from scripts.serving import app as application
 from scripts.serving import deadline
 from scripts.serving.guard import HEADERS, Guard
+from tests.helpers import png_that_says
 from tests.scripts.reporting.browser import MISSING, Browser
 from tests.test_structure import ROOT
 
@@ -105,9 +104,6 @@ def expected(run, body):
 def assert_same(answer, probabilities):
     for row in answer["top"]:
         assert row["probability"] == pytest.approx(float(probabilities[row["class"]]), abs=1e-6)
-
-
-# ------------------------------------------------------------------------------------------ answers
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
@@ -216,17 +212,6 @@ def test_the_page_says_what_is_served(server):
         assert status == 200 and text in content
 
 
-# ------------------------------------------------------------------------------------------ limits
-
-
-def png_that_says(width, height):
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
-
-
 NO_IMAGES = {
     "nothing": (b"", 400, "empty"),
     "text": (b"no image", 400, "no image of a known format"),
@@ -294,9 +279,6 @@ def test_headers_that_do_not_come_end_their_connection_and_no_other(server, monk
         assert not silent.recv(10) and not second.recv(10)
         patient.sendall(body)  # a request in hand has its own limits
         assert b" 200 " in patient.recv(4096)
-
-
-# --------------------------------------------------------------------------------------------- forms
 
 
 def form_of(*parts, boundary=b"b0undary", end=b"--\r\n"):
@@ -380,9 +362,6 @@ def test_a_form_of_nothing_but_boundaries_is_refused_at_once(server):
 def test_a_wrong_number_is_refused(server, query):
     status, answer = server.predict(encoded(), query)
     assert status == 400 and "top: must be a whole number from 1 to 10" in answer["error"]
-
-
-# ------------------------------------------------------------------------------------------ strangers
 
 
 def malformed(count):
@@ -484,9 +463,6 @@ def test_the_page_loads_nothing_from_elsewhere():
     text = "".join(path.read_text() for path in PAGE.iterdir())
     assert set(re.findall(r"https?://[^\s\"'`<]+", text)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on\w+=\"", text)
-
-
-# ------------------------------------------------------------------------------------------ the command
 
 
 def test_a_name_that_only_points_here_is_refused_wherever_the_server_listens(monkeypatch):
