@@ -29,7 +29,6 @@ NAME = "report.py"
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own = build_parser().parse_args(argv)
     if own.heat_maps and own.no_predictions:
         raise UserError("--heat-maps explains predictions, and --no-predictions makes none; leave out one of them")

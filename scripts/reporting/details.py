@@ -6,28 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
 
+from models.load import Loaded
 from scripts.common.answers import Answers, Cell
+from scripts.common.heat_map import heat_map, overlay
 from scripts.reporting.run_record import RunRecord
 from scripts.reporting.series import number, numbers
 from scripts.reporting.thumbnails import Thumbnails
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-
-from typing import TYPE_CHECKING
-
-import torch
-
-from models.load import Loaded
-from scripts.common.heat_map import heat_map, overlay
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SHOWN_SAMPLES = 24  # of the worst mistakes, and of the least certain hits
 SHOWN_IN_CELL = 12
@@ -67,10 +57,7 @@ class ShownSamples:
     @property
     def samples(self) -> list[int]:
         """Samples in the order in which they get room: both galleries, then the cells interleaved."""
-        listed = [row for _, rows in self.cells[:LISTED_CELLS] for row in rows]
-        return list(
-            dict.fromkeys([*self.mistakes, *self.unsure, *listed, *interleaved([rows for _, rows in self.cells])])
-        )
+        return [*dict.fromkeys([*self.mistakes, *self.unsure, *in_order_of_cells(self.cells)])]
 
 
 def choose(predicted: Predicted, runs: int) -> ShownSamples:
@@ -82,8 +69,7 @@ def choose(predicted: Predicted, runs: int) -> ShownSamples:
         (cell, answers.images_of(cell)[:SHOWN_IN_CELL].tolist())
         for cell in answers.cells[: budget + answers.logits.shape[1]]
     ]
-    listed = [row for _, rows in cells[:LISTED_CELLS] for row in rows]
-    kept = set([*listed, *interleaved([rows for _, rows in cells])][:budget])
+    kept = set(in_order_of_cells(cells)[:budget])
     cells = [(cell, [row for row in rows if row in kept]) for cell, rows in cells]
     return ShownSamples(
         answers.most_confident(np.flatnonzero(~answers.right))[:each].tolist(),
@@ -115,9 +101,8 @@ def add_pictures(
         thumbnails.add(key, image)
         sides[sample] = max(image.size)
         if predicted.heat_map is not None and sample in explained:
-            thumbnails.add(
-                ("heat", predicted.run, sample), predicted.heat_map(image, int(predicted.answers.predicted[sample]))
-            )
+            heat = predicted.heat_map(image, int(predicted.answers.predicted[sample]))
+            thumbnails.add(("heat", predicted.run, sample), heat)
     if gone:
         predicted.notes.append(f"{len(gone):,} pictures cannot be shown, the first of them {gone[0]}")
     return sides
@@ -130,7 +115,9 @@ def detail(
     answers = predicted.answers
     rows = chosen.samples
     places = {sample: place for place, sample in enumerate(rows)}
-    cells, dropped = _cells(answers, MOST_CELLS // runs)
+    diagonal = [cell for cell in answers.cells if cell.is_right]
+    others = answers.confusions[: max(0, MOST_CELLS // runs - len(diagonal))]  # the fullest
+    dropped = len(answers.confusions) - len(others)
     order = answers.order_by_confusion()
     with_pictures = [(cell, [places[row] for row in found if row in sides]) for cell, found in chosen.cells]
     return {
@@ -138,7 +125,7 @@ def detail(
         "rows": [_row(predicted, thumbnails, sample, sides) for sample in rows],
         "mistakes": [places[sample] for sample in chosen.mistakes],
         "unsure": [places[sample] for sample in chosen.unsure],
-        "matrix": [list(column) for column in zip(*cells, strict=True)],
+        "matrix": [list(column) for column in zip(*others, *diagonal, strict=True)],
         "matrixNote": f"{dropped:,} further cells with the fewest images are not shown." if dropped else "",
         "shownCells": [[cell.label, cell.predicted, found] for cell, found in with_pictures if found],
         "order": order if order != sorted(order) else None,
@@ -152,14 +139,6 @@ def detail(
         "confidences": confidence_counts(answers),
         "calibration": calibration_words(answers),
     }
-
-
-def _cells(answers: Answers, most: int) -> tuple[list[Cell], int]:
-    """Cells to show: all, or the whole diagonal and the fullest others; and how many are left out."""
-    diagonal = [cell for cell in answers.cells if cell.is_right]
-    others = answers.confusions
-    kept = others[: max(0, most - len(diagonal))]
-    return kept + diagonal, len(others) - len(kept)
 
 
 def _row(predicted: Predicted, thumbnails: Thumbnails, sample: int, sides: dict[int, int]) -> list[Any]:
@@ -181,23 +160,22 @@ def confidence_counts(answers: Answers) -> list[list[int]]:
     return [np.histogram(confidence[of], edges)[0].tolist() for of in (~answers.right, answers.right)]
 
 
-def interleaved(queues: Sequence[Sequence[int]]) -> list[int]:
-    """The first of each queue, then the second of each, and so on, each number once."""
+def in_order_of_cells(cells: Sequence[tuple[Cell, list[int]]]) -> list[int]:
+    """Samples in the order in which they get room: all of the first cells, then one of each in turn."""
+    queues = [rows for _, rows in cells]
     rounds = chain.from_iterable(zip_longest(*queues))
-    return list(dict.fromkeys(number for number in rounds if number is not None))
+    return [*chain.from_iterable(queues[:LISTED_CELLS]), *(row for row in rounds if row is not None)]
 
 
 def calibration_words(answers: Answers) -> str:
     """The reliability diagram in a sentence."""
     sure = 100 * float(answers.confidence.mean())
-    right = answers.top1
-    gap = sure - right
-    words = (
-        "as sure as it is right" if abs(gap) < 0.5 else "surer than it is right" if gap > 0 else "less sure than right"
-    )
+    words = "surer than it is right" if sure > answers.top1 else "less sure than right"
+    if abs(sure - answers.top1) < 0.5:
+        words = "as sure as it is right"
     return (
         f"Expected calibration error {answers.by_class.ece:.2f} %. On average the network is {sure:.2f} % sure "
-        f"and right on {right:.2f} % of the images: {words}."
+        f"and right on {answers.top1:.2f} % of the images: {words}."
     )
 
 

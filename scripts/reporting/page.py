@@ -127,14 +127,13 @@ def grouped(lines: Sequence[tuple[str, str]], runs: int) -> list[str]:
         about.setdefault(line, []).append(name)
     if runs == 1:
         return list(about)
-    return [
-        f"{line} (all runs)"
-        if len(names) == runs
-        else f"{line} ({len(names)} of {runs} runs)"
-        if len(names) > 2
-        else f"{' and '.join(names)}: {line}"
-        for line, names in about.items()
-    ]
+    said = []
+    for line, names in about.items():
+        if len(names) == runs:
+            said.append(f"{line} (all runs)")
+        else:
+            said.append(f"{line} ({len(names)} of {runs} runs)" if len(names) > 2 else f"{' and '.join(names)}: {line}")
+    return said
 
 
 def checked(content: PageContent) -> list[tuple[str, bool | None]]:
@@ -144,9 +143,6 @@ def checked(content: PageContent) -> list[tuple[str, bool | None]]:
         return content.checks
     words = f"{len(agreeing)} networks were validated again for this report, each with a top-1 that its run recorded."
     return [(words, True), *(check for check in content.checks if not check[1])]
-
-
-# --------------------------------------------------------------------------------------------- data
 
 
 def page_data(runs: Sequence[RunRecord]) -> dict[str, Any]:

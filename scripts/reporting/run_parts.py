@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from scripts.reporting.run_record import RunRecord, Setting
-from scripts.reporting.thumbnails import picture_uri, width_of
+from scripts.reporting.thumbnails import picture_uri
 from scripts.reporting.tiles import UNKNOWN
 
 UNCHOSEN = ("default", "checkpoint", "")  # origins of settings that nobody chose for the run
@@ -100,12 +100,11 @@ def first_batches(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     cards = []
     for content, numbers in kept:
         try:
-            uri = picture_uri(content, BATCH_BYTES // len(kept))
-            fine = width_of(content) > LARGEST_SQUARE_PIXELS
+            uri, width = picture_uri(content, BATCH_BYTES // len(kept))
         except (OSError, ValueError, SyntaxError) as error:  # Pillow raises the last one for some damaged files
             runs[numbers[0]].missing.append(f"First batch: cannot be read ({' '.join(str(error).split())[:100]})")
             continue
-        cards.append({"uri": uri, "fine": fine, "runs": numbers})
+        cards.append({"uri": uri, "fine": width > LARGEST_SQUARE_PIXELS, "runs": numbers})
     words = "What the network saw in its first step, after augmentation."
     words += f" The first {MOST_BATCHES} different ones." if len(seen) > MOST_BATCHES else ""
     return {"words": words, "cards": cards} if cards else None

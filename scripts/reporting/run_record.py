@@ -144,20 +144,15 @@ def _attempt(record: RunRecord, name: str, what: str, reader: Callable[[Path], T
     return None
 
 
-# -------------------------------------------------------------------------------------------- files
-
-
 def parse_settings(text: str) -> dict[str, Setting]:
     """Every setting in config.yaml, including those that are comments because they follow from others."""
     settings = {}
     group = ""
-    known = set(GROUPS)
     for line in text.splitlines():
-        found = SETTING.match(line)
-        if found:
+        if found := SETTING.match(line):
             settings[found[2]] = Setting(found[3], found[4], group)
-        elif line.startswith("# ") and line[2:] in known:
-            group = line[2:]
+        elif line.removeprefix("# ") in GROUPS:
+            group = line.removeprefix("# ")
     return settings
 
 

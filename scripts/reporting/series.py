@@ -112,12 +112,11 @@ def _curves(chart: Chart, runs: Sequence[RunRecord], most: int) -> Iterator[dict
 
 def _says_nothing(run: RunRecord, source: str, y: np.ndarray) -> bool:
     """Whether a curve is always the same because what it counts does not take place in the run."""
-    unscaled = not any(tag.startswith("AMP/scale") for tag in run.scalars) and not (
-        run.steps and (run.steps["loss_scale"] != 1).any()
-    )
-    of_a_scaler = source in ("steps:loss_scale", "epochs:skipped_steps")
-    of_few_classes = source.endswith("top5") and (y == 100).all()
-    return (of_a_scaler and unscaled and not (source.startswith("epochs") and y.any())) or of_few_classes
+    if source.endswith("top5"):
+        return bool((y == 100).all())  # there are few classes
+    if any(tag.startswith("AMP/scale") for tag in run.scalars) or np.any(run.steps.get("loss_scale", 1) != 1):
+        return False
+    return source == "steps:loss_scale" or (source == "epochs:skipped_steps" and not y.any())
 
 
 def points_of(run: RunRecord, source: str) -> tuple[np.ndarray, np.ndarray]:
@@ -141,10 +140,9 @@ def summarised(x: np.ndarray, y: np.ndarray, most: int, reduce: str) -> dict[str
         return {"x": numbers(x), "y": numbers(y)}
     edges = np.linspace(0, len(x), most + 1).round().astype(int)
     parts = [y[start:end] for start, end in pairwise(edges)]
-    finite = [part[np.isfinite(part)] for part in parts]
-    middle = [(part.mean() if reduce == "mean" else part[-1]) if len(part) else math.nan for part in finite]
-    low = [part.min() if len(part) else math.nan for part in finite]
-    high = [part.max() if len(part) else math.nan for part in finite]
+    finite = [part[np.isfinite(part)] if np.isfinite(part).any() else np.array([math.nan]) for part in parts]
+    middle = [part.mean() if reduce == "mean" else part[-1] for part in finite]
+    low, high = ([limit(part) for part in finite] for limit in (np.min, np.max))
     return {"x": numbers(x[edges[1:] - 1]), "y": numbers(middle), "low": numbers(low), "high": numbers(high)}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.common.command_line import each_of
 from scripts.common.trained import AUTO, find_run
 from utils.config.settings import UserError
 
@@ -29,16 +30,7 @@ class RunSource:
 
 def find(texts: Sequence[str]) -> list[RunSource]:
     """The runs, each once, in order. Raises ``UserError`` for what is no run, all such mistakes together."""
-    found = []
-    mistakes = []
-    for text in texts:
-        try:
-            found.append(_find(text))
-        except UserError as error:
-            mistakes += error.mistakes
-    if mistakes:
-        raise UserError(*mistakes)
-    found = list(dict.fromkeys(found))
+    found = list(dict.fromkeys(each_of(_find, texts)))
     if len(found) > MOST_RUNS:
         raise UserError(f"RUN: {len(found)} runs, and a report shows {MOST_RUNS} at most; give fewer")
     return [RunSource(one.folder, one.network, name) for one, name in zip(found, names(found), strict=True)]
@@ -54,9 +46,9 @@ def _find(text: str) -> RunSource:
         return RunSource(folder, path)
     folder = path.absolute().parent.parent
     inside = path.absolute().parent.name == "checkpoints" and _is_run(folder)
-    return RunSource(
-        Path(os.path.relpath(folder)) if inside and not path.is_absolute() else folder if inside else None, path
-    )
+    if not inside:
+        return RunSource(None, path)
+    return RunSource(folder if path.is_absolute() else Path(os.path.relpath(folder)), path)
 
 
 def _is_run(folder: Path) -> bool:

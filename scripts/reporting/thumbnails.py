@@ -6,10 +6,8 @@ import base64
 import io
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from PIL import Image
+from PIL import Image
 
 SIDE = 128  # pixels; larger images are made smaller
 EXACT_SIDE = 64  # up to this, PNG: JPEG's blocks would show where each pixel is drawn large
@@ -53,34 +51,28 @@ def data_uri(image: Image.Image, side: int = SIDE) -> str:
     if max(image.size) > side:
         image = image.copy()
         image.thumbnail((side, side))
-    kind = "png" if max(image.size) <= EXACT_SIDE else "jpeg"
+    return _uri(image, "png" if max(image.size) <= EXACT_SIDE else "jpeg", optimize=True)
+
+
+def _uri(image: Image.Image, kind: str, **options: bool) -> str:
     buffer = io.BytesIO()
-    image.save(buffer, kind, **({"optimize": True} if kind == "png" else {"quality": QUALITY, "optimize": True}))
+    image.save(buffer, kind, **options, **({"quality": QUALITY} if kind == "jpeg" else {}))
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def width_of(content: bytes) -> int:
-    """The width in pixels of an encoded picture that ``picture_uri`` takes."""
-    from PIL import Image
+def picture_uri(content: bytes, largest_bytes: int) -> tuple[str, int]:
+    """An encoded picture from a file, decoded and encoded anew, and its width in pixels.
 
-    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
-        return image.width
-
-
-def picture_uri(content: bytes, largest_bytes: int) -> str:
-    """An encoded picture from a file, decoded and encoded anew; raises ``ValueError`` or ``OSError`` if it is none."""
-    from PIL import Image
-
+    Raises ``ValueError`` or ``OSError`` if it is none.
+    """
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         if image.width * image.height > 2**24:
             raise ValueError("larger than 16 million pixels")
         image.load()
         pixels = image.convert("RGB")
-    buffer = io.BytesIO()
-    pixels.save(buffer, "png", optimize=True)
-    if buffer.tell() > largest_bytes:
-        buffer = io.BytesIO()
+    width = pixels.width
+    uri = _uri(pixels, "png", optimize=True)
+    if 3 / 4 * len(uri) > largest_bytes:
         pixels.thumbnail((1400, 1400))
-        pixels.save(buffer, "jpeg", quality=QUALITY)
-    kind = "jpeg" if buffer.getvalue()[:2] == b"\xff\xd8" else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+        uri = _uri(pixels, "jpeg")
+    return uri, width

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from scripts.reporting.run_record import RunRecord
 
 UNKNOWN = "\u2013"
@@ -56,9 +58,8 @@ def of_training(run: RunRecord) -> list[ShownMetric]:
     """Best epoch, time and speed of a run."""
     made = []
     top1 = run.epochs.get("val_top1", ())
-    finite = [place for place, value in enumerate(top1) if math.isfinite(value)]
-    if finite:
-        best = max(finite, key=lambda place: top1[place])
+    if np.isfinite(top1).any():
+        best = int(np.nanargmax(top1))
         epoch = f"epoch {run.epochs['epoch'][best]:.0f} of {len(top1)}"
         made.append(ShownMetric("Best top-1", shown(float(top1[best]), "%"), epoch))
     seconds = [value for value in run.epochs.get("seconds", ()) if math.isfinite(value)]

@@ -22,7 +22,7 @@ from scripts.common.trained import open_run
 from scripts.reporting import assemble, details, run_parts, thumbnails
 from scripts.reporting.page import PageContent, as_json, grouped, page_data, render
 from scripts.reporting.run_record import RunRecord, Setting
-from tests.scripts.common.test_predictions import tree_of_digits
+from tests.helpers import altered
 from tests.scripts.test_sweep import DEAD
 from tests.test_structure import ROOT
 
@@ -77,9 +77,6 @@ def page(digits_run, tmp_path_factory):
 @pytest.fixture(scope="module")
 def predictions(digits_run):
     return predict_split(open_run(digits_run, device="cpu"), Chosen(device="cpu", progress=False))
-
-
-# ------------------------------------------------------------------------------------------- figures
 
 
 def test_the_main_figures_are_those_of_the_validation(page, predictions):
@@ -153,9 +150,6 @@ def test_raw_weights_are_compared_with_the_raw_weights_figure(digits_run, tmp_pa
     assert "the top-1 that the run recorded for epoch 1" in made(tmp_path, digits_run, "--raw").text
 
 
-# -------------------------------------------------------------------------------------------- the file
-
-
 def test_the_file_loads_nothing_and_runs_one_script_alone(page):
     for tag, has, _ in page.elements:
         assert tag not in ("link", "iframe", "object", "base", "form"), tag
@@ -223,9 +217,6 @@ def test_runs_whose_classes_have_no_room_are_left_out_and_named(page):
     assert page.data["details"][0]["order"] and page.data["classTable"] is None
 
 
-# ------------------------------------------------------------------------------- several, and missing
-
-
 def test_several_runs_share_pictures_and_show_what_differs(digits_run, tmp_path):
     other = Path(shutil.copytree(digits_run, tmp_path / "2026-01-01_00-00-00_other"))
     text = (other / "config.yaml").read_text()
@@ -246,9 +237,8 @@ def test_runs_on_files_of_the_same_names_in_other_places_have_pictures_of_their_
         for split, name in itertools.product(("train", "val"), map(str, range(10))):
             (tmp_path / place / split / name).mkdir(parents=True)
             Image.new("L", (8, 8), level).save(tmp_path / place / split / name / "a.png")
-        state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-        settings = state["settings"] | {"dataname": "folder", "datapath": str(tmp_path / place)}
-        torch.save(state | {"settings": settings}, tmp_path / f"{place}.pt")
+        settings = {"dataname": "folder", "datapath": str(tmp_path / place)}
+        altered(digits_run, tmp_path / f"{place}.pt", settings=settings)
     page = made(tmp_path, str(tmp_path / "one.pt"), str(tmp_path / "two.pt"))
     for detail, level in zip(page.data["details"], (50, 200), strict=True):
         for row in detail["rows"]:
@@ -365,15 +355,6 @@ def test_a_row_that_is_cut_off_within_a_number_is_left_out_and_named(digits_run,
     assert "class_metrics.csv cannot be read (a row is cut off)" in page.text
 
 
-def test_an_image_that_cannot_be_read_is_left_out_and_named_where_that_is_asked_for(digits_run, tmp_path):
-    tree = tree_of_digits(tmp_path / "tree", {"7": 7, "2": 2})
-    (tree / "7/x.png").write_bytes(b"")
-    line = (digits_run, "--datapath", str(tree))
-    assert not made(tmp_path, *line).data["details"]
-    page = made(tmp_path, *line, "--skip-bad-images")
-    assert page.data["details"] and "1 image(s) that cannot be read are left out" in page.text
-
-
 def test_an_image_that_has_gone_is_left_out(predictions):
     def picture(place):
         raise OSError("it is gone")
@@ -407,5 +388,6 @@ def test_outputs_that_are_no_numbers_leave_a_report_without_predictions(digits_r
     assert "not finite numbers (NaN or infinite)" in page.text and not page.data["details"]
 
 
-def test_interleaved_takes_the_first_of_each_before_the_second_of_any():
-    assert details.interleaved([[1, 2, 3], [4], [], [5, 1]]) == [1, 4, 5, 2, 3]
+def test_cells_get_room_in_turn_after_those_that_are_listed(monkeypatch):
+    monkeypatch.setattr(details, "LISTED_CELLS", 1)
+    assert details.in_order_of_cells([(None, [1, 2]), (None, [3, 4, 5]), (None, [6])]) == [1, 2, 1, 3, 6, 2, 4, 5]
