@@ -36,7 +36,6 @@ NOT_HERE = ("resume", "evaluate", "dry_run")
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own, flags = build_parser().parse_known_args(argv)
     refuse_mistakes(own)
     from scripts.averaging.soup import read, refuse_differences, save
@@ -178,15 +177,13 @@ class Kitchen:
         """The soup, which is in ``model`` then; the ingredients' top-1 on the images to report on; its validation."""
         from scripts.averaging import soup as recipes
 
-        soup = getattr(recipes, method)(ingredients, self.score)
+        soup = getattr(recipes, method)(
+            ingredients, lambda weights, mixed: self.validate(weights, mixed, self.choosing).top1
+        )
         tops = soup.scores
         if self.reporting is not self.choosing:
             tops = [self.validate(weights, False, self.reporting).top1 for weights in ingredients]
         return soup, tops, self.validate(soup.weights, len(soup.kept) > 1, self.reporting)
-
-    def score(self, weights: StateDict, mixed: bool) -> float:
-        """Top-1 on the images to choose on."""
-        return self.validate(weights, mixed, self.choosing).top1
 
     def validate(self, weights: StateDict, mixed: bool, images: ValidationLoader) -> Report:
         """Exactly, on ``images``. ``mixed``: batch-norm statistics are computed first."""
@@ -223,21 +220,16 @@ def halves(loader: ValidationLoader, seed: int, choose_on: str) -> tuple[Validat
     return loader.part(np.sort(order[:middle])), loader.part(np.sort(order[middle:]))
 
 
-# ------------------------------------------------------------------------------------------- output
-
-
 def show(own: argparse.Namespace, soup: Soup, kitchen: Kitchen, tops: list[float], report: Report) -> str:
     """The table, and what its figures are of."""
     half = own.choose_on == "half"
-    rows = []
+    rows = [["ingredient", "top1 to choose by", "top1", ""]]
     for place, (path, score, top1) in enumerate(zip(own.checkpoints, soup.scores, tops, strict=True)):
-        kept = "kept" if place in soup.kept else "-"
-        rows.append([path, *([f"{score:.2f}"] if half else []), f"{top1:.2f}", kept])
-    rows.append([f"{own.method} soup of {len(soup.kept)}", *([""] if half else []), f"{report.top1:.2f}", ""])
-    lines = [
-        table(["ingredient", *(["top1 to choose by"] if half else []), "top1", ""], rows),
-        *statistics(soup, kitchen),
-    ]
+        rows.append([path, f"{score:.2f}", f"{top1:.2f}", "kept" if place in soup.kept else "-"])
+    rows.append([f"{own.method} soup of {len(soup.kept)}", "", f"{report.top1:.2f}", ""])
+    if not half:  # both figures are of the same images
+        rows = [[name, *rest] for name, _, *rest in rows]
+    lines = [table(rows[0], rows[1:]), *statistics(soup, kitchen)]
     if half:
         lines.append(f"Chosen on {kitchen.choosing_images:,} validation images, reported on the other {report.count:,}")
     elif own.method == "greedy":

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from models.load import Loaded
     from scripts.common.image_stream import ImageBatch
     from scripts.common.predictions import Predictor
 
@@ -52,7 +51,6 @@ class Explained(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own = build_parser().parse_args(argv)
     if mistake := wrong_name("--output", own.output, "a .png", ".png"):
         raise UserError(mistake)
@@ -104,45 +102,39 @@ def explain(own: argparse.Namespace, names: Sequence[str]) -> tuple[list[Explain
     together = min(predictor.batch_size, 16)
     with enough_memory(together):
         for batch in stream(names, loaded.preprocessing, together, 0, device=predictor.device):
-            readable = [place for place, error in enumerate(batch.errors) if error is None]
-            for path, error in zip(batch.paths, batch.errors, strict=True):
-                if error is not None:
-                    warn(f"{path}: {error}")
-            if readable:
-                title = f"{loaded.arch}: {method(loaded, batch.images)}"
-                explained += explain_batch(loaded, predictor, batch, readable, target)
+            explained += explain_batch(predictor, batch, target)
+            title = f"{loaded.arch}: {method(loaded, batch.images)}"
     return explained, title
 
 
-def explain_batch(
-    loaded: Loaded, predictor: Predictor, batch: ImageBatch, readable: Sequence[int], target: int | None
-) -> list[Explained]:
-    """The images at the places ``readable`` of a batch, with their maps; warns of those whose output is not finite."""
+def explain_batch(predictor: Predictor, batch: ImageBatch, target: int | None) -> list[Explained]:
+    """The images of a batch with their maps; warns of those that cannot be read or whose output is not finite."""
     from scripts.common.heat_map import heat_map
     from utils.data.formats.class_folders import printable
 
+    loaded = predictor.loaded
     classes = [printable(name) for name in loaded.classes]
-    logits = predictor.logits(batch.images[readable])
-    finite = logits.isfinite().all(1)
-    for number, is_finite in zip(readable, finite.tolist(), strict=True):
-        if not is_finite:
-            warn(f"{printable(batch.paths[number])}: {NOT_FINITE}")
-    shown = [number for number, is_finite in zip(readable, finite.tolist(), strict=True) if is_finite]
+    names = [printable(path) for path in batch.paths]
+    logits = predictor.logits(batch.images)
+    shown = []
+    for place, (error, is_finite) in enumerate(zip(batch.errors, logits.isfinite().all(1).tolist(), strict=True)):
+        if error is None and is_finite:
+            shown.append(place)
+        else:
+            warn(f"{names[place]}: {error or NOT_FINITE}")
     if not shown:
         return []
     images = batch.images[shown]
-    logits = logits[finite]
-    explained = []
-    shares = logits.softmax(1)
-    predicted = logits.argmax(1)
-    wanted = predicted.tolist() if target is None else [target] * len(images)
-    maps = heat_map(loaded, images, wanted)
+    shares = logits[shown].softmax(1)
+    predicted = logits[shown].argmax(1).tolist()
+    maps = heat_map(loaded, images, predicted if target is None else [target] * len(shown))
     pixels = loaded.preprocessing.evaluation_transform.to_pixels(images).cpu()
-    for place, number in enumerate(shown):
-        said = f"{classes[predicted[place]]} ({100 * shares[place, predicted[place]]:.1f} %)"
-        asked = "" if target is None else f"map of {classes[target]} ({100 * shares[place, target]:.1f} %)"
-        print(f"{printable(batch.paths[number])}  {said}{asked and f', {asked}'}", flush=True)
-        explained.append(Explained(Path(batch.paths[number]).name, pixels[place], maps[place], said, asked))
+    explained = []
+    for row, place in enumerate(shown):
+        said = f"{classes[predicted[row]]} ({100 * shares[row, predicted[row]]:.1f} %)"
+        asked = "" if target is None else f"map of {classes[target]} ({100 * shares[row, target]:.1f} %)"
+        print(f"{names[place]}  {said}{asked and f', {asked}'}", flush=True)
+        explained.append(Explained(Path(batch.paths[place]).name, pixels[row], maps[row], said, asked))
     return explained
 
 
@@ -154,9 +146,6 @@ def class_number(text: str, classes: Sequence[str]) -> int:
         return int(text)
     hint = or_nearest(text, classes, f"it has {len(classes)}, such as {', '.join(classes[:3])}")
     raise UserError(f"--target '{text[:60]}': the network knows no such class; {hint}")
-
-
-# ------------------------------------------------------------------------------------------ the picture
 
 
 def draw(output: str, title: str, explained: Sequence[Explained]) -> None:

@@ -30,7 +30,6 @@ LINES = 10  # printed during the test where there is no bar
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own, args = build_parser().split(argv)
     refuse_mistakes(own, args)
     from components import build, build_traval

@@ -17,7 +17,6 @@ NAME = "list_recipes.py"
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
     build_parser().parse_args(argv)
     found = recipes()
     rows = [[recipe.name, recipe.reference_figure, recipe.measured_figure] for recipe in found]

@@ -45,7 +45,6 @@ LOOKED_AT = 16  # of the first names, a few
 
 
 def main(argv: list[str]) -> int:
-    """The tool; returns its exit code."""
     own = build_parser().parse_args(argv)
     form = format_of(own.output, own.format)
     find_run(own.run)
@@ -161,9 +160,6 @@ def rows_of(batch: ImageBatch, logits: torch.Tensor, classes: Sequence[str], cou
         yield PredictionRow(path, top, error)
 
 
-# ------------------------------------------------------------------------------------------ as text
-
-
 def writer(file: TextIO, form: str, count: int) -> Callable[[PredictionRow], None]:
     """A function that writes a row with ``count`` classes to ``file`` as ``form``, 'csv' or 'jsonl'."""
     if form == "jsonl":
@@ -187,9 +183,6 @@ def _json(row: PredictionRow) -> str:
 
 def _digits(share: float) -> str:
     return f"{share:.7g}"  # float32 has no more
-
-
-# ------------------------------------------------------------------------------------------- where to
 
 
 def format_of(output: str | None, given: str | None) -> str:

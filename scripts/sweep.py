@@ -18,27 +18,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import (
-    INTERRUPTED,
-    Terminated,
-    ToolParser,
-    make_folder,
-    run_tool,
-    termination_raises,
-    whole,
-)
+from scripts.common.command_line import Terminated, ToolParser, make_folder, run_tool, termination_raises, whole
 from scripts.common.runs import RunResult
 from scripts.sweeps.grid import Trial, trials
 from scripts.sweeps.jobs import Slots, run_all
 from utils.config.settings import UserError
-from utils.runtime.console import log, outlive_terminal
+from utils.runtime.console import INTERRUPTED, log, outlive_terminal
 
 NAME = "sweep.py"
 STOPPED = 75  # by SIGTERM, with everything saved
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool. Returns its exit code."""
     own, planned = read_flags(argv)
     folder = make_folder(own.output)
     try:

@@ -8,10 +8,10 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from utils.config import arguments
 from utils.config.field import between
@@ -19,6 +19,7 @@ from utils.config.settings import Settings, UserError
 from utils.runtime.console import INTERRUPTED, lacks_package, outlive_readers
 from utils.runtime.cpu import let_threads_wait_briefly
 
+T = TypeVar("T")
 TERMINATED = 128 + signal.SIGTERM  # the exit code that shells show for a process that SIGTERM has ended
 
 
@@ -81,6 +82,20 @@ def whole(low: int, high: int = 10**6) -> Callable[[str], int]:
 
 seconds = number(0.01, 3600)
 positive_number = number(1e-30, 1e6)
+
+
+def each_of(read: Callable[[str], T], texts: Iterable[str]) -> list[T]:
+    """What ``read`` makes of each text. Raises ``UserError`` with the mistakes of all."""
+    found = []
+    mistakes = []
+    for text in texts:
+        try:
+            found.append(read(text))
+        except UserError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise UserError(*mistakes)
+    return found
 
 
 def as_training(args: Settings) -> Settings:

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -16,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
+from scripts.common.command_line import each_of
 from utils.config.settings import UserError
 from utils.data.formats.listing import IMAGE_ENDINGS, is_image, unread_ending
 from utils.data.images.decoding import UnreadableImage, decode_crop, why_unreadable
@@ -48,16 +50,8 @@ def image_names(arguments: Sequence[str], unread: Counter[str] | None = None) ->
     images in formats that are not read, by ending. Lists are read as far as the iterator has come. Raises ``UserError``
     at once for arguments that mean nothing.
     """
-    found: list[Iterable[str]] = []
-    mistakes = []
-    for argument in arguments:
-        try:
-            found.append(_named_by(argument, Counter() if unread is None else unread))
-        except UserError as error:
-            mistakes += error.mistakes
-    if mistakes:
-        raise UserError(*mistakes)
-    return chain.from_iterable(found)
+    unread = Counter() if unread is None else unread
+    return chain.from_iterable(each_of(partial(_named_by, unread=unread), arguments))
 
 
 def _named_by(argument: str, unread: Counter[str]) -> Iterable[str]:

@@ -69,16 +69,11 @@ def csv_rows(trials: Sequence[Trial], results: Mapping[Trial, RunResult]) -> lis
 
 def as_table(results: Mapping[Trial, RunResult]) -> str:
     """Mean and standard deviation of top-1 at the end of training and at its best, for each combination."""
-    rows = [
-        [
-            label(point, runs),
-            str(len(runs)),
-            spread([run.top1 for run in runs]) + doubtful(runs),
-            spread([run.best_top1 for run in runs]),
-            f"{statistics.fmean(run.seconds for run in runs):.0f} s",
-        ]
-        for point, runs in points_of(results).items()
-    ]
+    rows = []
+    for point, runs in points_of(results).items():
+        final, best = (spread([getattr(run, name) for run in runs]) for name in ("top1", "best_top1"))
+        seconds = f"{statistics.fmean(run.seconds for run in runs):.0f} s"
+        rows.append([label(point, runs), str(len(runs)), final + doubtful(runs), best, seconds])
     return table(["setting", "n", "final top-1", "best top-1", "time"], rows)
 
 

@@ -361,9 +361,6 @@ SETS: dict[str, Odd] = {
 }
 
 
-# ------------------------------------------------------------------------------------------ what is said
-
-
 def captured(run: Callable[[list[str]], int], line: list[str]) -> list[str]:
     """The lines that a command prints on both streams."""
     text = io.StringIO()

@@ -49,9 +49,6 @@ def evaluated(capsys, path):
     return capsys.readouterr().out.splitlines()[-1]
 
 
-# ------------------------------------------------------------------------------------------ the recipes
-
-
 def test_the_mean_is_that_of_torchs_averaged_model_and_counters_stay_whole():
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)) for _ in range(3)]
@@ -98,9 +95,6 @@ def test_the_greedy_soup_is_that_of_the_papers_recipe(seed):
 def test_the_uniform_soup_takes_all():
     soup = uniform([{"w": torch.tensor(value)} for value in (1.0, 2.0, 6.0)], lambda weights, _: weights["w"].item())
     assert soup.kept == [0, 1, 2] and soup.scores == [1, 2, 6] and soup.weights["w"] == 3
-
-
-# ------------------------------------------------------------------------------------------ the command
 
 
 def test_a_uniform_soup_is_the_mean_and_evaluates_as_printed(runs, tmp_path, capsys):
@@ -227,9 +221,6 @@ def test_its_batch_norm_statistics_are_those_of_torchs_update_bn(runs, tmp_path,
     for part in ("mean", "var"):
         torch.testing.assert_close(soup[name + part], model.state_dict()[name + part], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(soup[name + "var"], torch.ones(()), rtol=0.1), "that is what both began with"
-
-
-# ------------------------------------------------------------------------------------------ what is refused
 
 
 def refused(*line):

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import struct
-import zlib
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -26,6 +24,7 @@ from scripts import (
     serve,
 )
 from scripts.common.command_line import run_tool
+from tests.helpers import png_that_says
 
 LONG = "x" * 300  # longer than a file system lets a name be
 TOOLS = {tool.NAME.removesuffix(".py"): tool for tool in (evaluate, explain, export, predict, report, serve)}
@@ -43,6 +42,8 @@ REST = {
 }
 # What RUN is, and what the line says of it.
 NO_RUNS = {
+    "": "must not be empty",
+    "a\0b": "NUL",
     "missing": "no such run",
     "empty": "holds no checkpoint",
     "auto": "there is no run",
@@ -88,6 +89,7 @@ LINES = (
     ("evaluate", "--split test --output new", "--split test: of digits no test images"),
     ("evaluate", "--datapath missing --output new", "--datapath missing: no such folder"),
     ("evaluate", "--datapath animals --output new", "folders that are no classes"),
+    ("evaluate", "--split train --datapath animals", "--split train: animals holds no train/"),
     ("evaluate", "--workers many", "--workers 'many'"),
     ("evaluate", "--batch-size 0", "--batch-size: '0': must be at least 1"),
     ("evaluate", "--tta rotate", "--tta"),
@@ -176,15 +178,6 @@ class RunsCode:
         return os.system, ("touch code_has_run",)
 
 
-def png(width, height):
-    """A PNG that declares such a size, with few pixels."""
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(9)))]
-    chunks = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
 @pytest.fixture(scope="module")
 def place(digits_run, tmp_path_factory):
     """A folder with what the command lines name."""
@@ -201,7 +194,7 @@ def place(digits_run, tmp_path_factory):
         (folder / name).write_text("" if name == "empty.txt" else "old")
     for name in ("folder.html", "unfilled/train/cat"):
         (folder / name).mkdir(parents=True)
-    (folder / "bomb.png").write_bytes(png(60_000, 60_000))
+    (folder / "bomb.png").write_bytes(png_that_says(60_000, 60_000))
     for name in ("cat", "dog"):
         (folder / "animals" / "val" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(folder / "animals" / "val" / name / "a.png")

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from scripts import explain
 from scripts.common.heat_map import heat_map
 from scripts.common.predictions import Predictor
 from scripts.common.trained import NOT_FINITE
+from tests.helpers import altered
 from utils.config.settings import UserError
 
 
@@ -67,10 +67,9 @@ def test_each_image_has_its_prediction_and_the_map_of_it(digits_run, images, tmp
 
 
 def test_names_that_are_no_text_in_any_encoding_are_shown_as_far_as_they_are(digits_run, images, tmp_path, capsys):
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
     run = tmp_path / "named.pt"
     image = tmp_path / os.fsdecode(b"caf\xe9.png")
-    torch.save({**state, "classes": [f"caf\udce9 {number}" for number in range(10)]}, run)
+    altered(digits_run, run, classes=[f"caf\udce9 {number}" for number in range(10)])
     shutil.copy(images / "0.png", image)
     assert explain.main([str(run), str(image), "--output", str(tmp_path / "maps.png"), "--amp", "off"]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path}/caf?.png  caf? ")

@@ -115,9 +115,8 @@ def test_the_fastest_fall_of_a_logistic_curve_is_at_its_turning_point():
     advice = advise(curve([*falling, 5.0], diverged=10.0))
     assert advice.steepest == pytest.approx(1e-2) and advice.diverged == pytest.approx(1e-4 * 10**4.1)
     assert advice.rate == 0.01
-    assert "--lr 0.01 (the loss falls fastest at 0.01; a tenth of 1.3, where it diverges, is 0.13)" in advice.line(
-        1e-4, 1
-    )
+    words = "--lr 0.01 (the loss falls fastest at 0.01; a tenth of 1.3, where it diverges, is 0.13)"
+    assert words in advice.line(1e-4, 1)
 
 
 def test_a_tenth_of_the_divergence_is_advised_where_it_is_lower():
@@ -129,12 +128,8 @@ def test_a_tenth_of_the_divergence_is_advised_where_it_is_lower():
 @pytest.mark.parametrize("losses", [[2.3] * 20, [2.3, 2.29] * 10, [2.3 + place for place in range(20)], [2.3, 1.0]])
 def test_a_loss_that_never_falls_gives_no_advice(losses):
     advice = advise(curve(losses))
-    assert advice.rate is None and advice.line(1e-4, 1).startswith(
-        "no advice: the loss falls at no rate between 0.0001 and 1"
-    )
-
-
-# ---------------------------------------------------------------------------------------- the command
+    line = advice.line(1e-4, 1)
+    assert advice.rate is None and line.startswith("no advice: the loss falls at no rate between 0.0001 and 1")
 
 
 @pytest.mark.parametrize("flags", [["--amp", "off"], ["--amp", "fp16", "--accumulate", "2", "--ema-decay", "0.9"]])

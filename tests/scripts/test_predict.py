@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -24,6 +23,7 @@ from scripts.exporting.card import Exported, card
 from scripts.exporting.checking import Check
 from scripts.exporting.subject import Subject
 from scripts.predict import rows_of
+from tests.helpers import altered
 from utils.data.images import decoding
 
 CLASSES = ("ape, great", "bee")
@@ -80,9 +80,7 @@ def test_probabilities_are_those_of_validation(run, data, tmp_path, flags):
 
 
 def test_of_a_network_whose_loss_judged_each_class_alone_it_is_said_that_probabilities_are_shared(data, run, tmp_path):
-    state = torch.load(Path(run) / "checkpoints/last.pt", weights_only=True)
-    state["settings"]["loss"] = "bce"
-    torch.save(state, tmp_path / "bce.pt")
+    altered(run, tmp_path / "bce.pt", settings={"loss": "bce"})
     said = []
     with mock.patch.object(trained, "say", said.append):
         of_bce, other = (open_run(path, device="cpu") for path in (str(tmp_path / "bce.pt"), run))

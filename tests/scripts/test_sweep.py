@@ -35,8 +35,6 @@ time.sleep(60)
 
 
 EARLY = "Stopped early: no better val_top1"
-
-
 DEAD = {"val_loss": 2.3026, "val_count": 1000, "guessing_loss": 2.30259, "answers_nats": 0.0, "commonest_answer": 99.8}
 
 
@@ -65,9 +63,6 @@ def told(argv, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, argv)])
     code = run_tool(sweep.NAME, sweep.main)
     return code, capsys.readouterr()
-
-
-# -------------------------------------------------------------------------------------------- grid
 
 
 def test_every_combination_of_the_values_is_trained_with_every_seed():
@@ -123,9 +118,6 @@ def test_a_mistake_is_one_line_and_nothing_is_made(argv, message, capsys, monkey
     assert (code, said.out, said.err.count("\n")) == (2, "", 1)
     assert said.err.startswith(f"sweep.py: {message}") or message in said.err
     assert list(tmp_path.iterdir()) == []
-
-
-# ------------------------------------------------------------------------------------ runs and report
 
 
 def test_a_run_is_its_last_validation_beside_the_best_and_the_time_of_its_epochs(tmp_path):
@@ -198,13 +190,10 @@ def test_a_run_on_other_images_of_the_users_own_is_no_finished_one(tmp_path):
         return trials(recipe, [], 1, ["--datapath", str(tmp_path / place), "--epochs", "9"])
 
     keep_run(tmp_path / "run", planned("flowers")[0].flags, [80.0] * 9)
-    assert len(outcomes.finished(tmp_path, planned("flowers"))) == 1 and not outcomes.finished(
-        tmp_path, planned("birds")
-    )
+    assert outcomes.finished(tmp_path, planned("flowers")) and not outcomes.finished(tmp_path, planned("birds"))
     keep_run(tmp_path / "other", planned("here", "cifar10/conv2")[0].flags, [80.0] * 9)
-    assert len(outcomes.finished(tmp_path, planned("there", "cifar10/conv2"))) == 1, (
-        "these are the same images anywhere"
-    )
+    found = outcomes.finished(tmp_path, planned("there", "cifar10/conv2"))
+    assert len(found) == 1, "these are the same images anywhere"
 
 
 def test_a_run_on_images_that_have_changed_since_is_no_finished_one(tmp_path, capsys):
@@ -243,29 +232,14 @@ def test_mean_and_spread_are_those_of_the_statistics_module(tmp_path):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [top1 + 1, top1])
     results = outcomes.finished(tmp_path, planned)
     lines = outcomes.as_table(results).splitlines()
-    assert lines[2].split() == [
-        "lr=0.05",
-        "3",
-        "92.20",
-        "+-",
-        f"{statistics.stdev(finals[:3]):.2f}",
-        "93.20",
-        "+-",
-        f"{statistics.stdev(finals[:3]):.2f}",
-        "3",
-        "s",
-    ]
+    spread = f"{statistics.stdev(finals[:3]):.2f}"
+    assert lines[2].split() == f"lr=0.05 3 92.20 +- {spread} 93.20 +- {spread} 3 s".split()
     assert lines[3].split()[:5] == ["lr=0.1", "2", "88.75", "+-", "1.06"]
     write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
     with open(tmp_path / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["lr"], row["seed"], float(row["val_top1"])) for row in rows] == [
-        ("0.05", "0", 91.0),
-        ("0.05", "1", 92.5),
-        ("0.05", "2", 93.1),
-        ("0.1", "0", 88.0),
-        ("0.1", "1", 89.5),
-    ]
+    assert [(row["lr"], row["seed"]) for row in rows] == [(lr, seed) for lr in ("0.05", "0.1") for seed in "012"][:5]
+    assert [float(row["val_top1"]) for row in rows] == finals
     outcomes.draw(tmp_path / "sweep.png", "a title", results)
     assert (tmp_path / "sweep.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -274,10 +248,8 @@ def test_values_of_epochs_stand_beside_the_epochs_that_were_trained(tmp_path):
     planned = trials("digits/fc", ["epochs=3,2"], 1, ["--early-stopping", "1"])
     for number, trial in enumerate(planned):
         keep_run(tmp_path / "runs" / str(number), trial.flags, [92.0, 91.0], log=EARLY)
-    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, outcomes.finished(tmp_path, planned)))
-    with open(tmp_path / "sweep.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["epochs"], row["trained_epochs"]) for row in rows] == [("3", "2"), ("2", "2")]
+    rows = outcomes.csv_rows(planned, outcomes.finished(tmp_path, planned))
+    assert [(row["epochs"], row["trained_epochs"]) for row in rows] == [("3", 2), ("2", 2)]
 
 
 def test_figures_of_a_cut_validation_are_marked(tmp_path):
@@ -285,9 +257,7 @@ def test_figures_of_a_cut_validation_are_marked(tmp_path):
     keep_run(tmp_path / "runs" / "0", planned[0].flags, [91.0, 92.0])
     results = outcomes.finished(tmp_path, planned)
     assert "as the recipe (cut: --max-val-batches 3)" in outcomes.as_table(results)
-    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
-    with open(tmp_path / "sweep.csv", newline="") as file:
-        assert [row["max_val_batches"] for row in csv.DictReader(file)] == ["3"]
+    assert [row["max_val_batches"] for row in outcomes.csv_rows(planned, results)] == [3]
 
 
 def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, capsys):
@@ -310,13 +280,13 @@ def test_a_dead_run_is_counted_beside_the_mean_and_named_below_it(tmp_path, caps
     others = trials("digits/fc", [], 3, ["--epochs", "2"])
     sweep.show(argparse.Namespace(recipe="digits/fc"), others, tmp_path, results)
     assert "without a result: seed=2\n" in capsys.readouterr().out
-    write_csv(tmp_path / "sweep.csv", outcomes.csv_rows(planned, results))
-    with open(tmp_path / "sweep.csv", newline="") as file:
-        assert [row["doubts"] for row in csv.DictReader(file)] == [why, ""]
+    assert [row["doubts"] for row in outcomes.csv_rows(planned, results)] == [why, ""]
     outcomes.draw(tmp_path / "sweep.png", "a title", results)
 
 
-# -------------------------------------------------------------------------------------- processes
+def trained(folder, seeds=1, ended=lambda *_: None):
+    """The failures of so many trainings, one at a time."""
+    return jobs.run_all(trials("digits/fc", [], seeds, []), folder, jobs.Slots(1, 1, 0), ended)
 
 
 @pytest.fixture
@@ -332,8 +302,7 @@ def test_a_training_that_fails_is_named_and_the_others_go_on(fake_main, tmp_path
     failures = jobs.run_all(
         trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(2, 1, 0), lambda trial, why: ended.append(trial.seed)
     )
-    assert sorted(ended) == [0, 1, 2]
-    assert len(failures) == 3
+    assert sorted(ended) == [0, 1, 2] and len(failures) == 3
     assert "seed=0: what it said (exit code 1; see " in "".join(failures)
 
 
@@ -342,13 +311,13 @@ def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_m
     fake_main(
         "import time; time.sleep(0.5); print('epoch 1/9  step 1/4  first step after 1 s', flush=True); time.sleep(1)"
     )
-    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
+    trained(tmp_path, seeds=2)
     lines = capsys.readouterr().out.splitlines()
     works = "seed=0: epoch 1/9  step 1/4  first step after 1 s"
     assert lines.index("seed=0: nothing said yet") < lines.index(works) and "seed=1: nothing said yet" in lines
     assert lines.count(works) >= 3, "as soon as it is said, and after each silence"
     monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 60)
-    jobs.run_all(trials("digits/fc", [], 2, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
+    trained(tmp_path, seeds=2)
     assert capsys.readouterr().out.splitlines() == [works]
 
 
@@ -362,13 +331,13 @@ def test_a_sweep_is_never_silent_for_long_and_its_first_step_is_told_once(fake_m
 )
 def test_the_reason_of_a_failure_is_the_programs_own_line(said, reason, fake_main, tmp_path):
     fake_main(f"import sys; print({said!r}); sys.exit(1)")
-    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
+    (failure,) = trained(tmp_path)
     assert failure.startswith(f"seed=0: {reason} (exit code 1; see ")
 
 
 def test_a_training_that_was_killed_is_not_blamed_on_its_last_warning(fake_main, tmp_path):
     fake_main("import os; print('main.py: warning: a doubt', flush=True); os.kill(os.getpid(), 9)")
-    (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
+    (failure,) = trained(tmp_path)
     assert failure.startswith("seed=0: it was killed, perhaps because memory ran out (SIGKILL; see ")
 
 
@@ -428,9 +397,7 @@ def test_a_mistake_that_a_training_finds_ends_the_sweep(fake_main, tmp_path):
     fake_main(MAIN_ENDS_WITH.format(code=2))
     ended = []
     with pytest.raises(UserError, match="seed=0: what it said"):
-        jobs.run_all(
-            trials("digits/fc", [], 3, []), tmp_path, jobs.Slots(1, 1, 0), lambda trial, why: ended.append(trial)
-        )
+        trained(tmp_path, 3, lambda trial, why: ended.append(trial))
     assert len(ended) == 1
 
 
@@ -460,7 +427,7 @@ def test_a_signal_reaches_the_trainings_and_is_the_sweeps_exit_code(signals, cod
 def test_what_an_attempt_says_stands_below_what_earlier_ones_said(fake_main, tmp_path):
     for said in ("main.py: first", "second"):
         fake_main(f"import sys; print({said!r}); sys.exit(1)")
-        (failure,) = jobs.run_all(trials("digits/fc", [], 1, []), tmp_path, jobs.Slots(1, 1, 0), lambda *_: None)
+        (failure,) = trained(tmp_path)
     assert failure.startswith("seed=0: second (exit code 1; ")
     assert (tmp_path / "output/seed0.txt").read_text() == "main.py: first\nsecond\n"
 

@@ -69,9 +69,6 @@ def trained():
     return network.eval()
 
 
-# ------------------------------------------------------------------------------------- what is right
-
-
 def test_the_patch_that_decides_the_class_lights_up(trained):
     images, classes, masks = striped(100, seed=2)
     assert (trained(images).argmax(1) == classes).float().mean() > 0.97, "the network has learned the patch"
@@ -155,9 +152,6 @@ def test_a_map_does_not_depend_on_how_the_network_lays_it_out():
         assert method(loaded(network), images) == "HiResCAM of the patch tokens at last"
 
 
-# ------------------------------------------------------------------------------------- the right layer
-
-
 @pytest.mark.parametrize(
     ("make", "shape", "expected"),
     [
@@ -198,9 +192,6 @@ def test_the_layer_is_the_last_whose_map_can_be_seen_and_counts(make, shape, exp
     assert method(network, images) == expected
     map_ = heat_map(network, images, [0])
     assert map_.shape == (1, shape[1], shape[1]) and np.isfinite(map_).all()
-
-
-# ------------------------------------------------------------------------------------------ edges
 
 
 def test_nothing_is_left_behind_and_the_callers_mode_does_not_matter(trained):

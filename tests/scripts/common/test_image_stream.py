@@ -6,7 +6,6 @@ import os
 import struct
 import subprocess
 import sys
-import zlib
 from collections import Counter
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 
 from scripts.common.image_stream import image_names, stream
+from tests.helpers import png_that_says
 from utils.config.settings import UserError
 from utils.data.images.decoding import UnreadableImage, open_image
 from utils.data.preprocessing import Preprocessing
@@ -57,9 +57,6 @@ IN_ORDER = ["a.jpg", "b/grey.PNG", "b/palette.png", "b/tall.jpg", "c turned.jpeg
 
 def below(root, names):
     return [os.path.relpath(name, root) for name in names]
-
-
-# ------------------------------------------------------------------------------------------- which files
 
 
 def test_a_folder_means_all_its_images_by_name_and_what_is_not_read_is_counted(folder):
@@ -106,9 +103,6 @@ def test_arguments_that_mean_nothing_are_named_together(folder, tmp_path):
     assert "convert its .heic files" in caught.value.mistakes[3]
 
 
-# -------------------------------------------------------------------------------------------- their pixels
-
-
 @pytest.mark.parametrize("preprocessing", [OF_FILES, STORED], ids=["any size", "one size"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_are_those_of_the_preprocessing_in_order(folder, preprocessing, workers):
@@ -135,14 +129,6 @@ def test_an_endless_list_is_read_no_further_than_needed(folder):
         assert next(batches).paths == (str(folder / "a.jpg"),) * 2
     batches.close()
     assert next(taken) <= 2 * (10 + 2 * 5)  # batches given, and what two workers read ahead
-
-
-def png_that_says(width, height):
-    def chunk(kind, content):
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 10_000)) + chunk(b"IEND", b"")
 
 
 def jpeg_that_says(width, height):

@@ -17,6 +17,7 @@ from models import load_model
 from scripts import evaluate, export, report
 from scripts.common.predictions import Chosen, predict_split, settings_of
 from scripts.common.trained import find_run, open_run
+from tests.helpers import altered
 from utils.config.arguments import parse
 from utils.config.settings import UserError
 from utils.data.datasets import get_data
@@ -37,9 +38,6 @@ def tree_of_digits(root, names, count=3):
     return root
 
 
-# ------------------------------------------------------------------------------------------------ RUN
-
-
 def test_auto_is_the_run_that_began_last_among_those_with_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no run with a checkpoint below"):
@@ -55,22 +53,6 @@ def test_auto_is_the_run_that_began_last_among_those_with_a_checkpoint(tmp_path,
         began = datetime.fromisoformat(day).timestamp()
         os.utime(renamed / "config.yaml", (began, began))
         assert find_run("auto") == Path(newest)
-
-
-def test_what_is_no_run_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.pt").write_text("no checkpoint")
-    for text, words in (
-        ("", "must not be empty"),
-        ("a\0b", "NUL"),
-        ("empty", "holds no checkpoint"),
-        ("missing", "no such run"),
-        ("text.pt", "not a checkpoint"),
-    ):
-        with pytest.raises(UserError, match=words) as caught:
-            open_run(text)
-        assert len(caught.value.mistakes) == 1
 
 
 def test_the_network_is_ready_and_raw_weights_are_the_trained_ones(digits_run, capsys):
@@ -100,9 +82,6 @@ def test_a_network_that_no_step_has_trained_is_named(digits_run, tmp_path, monke
     shutil.copy(Path(digits_run, "checkpoints/initial.pt"), folder / "checkpoints")
     assert open_run("auto", device="cpu").path.name == "initial.pt"
     assert capsys.readouterr().err.endswith("initial.pt: was saved before the first step of training\n")
-
-
-# ----------------------------------------------------------------------------------------- predictions
 
 
 def evaluated(capsys, *line):
@@ -155,11 +134,9 @@ def test_a_forward_pass_has_as_many_images_as_in_a_process_of_the_run(digits_run
 
 
 def test_layers_that_the_run_kept_in_fp32_stay_so(digits_run, capsys, tmp_path):
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
     reports = []
     for number, layers in enumerate((None, ["layers.1"])):
-        path = tmp_path / f"{number}.pt"
-        torch.save(state | {"settings": state["settings"] | {"amp": "bf16", "fp32_layers": layers}}, path)
+        path = altered(digits_run, tmp_path / f"{number}.pt", settings={"amp": "bf16", "fp32_layers": layers})
         theirs = evaluated(capsys, "--resume", str(path))
         for loaded in (load_model(path), open_run(str(path), device="cpu")):
             reports.append(predict_split(loaded, CPU).report)
@@ -278,11 +255,10 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
     tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)}, count=4)
     flags = ["--dataname", "folder", "--datapath", str(tree), "--val-split", "0.25", "--val-split-by", "draw"]
     data = get_data(parse(flags).data, "cpu")
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    del state["settings"]["val_split_by"]  # as of an older run
-    state["settings"] |= {"dataname": "folder", "datapath": str(tree), "val_split": 0.25}
+    # val_split_by: as of an older run
+    settings = {"dataname": "folder", "datapath": str(tree), "val_split": 0.25, "val_split_by": None}
     for fingerprint, notes in ((data.fingerprint, 0), ("of other images", 1)):
-        torch.save(state | {"fingerprint": fingerprint}, tmp_path / "split.pt")
+        altered(digits_run, tmp_path / "split.pt", settings=settings, fingerprint=fingerprint)
         for split, images in (("train", data.train), ("val", data.validation)):
             chosen = Chosen(split=split, device="cpu", workers="0", progress=False)
             predictions = predict_split(load_model(tmp_path / "split.pt"), chosen)
@@ -292,27 +268,7 @@ def test_shares_of_one_tree_are_those_of_the_training(digits_run, tmp_path):
 
 def test_class_folders_without_test_images_are_told_as_such(digits_run, tmp_path):
     tree = tree_of_digits(tmp_path / "tree", {str(n): n for n in range(10)}, count=4)
-    state = torch.load(Path(digits_run, "checkpoints/last.pt"), weights_only=True)
-    state["settings"] |= {"dataname": "folder", "datapath": str(tree), "val_split": 0.25}
-    torch.save(state, tmp_path / "split.pt")
+    settings = {"dataname": "folder", "datapath": str(tree), "val_split": 0.25}
+    altered(digits_run, tmp_path / "split.pt", settings=settings)
     with pytest.raises(UserError, match=f"--split test: {tree} holds no test/; --datapath FOLDER evaluates other"):
         predict_split(load_model(tmp_path / "split.pt"), Chosen(split="test", device="cpu", progress=False))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ({"split": "test"}, "--split test: of digits no test images are read beside those of --split val"),
-        ({"split": "train", "datapath": "tree"}, "--split train: tree holds no train/"),
-        ({"datapath": "missing"}, "--datapath missing: no such folder"),
-        ({"datapath": "strange"}, "folders that are no classes of"),
-    ],
-    ids=str,
-)
-def test_a_split_that_is_not_there_is_one_line(digits_run, tmp_path, monkeypatch, chosen, words):
-    monkeypatch.chdir(tmp_path)
-    tree_of_digits(tmp_path / "tree", {"1": 1})
-    tree_of_digits(tmp_path / "strange", {"cat": 1, "dog": 2})
-    with pytest.raises(UserError, match=words) as caught:
-        predict_split(load_model(digits_run), Chosen(device="cpu", progress=False, **chosen))
-    assert len(caught.value.mistakes) == 1
