@@ -19,8 +19,8 @@ from utils.checkpoint.sharded import bytes_of
 from utils.config import arguments
 from utils.config.field import FLAG
 from utils.config.settings import Settings, as_flag, as_text
+from utils.data.datasets import DataReader
 from utils.data.progress_log import ProgressLog
-from utils.data.reading import DataReader
 from utils.record.doubts import doubts
 from utils.record.epoch_scalars import best_metric, selection_line
 from utils.record.metrics import Report, cut_words

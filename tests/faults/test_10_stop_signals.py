@@ -184,7 +184,7 @@ def test_outside_of_training_the_signals_do_what_they_did_before():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_before_training_ends_at_once_with_the_same_code_and_a_line(number, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("utils.data.reading.get_data", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr("utils.data.datasets.get_data", lambda *_: os.kill(os.getpid(), number))
     code = main(["--device", "cpu", *map(str, FLAGS), "--output", str(tmp_path)])
     output = capsys.readouterr()
     assert code == TRY_AGAIN and list(tmp_path.iterdir()) == [] and output.out == ""

@@ -1,4 +1,4 @@
-"""Reading a data set of the table: ``get_data`` to train on, ``get_test_data`` to evaluate."""
+"""Reading a data set of the table: ``get_data`` to train on, ``get_test_data`` to evaluate, ``DataReader`` in a run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from utils.checkpoint.fingerprint import ends_with, joined, same_images, short
 from utils.checkpoint.resume import ResumePoint, is_at
 from utils.config.datasets import SPECS, DatasetSpec
+from utils.config.field import CHECKPOINT
 from utils.config.groups.data import VIEWS, DataSettings
 from utils.config.settings import Settings, UserError, as_flag
 from utils.data import first_look
@@ -30,7 +31,7 @@ from utils.data.formats.shards.foreign import ensure_index
 from utils.data.formats.shards.members import Members, holds_shards, read_shards
 from utils.data.images.levels import Colour
 from utils.data.preprocessing import KnownPreprocessing, Preprocessing, resolve
-from utils.data.progress_log import Log, silent
+from utils.data.progress_log import Log, ProgressLog, silent
 from utils.runtime.distributed import Distributed
 
 SHOWN_CLASSES = 5  # in a plan
@@ -124,15 +125,6 @@ class Data:
             validation=validation,
         )
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of classes, labels and images (see ``utils.checkpoint.fingerprint``).
-
-        Images are pixels in memory, shards' content, or the files' names and the content of some of them.
-        """
-        assert self.train is not None
-        return self._digest
-
     def refuse_differences(self, distributed: Distributed) -> None:
         """Raise ``UserError`` if the processes have read different images, as from disks of several machines.
 
@@ -140,7 +132,7 @@ class Data:
         """
         if distributed.world_size == 1 or self.spec == SPECS["synthetic"]:
             return
-        read = distributed.gather(self._digest)
+        read = distributed.gather(self.fingerprint)
         for rank, digest in enumerate(read):
             if not same_images(digest, read[0]):
                 raise UserError(
@@ -149,8 +141,19 @@ class Data:
                     on_all_ranks=True,
                 )
 
+    def known_to(self, trained: ResumePoint | None, settings: DataSettings, lister: Lister = LISTER) -> Data:
+        """The same, with ``seen`` of the weights of ``trained``, the checkpoint to begin with; None: of no weights."""
+        if trained is None:
+            return self
+        seen = seen_in_training(self.validation, self.fingerprint, settings, trained, lister)
+        return dataclasses.replace(self, seen=seen)
+
     @cached_property
-    def _digest(self) -> str:
+    def fingerprint(self) -> str:
+        """Digest of classes, labels and images (see ``utils.checkpoint.fingerprint``).
+
+        Images are pixels in memory, shards' content, or the files' names and the content of some of them.
+        """
         digest = hashlib.sha256("\0".join(self.classes).encode(errors="surrogatepass"))  # folders' names
         contents: list[bytes] | None = None
         for images in filter(None, (self.train, self.validation)):
@@ -194,20 +197,50 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe in place of an image would wait for its writer
 
 
-def get_data(
-    settings: DataSettings, device: torch.device, lister: Lister = LISTER, trained: ResumePoint | None = None
-) -> Data:
+class DataReader:
+    """Reads the images of a run once, also where the search for a run to resume has looked at them before.
+
+    ``lister`` lists class folders (``Lister.folder`` is set for each data set); synthetic data is made on ``device``.
+    """
+
+    def __init__(self, device: torch.device, lister: Lister) -> None:
+        self._device = device
+        self._lister = lister
+        self._read: tuple[DataSettings, Data] | None = None
+
+    @classmethod
+    def of(cls, args: Settings, device: torch.device, progress: ProgressLog, is_main: bool) -> DataReader:
+        """The reader of a run with these settings; a dry run keeps nothing of what it finds."""
+        return cls(device, Lister(keeps=not args.run.dry_run, progress=progress, is_main=is_main))
+
+    def fingerprint(self, settings: DataSettings) -> str:
+        """The fingerprint of the images to train on."""
+        return self._data(settings).fingerprint
+
+    def to_train_on(self, settings: DataSettings, trained: ResumePoint | None) -> Data:
+        """All images; ``trained``: the checkpoint whose weights the training begins with or resumes."""
+        data = self._data(settings)
+        self._read = None  # a run needs them once; what it changes of them must not be kept beside them
+        return data.known_to(trained, settings, self._lister)
+
+    def to_evaluate(self, args: Settings, trained: ResumePoint | None) -> Data:
+        """The validation images alone, in the classes of ``trained``, the checkpoint to evaluate."""
+        explicit = args.origins["val_split"] != CHECKPOINT
+        return get_test_data(args.data, self._device, trained, val_split_is_explicit=explicit, lister=self._lister)
+
+    def _data(self, settings: DataSettings) -> Data:
+        if self._read is None or self._read[0] != settings:
+            self._read = (settings, get_data(settings, self._device, self._lister))
+        return self._read[1]
+
+
+def get_data(settings: DataSettings, device: torch.device, lister: Lister = LISTER) -> Data:
     """Read the data set that the settings name; raises ``UserError`` with advice on missing data.
 
     Only synthetic data is made on ``device``; a loader moves the rest there. ``lister``, in the folder for what is kept
-    of this data set, lists class folders. ``trained``: the checkpoint to begin with, for ``Data.seen``.
+    of this data set, lists class folders.
     """
-    data = _data(settings, _splits(settings, device, _in_its_folder(lister, settings)))
-    if trained is None:
-        return data
-    return dataclasses.replace(
-        data, seen=seen_in_training(data.validation, data.fingerprint, settings, trained, lister)
-    )
+    return _data(settings, _splits(settings, device, _in_its_folder(lister, settings)))
 
 
 def get_test_data(
@@ -233,14 +266,14 @@ def get_test_data(
     folder = _test_folder(settings, trained)
     its_lister = _in_its_folder(lister, settings)
     if folder is not None:
-        splits = _read_test_folder(settings, folder, trained, its_lister, leave_out_unknown)
-        data = _data(settings, splits)
-        seen = "" if trained is None else _changed_since_validated(data, settings, trained)
+        data = _data(settings, _read_test_folder(settings, folder, trained, its_lister, leave_out_unknown))
+        if trained is not None:
+            data = dataclasses.replace(data, seen=_changed_since_validated(data, settings, trained))
     else:
         data = _data(settings, _splits(settings, device, its_lister, evaluate=True))
-        known = data.train is not None and trained is not None
-        seen = seen_in_training(data.validation, data.fingerprint, settings, trained, lister) if known else ""
-    return dataclasses.replace(data, train=None, seen=seen, warnings=(*notes, *data.warnings))
+        if data.train is not None:
+            data = data.known_to(trained, settings, lister)
+    return dataclasses.replace(data, train=None, warnings=(*notes, *data.warnings))
 
 
 def _in_its_folder(lister: Lister, settings: DataSettings) -> Lister:
@@ -294,7 +327,7 @@ def _validated_in_training(
     if validation_folder(root):
         return None, ()
     try:
-        data = get_data(settings, device, lister, trained)
+        data = get_data(settings, device, lister).known_to(trained, settings, lister)
     except UserError:
         if is_at(trained.state, settings.datapath):
             raise

@@ -3,7 +3,7 @@
 import torch
 
 from utils.config.arguments import parse
-from utils.data import reading
+from utils.data import datasets
 from utils.data.formats.listing import Lister
 
 CPU = torch.device("cpu")
@@ -16,9 +16,9 @@ def test_what_a_search_has_read_is_not_read_again_and_other_settings_are(monkeyp
         read.append(settings.dataname)
         return reads(settings, *given)
 
-    reads = reading.get_data
-    monkeypatch.setattr(reading, "get_data", get_data)
-    reader = reading.DataReader(CPU, Lister())
+    reads = datasets.get_data
+    monkeypatch.setattr(datasets, "get_data", get_data)
+    reader = datasets.DataReader(CPU, Lister())
     digits = parse([]).data
     fingerprint = reader.fingerprint(digits)
     assert reader.to_train_on(digits, None).fingerprint == fingerprint and read == ["digits"]

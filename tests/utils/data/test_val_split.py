@@ -109,7 +109,7 @@ def test_older_runs_go_on_with_the_draw_that_they_began_with():
 
 def read(root, *flags, trained=None):
     settings = parse(["--dataname", "folder", "--datapath", str(root), *flags]).data
-    data = get_data(settings, torch.device("cpu"), trained=trained)
+    data = get_data(settings, torch.device("cpu")).known_to(trained, settings)
     state = {"settings": dataclasses.asdict(settings), "classes": [*data.classes], "fingerprint": data.fingerprint}
     return data, ResumePoint(Path("old.pt"), state, digest="")
 
@@ -179,7 +179,7 @@ def test_weights_of_other_or_unknown_images_are_told_apart(tree):
         assert found == (line and f"{line}{len(data.validation)} validation images")
     digits = parse([]).data
     imagenet = ResumePoint(Path("old.pt"), {"settings": {"dataname": "imagenet"}, "fingerprint": "other"}, digest="")
-    assert get_data(digits, torch.device("cpu"), trained=imagenet).seen == "", "these are not of ImageNet"
+    assert get_data(digits, torch.device("cpu")).known_to(imagenet, digits).seen == "", "these are not of ImageNet"
 
 
 def test_validation_images_that_changed_at_their_place_are_told_when_they_are_evaluated(tree, tmp_path):
