@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +43,7 @@ class Samples:
         return sample_uniforms(self.seed, self.epoch, self.indices, stream, count)
 
 
-class Augmentation:
+class Augmentation(ABC):
     """One augmentation. Its text (``str``) describes it in the plan of a run.
 
     ``normalised``: it applies to what the network sees: float32 of the network's size, 0 at the mean, which it may
@@ -53,10 +54,10 @@ class Augmentation:
     normalised: ClassVar[bool] = False
     compilable: ClassVar[bool] = False
 
+    @abstractmethod
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
         """Numbers (n, ...) for stored images of ``height`` x ``width`` pixels, on the CPU; () if nothing is to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def apply(self, images: torch.Tensor, *numbers: torch.Tensor | np.ndarray) -> torch.Tensor:
         """The images (n, c, h, w), augmented by what ``draw`` gave; its tensors are on their device now."""
-        raise NotImplementedError

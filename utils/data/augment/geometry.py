@@ -6,6 +6,7 @@ Pixels are those of torchvision's affine and rotate on uint8 tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,12 +14,11 @@ from torch.nn import functional
 
 from utils.runtime.distributed import to_device
 
+Pair = tuple[np.ndarray | float, np.ndarray | float]  # across and down
+
 
 def _inverse(
-    angle: np.ndarray,
-    shift: tuple[np.ndarray | float, ...],
-    shear: tuple[np.ndarray | float, ...],
-    centre: tuple[float, float] = (0.0, 0.0),
+    angle: np.ndarray, shift: Pair = (0.0, 0.0), shear: Pair = (0.0, 0.0), centre: Pair = (0.0, 0.0)
 ) -> np.ndarray:
     """Matrices from places in the output to places in the image, relative to its middle: float64 (k, 6), row by row.
 
@@ -35,37 +35,20 @@ def _inverse(
     return np.stack([*rows[0], last[0], *rows[1], last[1]], axis=1)
 
 
-def _shear_x(amounts: np.ndarray, height: int, width: int) -> np.ndarray:
-    """``amounts``: pixels to the side a row; the upper left corner stays."""
-    angles = np.radians(np.degrees(np.arctan(amounts)))
-    return _inverse(np.zeros(len(amounts)), (0.0, 0.0), (angles, 0.0), (-0.5 * width, -0.5 * height))
-
-
-def _shear_y(amounts: np.ndarray, height: int, width: int) -> np.ndarray:
-    angles = np.radians(np.degrees(np.arctan(amounts)))
-    return _inverse(np.zeros(len(amounts)), (0.0, 0.0), (0.0, angles), (-0.5 * width, -0.5 * height))
-
-
-def _translate_x(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    return _inverse(np.zeros(len(pixels)), (pixels, 0.0), (0.0, 0.0))
-
-
-def _translate_y(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    return _inverse(np.zeros(len(pixels)), (0.0, pixels), (0.0, 0.0))
-
-
-def _rotate(degrees: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Counter-clockwise around the middle."""
-    return _inverse(np.radians(-(degrees % 360)), (0.0, 0.0), (0.0, 0.0))
+def _sheared(axis: int, amounts: np.ndarray, height: int, width: int) -> np.ndarray:
+    """``amounts``: pixels to the side a row, or with ``axis`` 1 down a column; the upper left corner stays."""
+    shear = [0.0, 0.0]
+    shear[axis] = np.radians(np.degrees(np.arctan(amounts)))
+    return _inverse(np.zeros(len(amounts)), shear=tuple(shear), centre=(-0.5 * width, -0.5 * height))
 
 
 # Arguments float64 (k,), height and width to the matrices of ``warp``.
 MATRICES: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
-    "TranslateY": _translate_y,
-    "Rotate": _rotate,
+    "ShearX": partial(_sheared, 0),
+    "ShearY": partial(_sheared, 1),
+    "TranslateX": lambda pixels, *_: _inverse(np.zeros(len(pixels)), shift=(pixels, 0.0)),
+    "TranslateY": lambda pixels, *_: _inverse(np.zeros(len(pixels)), shift=(0.0, pixels)),
+    "Rotate": lambda degrees, *_: _inverse(np.radians(-(degrees % 360))),  # counter-clockwise around the middle
 }
 
 

@@ -81,15 +81,24 @@ class Level:
 
 
 @dataclass(frozen=True)
-class RandomOperations(Augmentation):
+class Policy(Augmentation):
+    """Operations on each image, one after the other."""
+
+    name: str
+    operations: Operations
+
+    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
+        return self.operations.apply(whole_levels(images), *numbers)
+
+
+@dataclass(frozen=True)
+class RandomOperations(Policy):
     """``layers`` random operations, each applied with a probability.
 
     RandAugment (Cubuk et al., 2019) and with one operation TrivialAugment (Müller and Hutter, 2021). ``weights`` of the
     operations exclude an operation twice on the same image; without any, all are equally likely each time.
     """
 
-    name: str
-    operations: Operations
     layers: int
     level: Level
     probability: float = 1.0
@@ -110,9 +119,6 @@ class RandomOperations(Augmentation):
         choices = np.where(others[..., 0] < self.probability, choices, -1)
         return choices, self.level.draw(others[..., 2:]), others[..., 1].astype(np.float64)
 
-    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
-        return self.operations.apply(whole_levels(images), *numbers)
-
     def __str__(self) -> str:
         sometimes = f", each with probability {self.probability:g}" if self.probability < 1 else ""
         kinds = f"{'weighted ' if self.weights else ''}operations"
@@ -123,14 +129,12 @@ class RandomOperations(Augmentation):
 
 
 @dataclass(frozen=True)
-class SubPolicies(Augmentation):
+class SubPolicies(Policy):
     """One of several fixed sequences of operations: AutoAugment (Cubuk et al., 2018).
 
     ``choices``, ``probabilities`` and ``levels``: (sequences, longest), -1 as the operation where one is shorter.
     """
 
-    name: str
-    operations: Operations
     choices: np.ndarray
     probabilities: np.ndarray
     levels: np.ndarray
@@ -145,16 +149,13 @@ class SubPolicies(Augmentation):
         choices = np.where(others[..., 0] < self.probabilities[sequence], self.choices[sequence], -1)
         return choices, self.level.draw(others[..., 2:], self.levels[sequence]), others[..., 1].astype(np.float64)
 
-    def apply(self, images: torch.Tensor, *numbers: np.ndarray) -> torch.Tensor:
-        return self.operations.apply(whole_levels(images), *numbers)
-
     def __str__(self) -> str:
         noise = f", magnitudes with std {self.level.std:g}" if self.level.std else ""
         return f"{self.name} (one of {len(self.choices)} sequences{noise}, {self.operations})"
 
 
 @dataclass(frozen=True)
-class AugMix(Augmentation):
+class AugMix(Policy):
     """Several random chains of operations, mixed with each other and with the image (Hendrycks et al., 2019).
 
     ``depth``: operations of a chain, -1 for 1 to 3. ``alpha``: of the Dirichlet distribution of the chains' weights and
@@ -162,8 +163,6 @@ class AugMix(Augmentation):
     the image joins, as timm does.
     """
 
-    name: str
-    operations: Operations
     level: Level
     width: int = 3
     depth: int = -1

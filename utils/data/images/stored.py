@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import io
 import os
+from abc import ABC, abstractmethod
 from typing import BinaryIO
 
 RAW = b"\x93NUMPY"  # how a .npy file begins: uint8 pixels (height, width) or (height, width, 3), not compressed
 
 
-class Stored(str):
+class Stored(str, ABC):
     """The name of an image inside something larger; it stands wherever a path does."""
 
     @property
+    @abstractmethod
     def version(self) -> str:
         """Text that changes when the image does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def content(self) -> bytes:
         """The image file's bytes. Raises ``OSError`` if they cannot be read or are damaged."""
-        raise NotImplementedError
 
 
 class NamedBytes(io.BytesIO):
