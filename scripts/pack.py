@@ -185,11 +185,12 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
     from scripts.packing.checking import faults_of, refuse_faults
     from scripts.packing.plan import merged
     from utils.data.formats.listing import THREADS
-    from utils.data.formats.shards.index import Split, write_contents
+    from utils.data.formats.shards.index import write_contents
+    from utils.data.kept import PARTIAL
 
     plan.begin()
-    for path in plan.folder.glob(".*.partial"):
-        path.unlink(missing_ok=True)
+    for path in (path for split in plan.splits for path in plan.folder.glob(f"{split}-*{PARTIAL}")):
+        path.unlink(missing_ok=True)  # of a packing that was killed
     keys = plan.shards()
     with ThreadPoolExecutor(THREADS) as pool:  # on a network drive looking at files is mostly a wait
         parts = dict(zip(keys, pool.map(lambda key: plan.done(*key), keys), strict=True))
@@ -200,9 +201,8 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
     make(plan, parts, workers, progress)
     splits = {}
     for name in plan.splits:
-        shards, records = merged([part for (split, _), part in parts.items() if split == name])
-        splits[name] = Split(shards, records, "", checked=True)
-        if not len(records):
+        splits[name] = merged([part for (split, _), part in parts.items() if split == name])
+        if not len(splits[name].records):
             raise UserError(f"--datapath: none of the {name} images can be read")
     faults = faults_of(plan.folder, splits, workers, progress)
     for key, part in parts.items():
@@ -213,8 +213,7 @@ def pack(plan: Plan, workers: int, progress: ProgressLog) -> None:
     if left_out:
         (plan.folder / "left_out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8", errors="replace")
         say(f"{len(left_out):,} image(s) that cannot be read are left out: {plan.folder / 'left_out.txt'}")
-    written = {name: (split.shards, split.records, split.checked) for name, split in splits.items()}
-    write_contents(plan.folder, plan.classes, written, plan.about)
+    write_contents(plan.folder, plan.classes, splits, plan.about)
 
 
 def make(plan: Plan, parts: dict[tuple[str, int], Part | None], workers: int, progress: ProgressLog) -> None:

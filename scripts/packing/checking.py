@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import BinaryIO
 import numpy as np
 from torch.utils.data import Dataset
 
+from utils.checkpoint.digest import sha256
 from utils.config.settings import UserError
 from utils.data.formats.shards.index import BLOCK, Split
 from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
 
 SHOWN = 10  # faults
-PIECE = 1 << 20  # bytes that are hashed at a time: shards of others may be larger than the memory
 
 
 def faults_of(folder: Path, splits: Mapping[str, Split], workers: int, progress: ProgressLog) -> list[str]:
@@ -40,32 +39,26 @@ class _Checker(Dataset):
         self.splits = splits
 
     def __getitem__(self, key: tuple[str, int]) -> list[str]:
-        split = self.splits[key[0]]
-        path = self.folder / split.shards[key[1]].file
+        name, number = key
+        split = self.splits[name]
+        path = self.folder / split.shards[number].file
         try:
-            with open(path, "rb") as file:
-                return _faults_of_shard(path, file, split, key[1])
+            return _faults_of_shard(path, split, number)
         except OSError as error:
             return [f"{path}: cannot be read ({error.strerror or error})"]
 
 
-def _faults_of_shard(path: Path, file: BinaryIO, split: Split, number: int) -> list[str]:
+def _faults_of_shard(path: Path, split: Split, number: int) -> list[str]:
     shard = split.shards[number]
     records = split.records[split.records["shard"] == number]
     faults = []
-    if shard.sha256 and _sha256(file) != shard.sha256:
+    if shard.sha256 and sha256(path) != shard.sha256:
         faults.append(f"{path}: its bytes are not those that the index was written for (SHA-256)")
     if len(records) != shard.samples:
         faults.append(f"{path}: the index lists {len(records):,} of its {shard.samples:,} images")
-    bad = [record for record in np.sort(records, order="offset") if not _is_whole(file, record, split.checked)]
+    with open(path, "rb") as file:
+        bad = [record for record in np.sort(records, order="offset") if not _is_whole(file, record, split.checked)]
     return faults + [f"{path}/{record['name'].decode()}: is damaged or lies elsewhere" for record in bad]
-
-
-def _sha256(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while piece := file.read(PIECE):
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def _is_whole(file: BinaryIO, record: np.void, checked: bool) -> bool:

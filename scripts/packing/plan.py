@@ -6,23 +6,24 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from scripts.packing.encoding import Encoding
 from utils.checkpoint.fingerprint import listing_of
 from utils.config.settings import UserError
 from utils.data.datasets import Data
 from utils.data.formats.readers import ImageFiles, Images
-from utils.data.formats.shards.index import BLOCK, PARTS, Shard, record_type
+from utils.data.formats.shards.index import BLOCK, PARTS, Shard, Split, record_type
 from utils.data.images.decoding import UnreadableImage
 from utils.data.images.levels import range_of
 from utils.data.images.stored import version_of
-from utils.data.kept import write_whole
+from utils.data.kept import whole_file, write_whole
 from utils.data.sample_plan import permutation
 
 LONGEST_NAME = 16  # of a member: nine digits, a point and an ending
@@ -121,41 +122,28 @@ class Plan:
 
     def done(self, split: str, number: int) -> Part | None:
         """A shard that is finished; None if it must be made. What is damaged or made of other files is made again."""
-        path = self._part(split, number)
         try:
-            described = json.loads(path.with_suffix(".json").read_bytes())
-            records = np.load(path, allow_pickle=False)
-            shard = Shard(**described["shard"])
-            if (self.folder / shard.file).stat().st_size != shard.bytes:
-                return None
-            if hashlib.sha256(records.tobytes()).hexdigest() != described["records"]:
-                return None
-            if self.sources(split, number) != described["sources"]:
-                return None
-            numbers = np.array(described["numbers"], dtype=np.int64)
-            return Part(shard, numbers, records, described["left_out"], described["sources"])
-        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            with np.load(self._part(split, number), allow_pickle=False) as arrays:
+                about = json.loads(str(arrays["about"]))
+                shard = Shard(**about["shard"])
+                part = Part(shard, arrays["numbers"], arrays["records"], about["left_out"], about["sources"])
+            size = (self.folder / shard.file).stat().st_size
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             return None
+        return part if (size, part.sources) == (shard.bytes, self.sources(split, number)) else None
 
     def keep(self, split: str, number: int, part: Part) -> None:
         """Note a shard as finished."""
-        path = self._part(split, number)
-        np.save(path, part.records, allow_pickle=False)
-        described = {
-            "shard": dataclasses.asdict(part.shard),
-            "numbers": part.numbers.tolist(),
-            "left_out": part.left_out,
-            "sources": part.sources,
-            "records": hashlib.sha256(part.records.tobytes()).hexdigest(),
-        }
-        write_whole(path.with_suffix(".json"), json.dumps(described).encode())
+        about = {"shard": dataclasses.asdict(part.shard), "left_out": part.left_out, "sources": part.sources}
+        with whole_file(self._part(split, number)) as file:
+            np.savez(file, numbers=part.numbers, records=part.records, about=json.dumps(about))
 
     def forget(self, split: str, number: int) -> None:
         """Make a shard anew next time."""
-        self._part(split, number).with_suffix(".json").unlink(missing_ok=True)
+        self._part(split, number).unlink(missing_ok=True)
 
     def _part(self, split: str, number: int) -> Path:
-        return self.folder / PARTS / f"{split}-{number:06}.npy"
+        return self.folder / PARTS / f"{split}-{number:06}.npz"
 
     # ------------------------------------------------------------------------------------ disk space
 
@@ -184,14 +172,9 @@ class Plan:
             )
 
 
-def merged(parts: list[Part]) -> tuple[tuple[Shard, ...], np.ndarray]:
-    """The shards of a split and the records of all its images, in the order of their numbers."""
+def merged(parts: list[Part]) -> Split:
+    """A split of these shards, the records of all its images in the order of their numbers."""
     records = np.empty(sum(len(part.records) for part in parts), dtype=record_type(LONGEST_NAME))
     numbers = np.concatenate([part.numbers for part in parts])
     records[:] = np.concatenate([part.records for part in parts])
-    return tuple(part.shard for part in parts), records[np.argsort(numbers, kind="stable")]
-
-
-def labels_of(images: Images) -> torch.Tensor:
-    """int64 (n,) on the CPU."""
-    return images.labels.cpu()
+    return Split(tuple(part.shard for part in parts), records[np.argsort(numbers, kind="stable")], checked=True)

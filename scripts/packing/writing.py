@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tarfile
 import zlib
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import BinaryIO
 import numpy as np
 from torch.utils.data import Dataset
 
-from scripts.packing.plan import LONGEST_NAME, Part, Plan, labels_of
+from scripts.packing.plan import LONGEST_NAME, Part, Plan
 from utils.config.settings import UserError
 from utils.data.formats.readers import ImageFiles
 from utils.data.formats.shards.index import BLOCK, Shard, record_type
 from utils.data.images.decoding import UnreadableImage
+from utils.data.kept import whole_file
 
 
 class ShardMaker(Dataset):
@@ -30,16 +30,12 @@ class ShardMaker(Dataset):
         split, number = key
         name = f"{split}-{number:06}.tar"
         path = self.plan.folder / name
-        partial = self.plan.folder / f".{name}.partial"
         sources = self.plan.sources(split, number)  # before they are read: a change from here on will show
         try:
-            with open(partial, "wb") as file:
+            with whole_file(path) as file:
                 tar = _Tar(file)
                 numbers, rows, left_out = self._write(tar, split, number)
                 tar.end()
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
         records = np.array(rows, dtype=record_type(LONGEST_NAME))
@@ -48,7 +44,7 @@ class ShardMaker(Dataset):
 
     def _write(self, tar: _Tar, split: str, shard: int) -> tuple[list[int], list[tuple], list[str]]:
         images = self.plan.splits[split]
-        labels = labels_of(self.plan.splits[split])
+        labels = images.labels.cpu()
         encoding = self.plan.encodings[split]
         numbers = []
         rows = []
@@ -73,7 +69,7 @@ class ShardMaker(Dataset):
 
 
 def _name(images: object, split: str, number: int) -> str:
-    """Where an image came from: its folder and file, or its number in the split."""
+    """An image's folder and file, or its number in the split."""
     return "/".join(Path(images.paths[number]).parts[-2:]) if isinstance(images, ImageFiles) else f"{split}[{number}]"
 
 

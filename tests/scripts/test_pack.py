@@ -121,7 +121,7 @@ def test_the_bytes_are_the_same_on_every_run_with_any_workers_and_after_a_kill(t
 
     def killed(self, split, number, part):
         if len(kept) == 3:
-            (self.folder / ".train-000004.tar.partial").write_bytes(b"half of it")
+            (self.folder / "train-000004.0a1b.partial").write_bytes(b"half of it")
             raise KeyboardInterrupt
         keep(self, split, number, part)
         kept.append(self.folder / part.shard.file)
@@ -188,12 +188,12 @@ def test_verifying_takes_no_memory_that_grows_with_a_shard(tmp_path):
     shard = Shard("train.tar", 64 * 2**20, 2, digest)
     tracemalloc.start()
     try:
-        found = faults_of(tmp_path, {"train": Split((shard,), records, "", True)}, 0, ProgressLog())
+        found = faults_of(tmp_path, {"train": Split((shard,), records, checked=True)}, 0, ProgressLog())
         assert found == [] and tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
     records["size"][0] = 2**25 + 1  # beyond the end
-    (fault,) = faults_of(tmp_path, {"train": Split((shard,), records, "", True)}, 0, ProgressLog())
+    (fault,) = faults_of(tmp_path, {"train": Split((shard,), records, checked=True)}, 0, ProgressLog())
     assert fault.endswith("train.tar/a.jpg: is damaged or lies elsewhere")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import IMAGE_ENDINGS, TRAINING_FOLDERS, VALIDATION_FOLDERS, visible
-from utils.data.formats.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, record_type, write_contents
+from utils.data.formats.shards.index import BLOCK, CONTENTS, KIND, PARTS, Shard, Split, record_type, write_contents
 from utils.data.kept import claimed
 from utils.data.progress_log import Log, ProgressLog
 
@@ -114,17 +114,18 @@ def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
     if contents is None:
         return False
     try:
-        if contents["made"]["listed"] != _listed_classes(root):
-            return False
-        for name, paths in shards.items():
-            listed = {shard["file"]: (shard["bytes"], shard["changed"]) for shard in contents["splits"][name]["shards"]}
-            if listed != {path.relative_to(root).as_posix(): _look_of(path) for path in paths}:
-                return False
-            if not (root / f"{name}.index.npy").exists():
-                return False
+        listed = {
+            name: {shard["file"]: (shard["bytes"], shard["changed"]) for shard in contents["splits"][name]["shards"]}
+            for name in shards
+        }
+        classes = contents["made"]["listed"]
     except (KeyError, TypeError):
         return False
-    return True
+    there = {
+        name: {path.relative_to(root).as_posix(): _look_of(path) for path in paths} for name, paths in shards.items()
+    }
+    whole = all((root / f"{name}.index.npy").exists() for name in shards)
+    return whole and classes == _listed_classes(root) and listed == there
 
 
 def _look_of(path: Path) -> tuple[int, int]:
@@ -177,13 +178,12 @@ def _index(root: Path, shards: dict[str, list[Path]], progress: ProgressLog) -> 
         if not split.rows:
             more = f": {split.problems[0]}" if split.problems else ""
             raise UserError(f"--datapath {root}: its tar files for {name} hold no image with a label{more}")
-        labels = [numbers[label] for label in split.labels]
-        longest = max(len(row[-1]) for row in split.rows)
+        longest = max(len(member) for *_, member in split.rows)
         rows = [
-            (offset, size, shard, label, head, 0, member)
-            for (offset, size, shard, head, member), label in zip(split.rows, labels, strict=True)
+            (offset, size, shard, numbers[label], head, 0, member)
+            for (offset, size, shard, head, member), label in zip(split.rows, split.labels, strict=True)
         ]
-        splits[name] = (split.shards, np.array(rows, dtype=record_type(longest)), False)
+        splits[name] = Split(tuple(split.shards), np.array(rows, dtype=record_type(longest)), checked=False)
     problems = [line for split in found.values() for line in split.problems]
     made = {FOREIGN: True, "listed": listed, "problems": problems[:MOST_PROBLEMS], "left_out": len(problems)}
     write_contents(root, classes, splits, made)

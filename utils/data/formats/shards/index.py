@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from utils.checkpoint.digest import sha256
 from utils.config.settings import UserError
 from utils.data.kept import write_whole
 
@@ -62,13 +63,13 @@ class Shard:
 class Split:
     """The images of a split: ``records`` (n,) in the order of their numbers. ``checked``: each has a CRC-32.
 
-    ``identity`` is the SHA-256 of the records.
+    ``identity`` is the SHA-256 of the records as they were read.
     """
 
     shards: tuple[Shard, ...]
     records: np.ndarray
-    identity: str
     checked: bool
+    identity: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,30 +85,21 @@ class Contents:
 # ------------------------------------------------------------------------------------------- writing
 
 
-def write_contents(
-    folder: Path,
-    classes: Sequence[str],
-    splits: dict[str, tuple[Sequence[Shard], np.ndarray, bool]],
-    made: dict[str, Any],
-) -> None:
+def write_contents(folder: Path, classes: Sequence[str], splits: dict[str, Split], made: dict[str, Any]) -> None:
     """Write the index of the shards in ``folder``; ``shards.json`` last, so that it is never incomplete."""
     described = {}
-    for name, (shards, records, checked) in splits.items():
-        write_whole(folder / f"{name}.index.npy", _npy(records))
+    for name, split in splits.items():
+        file = io.BytesIO()
+        np.save(file, split.records, allow_pickle=False)
+        write_whole(folder / f"{name}.index.npy", file.getvalue())
         described[name] = {
-            "samples": len(records),
-            "checked": checked,
-            "index_sha256": hashlib.sha256(_npy(records)).hexdigest(),
-            "shards": [asdict(shard) for shard in shards],
+            "samples": len(split.records),
+            "checked": split.checked,
+            "index_sha256": hashlib.sha256(file.getvalue()).hexdigest(),
+            "shards": [asdict(shard) for shard in split.shards],
         }
     contents = {"kind": KIND, "version": VERSION, "classes": list(classes), "made": made, "splits": described}
     write_whole(folder / CONTENTS, json.dumps(contents, indent=1, sort_keys=True).encode())
-
-
-def _npy(records: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, records, allow_pickle=False)
-    return file.getvalue()
 
 
 # ------------------------------------------------------------------------------------------- reading
@@ -148,25 +140,17 @@ def _split(folder: Path, name: str, described: dict[str, Any]) -> Split:
     shards = tuple(Shard(**shard) for shard in described["shards"])
     _refuse_other_shards(folder, shards)
     try:
-        with open(path, "rb") as file:
-            digest = hashlib.sha256()
-            while part := file.read(1 << 20):
-                digest.update(part)
-        if digest.hexdigest() != described["index_sha256"]:
+        if sha256(path) != described["index_sha256"]:
             raise UserError(f"{path}: is not the index that {CONTENTS} was written with; {ANEW}")
         records = np.load(path, mmap_mode="r" if described["samples"] else None, allow_pickle=False)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); {ANEW}") from error
-    return Split(shards, records.view(np.ndarray), described["index_sha256"], bool(described["checked"]))
+    return Split(shards, records.view(np.ndarray), bool(described["checked"]), described["index_sha256"])
 
 
 def _refuse_other_shards(folder: Path, shards: Sequence[Shard]) -> None:
     """A shard that was cut, replaced or lost is noticed before training, at the cost of one look at each."""
-    wrong = []
-    for shard in shards:
-        if problem := _problem_of(folder / shard.file, shard):
-            wrong.append(problem)
-    if wrong:
+    if wrong := [problem for shard in shards if (problem := _problem_of(folder / shard.file, shard))]:
         more = f" (and {len(wrong) - 1} more)" if wrong[1:] else ""
         raise UserError(f"{wrong[0]}{more}; copy it again, or {ANEW}")
 
