@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from scripts.data_check.survey import Survey, class_names, looks
 from utils.data.decoded import FOLDER
-from utils.data.first_look import of_classes, remarks
+from utils.data.first_look import counted, of_classes, remarks
+from utils.data.formats import class_folders
 from utils.data.formats.class_folders import printable
 from utils.data.formats.listing import is_image, unread_ending
 from utils.data.images.levels import range_of
@@ -79,7 +81,7 @@ def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findin
     _classes(survey, findings)
     if damage:
         named = some(f"{survey.name(index)} {reason}" for index, reason in sorted(damage.items()))
-        findings.fault("damaged", len(damage), f"{images(len(damage))} cannot be decoded: {named}; replace or remove")
+        findings.fault("damaged", len(damage), f"{counted(len(damage))} cannot be decoded: {named}; replace or remove")
         for index, reason in damage.items():
             findings.problem(index, f"damaged: {reason}")
     _duplicates(survey, records, findings)
@@ -91,15 +93,7 @@ def judge(survey: Survey, records: np.ndarray, damage: dict[int, str]) -> Findin
     return findings
 
 
-def images(count: int) -> str:
-    return f"{count:,} image" + "s" * (count != 1)
-
-
-def some(names: Iterable[str], count: int | None = None) -> str:
-    """The first names, and how many more there are; ``count`` in all if ``names`` holds only the first."""
-    names = list(names)
-    more = (len(names) if count is None else count) - EXAMPLES
-    return ", ".join(names[:EXAMPLES]) + (f" and {more:,} more" if more > 0 else "")
+some = partial(class_folders.some, shown=EXAMPLES)
 
 
 # --------------------------------------------------------------------------------------------- classes
@@ -127,7 +121,7 @@ def _classes(survey: Survey, findings: Findings) -> None:
             (train, validation, folders[0] - folders[1]),
         ):
             if names:
-                here = f"only in {has.name}/, not in {lacks.name}/: {some(map(printable, sorted(names)))}"
+                here = f"only in {has.name}/, not in {lacks.name}/: {some(sorted(names))}"
                 findings.fault("classes in one split", len(names), f"{here}; add them there or remove them here")
     for kind, text in of_classes(counts, survey.classes):
         (findings.fault if kind == "class names alike" else findings.note)(kind, 1, text)
@@ -167,11 +161,11 @@ def _duplicates(survey: Survey, records: np.ndarray, findings: Findings) -> None
         _add_conflicts(survey, split, equal_images, findings)
     for split, pairs in repeats.items():
         if pairs:
-            named = some((_pair(survey, pair) for pair in pairs[:EXAMPLES]), len(pairs))
+            named = some((_pair(survey, pair) for pair in pairs[:EXAMPLES]), count=len(pairs))
             findings.note(
                 "repeated",
                 len(pairs),
-                f"{images(len(pairs))} of {split} with the pixels of another of the class: {named}",
+                f"{counted(len(pairs))} of {split} with the pixels of another of the class: {named}",
             )
             for index, other in pairs:
                 findings.problem(index, f"repeats {survey.name(other)}")
@@ -193,11 +187,11 @@ def _add_leaks(survey: Survey, records: np.ndarray, leaked: Sequence[tuple[int, 
     labels = f", {elsewhere:,} of them under another class" if elsewhere else ""
     share = 100 * len(leaked) / (len(survey) - survey.training)
     percent = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
-    named = some((_pair(survey, pair) for pair in leaked[:EXAMPLES]), len(leaked))
+    named = some((_pair(survey, pair) for pair in leaked[:EXAMPLES]), count=len(leaked))
     findings.fault(
         "in both splits",
         len(leaked),
-        f"{images(len(leaked))} of val ({percent}) with the pixels of one of train{how}{labels}: {named}; "
+        f"{counted(len(leaked))} of val ({percent}) with the pixels of one of train{how}{labels}: {named}; "
         "remove one of each pair",
     )
     for index, other in leaked:
@@ -213,11 +207,11 @@ def _add_conflicts(survey: Survey, split: str, groups: Sequence[np.ndarray], fin
         for index in group:
             pairs.append((int(index), int(group[survey.labels[group] != survey.labels[index]][0])))
     firsts = {int(group[0]) for group in groups}
-    named = some((_pair(survey, pair, labels=True) for pair in pairs if pair[0] in firsts), len(groups))
+    named = some((_pair(survey, pair, labels=True) for pair in pairs if pair[0] in firsts), count=len(groups))
     findings.fault(
         "label conflicts",
         len(pairs),
-        f"{images(len(pairs))} of {split} with equal pixels and different classes: {named}; keep the right ones",
+        f"{counted(len(pairs))} of {split} with equal pixels and different classes: {named}; keep the right ones",
     )
     for index, other in pairs:
         findings.problem(index, f"label conflict with {survey.name(other)}")
@@ -244,8 +238,8 @@ def _sizes(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     def add(chosen: np.ndarray, to: Callable[[str, int, str], None], kind: str, what: str, advice: str) -> None:
         places = np.flatnonzero(known & chosen)
         if len(places):
-            named = some((f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places[:EXAMPLES]), len(places))
-            to(kind, len(places), f"{images(len(places))} {what}: {named}{advice}")
+            named = some((f"{survey.name(i)} ({width[i]}x{height[i]})" for i in places[:EXAMPLES]), count=len(places))
+            to(kind, len(places), f"{counted(len(places))} {what}: {named}{advice}")
             for place in places:
                 findings.problem(place, f"{kind}: {width[place]}x{height[place]}")
 
@@ -286,11 +280,11 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
     odd = Counter(mode.decode() for mode in records["mode"][known] if mode.decode() != colour)
     if odd:
         modes = ", ".join(f"{mode} {count:,}" for mode, count in odd.most_common())
-        findings.note("converted", odd.total(), f"{images(odd.total())} not in mode {colour}: {modes}")
+        findings.note("converted", odd.total(), f"{counted(odd.total())} not in mode {colour}: {modes}")
     rotated = np.flatnonzero(known & records["rotated"])
     if len(rotated):
-        named = some(map(survey.name, rotated[:EXAMPLES]), len(rotated))
-        findings.note("EXIF rotation", len(rotated), f"{images(len(rotated))} turned upright when read: {named}")
+        named = some(map(survey.name, rotated[:EXAMPLES]), count=len(rotated))
+        findings.note("EXIF rotation", len(rotated), f"{counted(len(rotated))} turned upright when read: {named}")
         for place in rotated:
             findings.problem(place, "EXIF rotation")
     other = [
@@ -300,8 +294,8 @@ def _files(survey: Survey, records: np.ndarray, findings: Findings) -> None:
         and not path.lower().endswith(FORMATS.get(kind := records["format"][place].decode(), ()))
     ]
     if other:
-        named = some((f"{survey.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), len(other))
-        findings.note("other format", len(other), f"{images(len(other))} not in the format of their ending: {named}")
+        named = some((f"{survey.name(place)} is {kind}" for place, kind in other[:EXAMPLES]), count=len(other))
+        findings.note("other format", len(other), f"{counted(len(other))} not in the format of their ending: {named}")
         for place, kind in other:
             findings.problem(place, f"is {kind}")
 
@@ -327,7 +321,7 @@ def _ignored(survey: Survey, findings: Findings) -> None:
         findings.fault(
             "outside class folders",
             len(loose),
-            f"{images(len(loose))} in no class folder, and so not read: {some(sorted(loose))}; move them into one",
+            f"{counted(len(loose))} in no class folder, and so not read: {some(sorted(loose))}; move them into one",
         )
     if unread:
         endings = Counter(unread_ending(path)[0] for path in unread)
@@ -335,7 +329,7 @@ def _ignored(survey: Survey, findings: Findings) -> None:
         findings.fault(
             "formats that are not read",
             len(unread),
-            f"{images(len(unread))} ({counts}): {some(sorted(unread))}; convert them to JPEG or PNG",
+            f"{counted(len(unread))} ({counts}): {some(sorted(unread))}; convert them to JPEG or PNG",
         )
     for kind, paths in kinds.items():
         if kind == NO_ENDING:

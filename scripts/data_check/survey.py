@@ -297,7 +297,7 @@ def looks(survey: Survey, records: np.ndarray) -> list[Seen]:
 
 
 def _is_rotated(image: Image.Image) -> bool:
-    """Whether EXIF says that the pixels are not stored upright."""
+    """EXIF says that the pixels are not stored upright."""
     if image.format == "PNG" and not {"exif", "Raw profile type exif", "XML:com.adobe.xmp"} & image.info.keys():
         return False  # to look for more, Pillow would decode all pixels
     return image.getexif().get(ORIENTATION, 1) in range(2, 9)

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from scripts.common.command_line import table
-from scripts.data_check.findings import Findings, class_counts, images
+from scripts.data_check.findings import Findings, class_counts
 from scripts.data_check.survey import HASH_BYTES, Survey, hexadecimal, printable
 from utils.config.settings import UserError
+from utils.data.first_look import counted
 
 SHOWN_DAMAGED = 20
 SHOWN_CLASSES = 16  # of more classes, only the largest and smallest
@@ -21,12 +22,12 @@ COLUMNS = ("path", "split", "class", "width", "height", "mode", "format", "sha25
 def verdict(survey: Survey, findings: Findings) -> str:
     """The first line: whether there are faults, and of which kinds."""
     if not findings.faults:
-        return f"verdict: no faults in {images(len(survey))}"
+        return f"verdict: no faults in {counted(len(survey))}"
     kinds: Counter[str] = Counter()
     for fault in findings.faults:
         kinds[fault.kind] += fault.count
     counts = ", ".join(f"{count:,} {kind}" if count else kind for kind, count in kinds.items())
-    return f"verdict: FAULTS in {images(len(survey))}: {counts}"
+    return f"verdict: FAULTS in {counted(len(survey))}: {counts}"
 
 
 def finding_lines(findings: Findings) -> list[str]:

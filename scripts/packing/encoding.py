@@ -19,7 +19,7 @@ FORMATS = ("keep", "jpeg", "png", "raw")
 
 @dataclass(frozen=True)
 class Encoding:
-    """How images are packed: one of ``FORMATS``, the shorter side in pixels at most, JPEG's quality.
+    """The way in which images are packed: one of ``FORMATS``, the shorter side in pixels at most, JPEG's quality.
 
     ``colour``: Pillow's mode of images that are made anew, 'L' or 'RGB'. ``check``: images whose bytes are kept are
     decoded, so that damaged ones are found.
@@ -48,7 +48,7 @@ class Encoding:
         return self._made(open_image(NamedBytes(path, data), self.colour))
 
     def _keeps(self, data: bytes) -> bool:
-        """Whether a file's bytes stay: making a JPEG file anew that is small enough would only lose quality."""
+        """The file's bytes stay: making a JPEG file anew that is small enough would only lose quality."""
         if self.format == "keep":
             return True
         if self.format != "jpeg" or self.resize is None or self.colour != "RGB":

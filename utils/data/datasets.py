@@ -88,7 +88,7 @@ class Data:
         return rows
 
     def _split_words(self, settings: DataSettings) -> str:
-        """How ``--val-split`` chose the validation images, and the shares that came of it; '' without the flag."""
+        """Words about the choice of ``--val-split`` and the shares that came of it; '' without the flag."""
         if settings.val_split is None or self.train is None:
             return ""
         size = len(self.classes)
@@ -112,7 +112,7 @@ class Data:
         )
 
     def shown_to(self, known: KnownPreprocessing | None, settings: DataSettings) -> Data:
-        """The same images, shown as ``known`` weights expect, unless ``settings`` say otherwise."""
+        """This data, its images shown as ``known`` weights expect, unless ``settings`` say otherwise."""
         preprocessing, line = resolve(settings, known)
         begun = known.max_shift if known is not None and self.spec.max_shift is None else None
         train, validation = (in_colour_of(preprocessing, images) for images in (self.train, self.validation))
@@ -142,7 +142,7 @@ class Data:
                 )
 
     def known_to(self, trained: ResumePoint | None, settings: DataSettings, lister: Lister = LISTER) -> Data:
-        """The same, with ``seen`` of the weights of ``trained``, the checkpoint to begin with; None: of no weights."""
+        """This data with ``seen`` of the weights of ``trained``, the checkpoint to begin with; None: of no weights."""
         if trained is None:
             return self
         seen = seen_in_training(self.validation, self.fingerprint, settings, trained, lister)
@@ -168,7 +168,7 @@ class Data:
 
 
 def in_colour_of(preprocessing: Preprocessing, images: Images | None) -> Images | None:
-    """The same images, their files read in the mode and range of ``preprocessing``."""
+    """Images whose files are read in the mode and range of ``preprocessing``."""
     return dataclasses.replace(images, colour=preprocessing.colour) if isinstance(images, ImageFiles) else images
 
 
@@ -364,7 +364,7 @@ def seen_in_training(
 
 
 def _seen(validation: Images, fingerprint: str, settings: DataSettings, trained: ResumePoint, lister: Lister) -> str:
-    """What ``trained`` was trained on itself, as ``seen_in_training`` says it."""
+    """The part of ``seen_in_training`` about the training of ``trained`` itself."""
     begun = trained.settings
     if trained.fingerprint is None or same_images(fingerprint, trained.fingerprint):
         return ""

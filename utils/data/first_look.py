@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
+from utils.checkpoint.digest import sha256
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import printable, some
 from utils.data.formats.readers import ImageFiles, Images
 from utils.data.images.decoding import why_unreadable
-from utils.data.images.levels import Colour, range_of
+from utils.data.images.levels import range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
 
@@ -78,20 +79,16 @@ def doubts(
     unreadable = [one for one in looks if one.problem]
     if unreadable and names_damaged:
         lines.append(f"{unreadable[0].name} cannot be read: {unreadable[0].problem}")
-    found = equal_files(files, classes, root) + (of_classes(counts, classes) if train is not None else [])
+    found = equal_files(files, root) + (of_classes(counts, classes) if train is not None else [])
     lines += [text for _, text in found]
     return [where + line for line in lines]
 
 
 def lost_levels(images: ImageFiles, classes: Sequence[str], root: str | None) -> list[str]:
-    """What a trained network does not see of some ``images`` for it, a line each."""
-    return of_trained(list(_sampled("val", images, classes, root)), images.colour)
-
-
-def of_trained(looks: Sequence[Seen], colour: Colour) -> list[str]:
-    """What a trained network that reads files as ``colour`` does not see of them, a line each."""
+    """Lines about contents of ``images`` that a trained network, which reads them in their colour, does not see."""
+    looks = list(_sampled("val", images, classes, root))
     known = [one for one in looks if one.facts is not None]
-    pixel_range = range_of(colour)
+    pixel_range = range_of(images.colour)
     found = [_few_levels(known, pixel_range, trained=True), _beyond(known, pixel_range, trained=True), _alpha(known)]
     return [f"{one[1]} ({len(looks)} of the images were looked at)" for one in found if one is not None]
 
@@ -174,7 +171,7 @@ def remarks(looks: Sequence[Seen], pixel_range: tuple[float, float] | None) -> l
         ("extreme ratio", f"more than {LONG:g} times as long as wide; a crop shows little of them", _is_long),
     ):
         some_of = [one for one in known if holds(one.facts)]
-        found.append((kind, f"{_images(len(some_of))} {what}: {_names(some_of)}") if some_of else None)
+        found.append((kind, f"{counted(len(some_of))} {what}: {_names(some_of)}") if some_of else None)
     for by, groups in (("class", [one.label for one in known]), ("split", [one.split for one in known])):
         found += _told_by(by, groups, known)
     found.append(_brighter(known))
@@ -193,13 +190,13 @@ def _is_long(facts: Look) -> bool:
     return max(facts.size) > LONG * min(facts.size)
 
 
-def _images(count: int) -> str:
+def counted(count: int) -> str:
+    """So many images, in words."""
     return f"{count:,} image{'s' * (count != 1)}"
 
 
 def _names(looks: Sequence[Seen]) -> str:
-    more = f" and {len(looks) - SHOWN:,} more" if len(looks) > SHOWN else ""
-    return ", ".join(one.name for one in looks[:SHOWN]) + more
+    return some((one.name for one in looks), SHOWN)
 
 
 def _of_class(label: str) -> str:
@@ -274,7 +271,7 @@ def _beyond(
     low = min(one.facts.low for one in outside)
     high = max(one.facts.high for one in outside)
     return "cut off", (
-        f"numbers of {_images(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off: "
+        f"numbers of {counted(len(outside))} lie beyond {words} ({low:g} to {high:g}) and are cut off: "
         f"{_names(outside)}"
     )
 
@@ -291,7 +288,7 @@ def _alpha(looks: Sequence[Seen]) -> tuple[str, str] | None:
         parts.append(_of_class(label) + str(low) + (f" to {high}" if high > low else ""))
     more = f" and {len(parts) - SHOWN:,} classes more" if len(parts) > SHOWN else ""
     return "alpha", (
-        f"the alpha channel of {_images(len(held))} differs ({', '.join(parts[:SHOWN])}{more}) and is not read: pixels "
+        f"the alpha channel of {counted(len(held))} differs ({', '.join(parts[:SHOWN])}{more}) and is not read: pixels "
         "count with the colour that lies below it"
     )
 
@@ -371,32 +368,37 @@ def of_classes(counts: Sequence[np.ndarray], classes: Sequence[str]) -> list[tup
 # ------------------------------------------------------------------------------------------- equal files
 
 
-def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str | None) -> list[tuple[str, str]]:
+class Place(NamedTuple):
+    """A file's split ('train' or 'val'), its number there, its label and its path."""
+
+    split: str
+    number: int
+    label: int
+    path: str
+
+
+def equal_files(files: dict[str, ImageFiles], root: str | None) -> list[tuple[str, str]]:
     """Files that lie in both splits, or under two classes, or twice; of a small set, as each is looked up."""
-    both = [(split, number) for split, images in files.items() for number in range(len(images))]
     in_files = not any(isinstance(images.paths[0], Stored) for images in files.values())
-    if not in_files or not TRIAL_FILES < len(both) <= COMPARED_FILES:
+    if not in_files or not TRIAL_FILES < sum(map(len, files.values())) <= COMPARED_FILES:
         return []
-    by_content: dict[tuple[int, bytes], list[tuple[str, int]]] = {}
-    for content, place in _contents(files, both):
-        by_content.setdefault(content, []).append(place)
-    groups = [places for places in by_content.values() if len(places) > 1 and _is_image(files, places[0])]
+    groups = [group for group in _equal(files) if _is_image(group[0].path)]
 
-    def named(places: Sequence[tuple[str, int]]) -> str:
-        return " = ".join(below(files[split].paths[number], root) for split, number in places[:2])
+    def named(*places: Place) -> str:
+        return " = ".join(below(place.path, root) for place in places)
 
-    leaked = [group for group in groups if len({split for split, _ in group}) > 1]
-    count = sum(split == "val" for group in leaked for split, _ in group)
+    leaked = [group for group in groups if len({place.split for place in group}) > 1]
+    count = sum(place.split == "val" for group in leaked for place in group)
     found = []
     if leaked:
-        first = sorted(leaked[0])
         verb = "is" if count == 1 else "are"
-        what = f"{_images(count)} of {len(files['val']):,} to validate on {verb} trained on, too"
-        found.append(("in both splits", f"{what}, which makes results too good: {named([first[-1], first[0]])}"))
-    torn = [group for group in groups if len({int(files[split].labels[number]) for split, number in group}) > 1]
+        what = f"{counted(count)} of {len(files['val']):,} to validate on {verb} trained on, too"
+        pair = named(max(leaked[0]), min(leaked[0]))
+        found.append(("in both splits", f"{what}, which makes results too good: {pair}"))
+    torn = [group for group in groups if len({place.label for place in group}) > 1]
     if torn:
-        found.append(("in two classes", f"{_images(len(torn))} in more than one class: {named(torn[0])}"))
-    trained = [sum(split == "train" for split, _ in group) for group in groups if group not in torn]
+        found.append(("in two classes", f"{counted(len(torn))} in more than one class: {named(*torn[0][:2])}"))
+    trained = [sum(place.split == "train" for place in group) for group in groups if group not in torn]
     twice = sum(count - 1 for count in trained if count > 1)
     if twice:
         what = "1 training image repeats" if twice == 1 else f"{twice:,} training images repeat"
@@ -404,35 +406,28 @@ def equal_files(files: dict[str, ImageFiles], classes: Sequence[str], root: str 
     return [(kind, f"{text}; scripts/check_data.py lists all") for kind, text in found]
 
 
-def _is_image(files: dict[str, ImageFiles], place: tuple[str, int]) -> bool:
-    split, number = place
+def _equal(files: dict[str, ImageFiles]) -> list[list[Place]]:
+    """Groups of files with the same bytes; only those that share their size are read, as long as they are few bytes."""
+    by_size: dict[int, list[Place]] = {}
+    for split, images in files.items():
+        for number, (path, label) in enumerate(zip(images.paths, images.labels.tolist(), strict=True)):
+            with suppress(OSError):
+                by_size.setdefault(os.stat(path).st_size, []).append(Place(split, number, label, path))
+    by_content: dict[str, list[Place]] = {}
+    left = COMPARED_BYTES
+    for size, places in by_size.items():
+        if size and len(places) > 1:
+            left -= size * len(places)
+            if left < 0:
+                break
+            for place in places:
+                with suppress(OSError):
+                    by_content.setdefault(sha256(place.path), []).append(place)
+    return [places for places in by_content.values() if len(places) > 1]
+
+
+def _is_image(path: str) -> bool:
     try:
-        return header(files[split].paths[number]) is not None
+        return header(path) is not None
     except Exception:  # each of Pillow's readers fails in its own ways on a damaged file
         return False
-
-
-def _contents(
-    files: dict[str, ImageFiles], places: Sequence[tuple[str, int]]
-) -> Iterator[tuple[tuple[int, bytes], tuple[str, int]]]:
-    """Size and hash of each file that shares its size with another, as long as they are few bytes."""
-    by_size: dict[int, list[tuple[str, int]]] = {}
-    for split, number in places:
-        try:
-            status = os.stat(files[split].paths[number])
-        except OSError:
-            continue
-        by_size.setdefault(status.st_size, []).append((split, number))
-    left = COMPARED_BYTES
-    for size, group in by_size.items():
-        if len(group) < 2 or not size:
-            continue
-        left -= size * len(group)
-        if left < 0:
-            return
-        for split, number in group:
-            try:
-                with open(files[split].paths[number], "rb") as file:
-                    yield (size, hashlib.sha256(file.read()).digest()), (split, number)
-            except OSError:
-                continue

@@ -56,7 +56,7 @@ def _lock_of(path: Path) -> BaseFileLock:
 
 
 def _acquired(lock: BaseFileLock, timeout: float) -> bool:
-    """Whether this process has the ``lock`` now; False on a file system without locks. Raises ``OSError``."""
+    """Take the ``lock``; False on a file system without locks. Raises ``OSError``, also after ``timeout`` seconds."""
     try:
         lock.acquire(timeout=timeout)
     except OSError as error:  # filelock's Timeout is one, too

@@ -211,7 +211,7 @@ class ValidationLoader:
 
     @property
     def is_cut(self) -> bool:
-        """Whether some of the source's images are left out."""
+        """Some of the source's images are left out."""
         return self.num_images < len(self.source)
 
     @property
@@ -469,7 +469,7 @@ def sample_plan(images: Images, args: Settings, rank: int, world_size: int) -> S
 
 
 def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bool, str]:
-    """Whether the data set will be resident, and why."""
+    """Choose the loader: True for a resident data set, and why."""
     if settings.loader != "auto":
         return settings.loader == "resident", "as --loader says"
     if not data.spec.fixed_size:
@@ -481,7 +481,7 @@ def choose(data: Data, settings: DataSettings, device: torch.device) -> tuple[bo
 
 
 def shown_otherwise_resident(args: Settings, spec: DatasetSpec) -> str | None:
-    """Why training would show other pixels of resident images than of streamed ones, and what to give; None if equal.
+    """The reason why resident images would show other pixels than streamed ones, and what to give; None if equal.
 
     Images of any size are kept as validation shows them at the image size: no part of the whole image, and no view at
     a smaller size, can be had from that.

@@ -90,7 +90,7 @@ class Mixing:
         return "; ".join(words)
 
     def is_on(self, epoch: int) -> bool:
-        """Whether images are mixed in ``epoch``, counted from 0."""
+        """Images are mixed in ``epoch``, counted from 0."""
         return not self.off_epoch or epoch < self.off_epoch
 
     def __call__(

@@ -64,7 +64,7 @@ class Preprocessing(Channels):
 
     @property
     def resizes(self) -> bool:
-        """Whether any image is resized."""
+        """Some images are resized."""
         return {self.stored_size} != {self.image_size, self.val_image_size} or self.crop_pct != 1
 
     def view(self, size: int) -> View:

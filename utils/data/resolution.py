@@ -34,7 +34,7 @@ class Resolution:
         return min(max(size, self.low), self.high) if grown else self.low
 
     def sizes(self, epochs: int) -> list[int]:
-        """All sizes of a run of ``epochs``, in order."""
+        """The sizes of a run of ``epochs``, in order."""
         return [size for size, _ in groupby(map(self.size, range(epochs)))]
 
     def table(self, epochs: int) -> str:

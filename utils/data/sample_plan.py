@@ -115,7 +115,7 @@ class SamplePlan:
         return self._epoch(epoch)[0]
 
     def step_indices(self, epoch: int, step: int) -> np.ndarray:
-        """All samples of step ``step`` of an epoch, for all ranks and forward passes."""
+        """The samples of step ``step`` of an epoch, for all ranks and forward passes."""
         return self.order(epoch)[self._places(epoch, step)]
 
     def micro_batches(self, epoch: int, step: int) -> list[MicroBatch]:
@@ -188,7 +188,7 @@ def permutation(count: int, *key: int) -> np.ndarray:
 
 
 def validation_batches(num_samples: int, batch_size: int) -> list[np.ndarray]:
-    """All validation batches in order: each sample exactly once, the last batch smaller.
+    """The validation batches in order: each sample exactly once, the last batch smaller.
 
     Ranks take whole batches, interleaved (rank, rank + world_size, ...), so every batch has the same samples, and
     hence the same result, on any number of ranks.

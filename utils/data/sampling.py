@@ -60,7 +60,7 @@ class Sampling:
         return self.available[order], None
 
     def describe(self, labels: np.ndarray, classes: tuple[str, ...]) -> str:
-        """What an epoch consists of, and which of the training images, with these ``labels``, it chooses from."""
+        """The content of an epoch, and the part of the training images, of these ``labels``, that it is chosen from."""
         total = len(labels)
         if len(self.available) == total:
             return str(self)
@@ -106,7 +106,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class WindowedOrder:
-    """Each sample once an epoch, in an order that is a function of (seed, epoch) alone.
+    """Epochs of each sample once, in an order that is a function of (seed, epoch) alone.
 
     ``shards``: int64 (n,), the shard of each sample. The shards come in a random order, cut into windows of at most
     ``window`` shards, nearly equal in number; the samples of a window come in a random order before those of the next

@@ -37,7 +37,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, micro_batches: Iterable[MicroBatch]) -> Iterator[Item]:
-        """All micro_batches in order, one or more at a time, with their images and labels on the device."""
+        """The micro_batches in order, one or more at a time, with their images and labels on the device."""
         ...
 
     def read(self, micro_batch: MicroBatch) -> Item:
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class ResidentSource:
-    """All images in the device's memory as one uint8 tensor; a batch is an index.
+    """Images in the device's memory as one uint8 tensor; a batch is an index.
 
     Small images come several batches at once, since launching the operations takes longer than the work on one batch.
     ``policy``: what happens to unreadable images, see ``read_micro_batch``.

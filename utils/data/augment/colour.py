@@ -66,7 +66,7 @@ class Sometimes(Augmentation):
     high: float = 0.0
 
     def draw(self, samples: Samples, height: int, width: int) -> Numbers:
-        """Whether it is done, 0 or -1, and the argument: (n, 1) each."""
+        """Choice, 0 for the operation or -1 for none, and argument: (n, 1) each."""
         uniforms = samples.uniforms(self.stream, 2).astype(np.float64)
         choices = np.where(uniforms[:, :1] < self.probability, 0, -1)
         return choices, self.low + (self.high - self.low) * uniforms[:, 1:]

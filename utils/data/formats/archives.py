@@ -53,7 +53,7 @@ def unpack_imagenet(root: Path, splits: tuple[str, ...], log: Log) -> None:
 
 
 def has_imagenet(root: Path) -> bool:
-    """Whether ``root`` holds ImageNet's archives."""
+    """Archives of ImageNet lie in ``root``."""
     from torchvision.datasets.imagenet import ARCHIVE_META
 
     return any((root / ARCHIVE_META[split][0]).is_file() for split in ("train", "val"))
@@ -166,7 +166,7 @@ def fetch(name: str, root: Path, log: Log) -> None:
 
 
 def _is_whole(own: readers.OwnFiles, root: Path) -> bool:
-    """Whether the files are there and can be read."""
+    """The files are there and can be read."""
     try:
         place = own.find(root)
         return place is not None and own.read(place) is not None

@@ -52,7 +52,7 @@ def find_splits(root: Path) -> tuple[Path, Path] | None:
 
 
 def is_tree_of(root: Path, classes: Sequence[str]) -> bool:
-    """Whether the folders below ``root`` that are named like splits are ``classes``: CIFAR-100 has one called train."""
+    """The folders below ``root`` that are named like splits are ``classes``: CIFAR-100 has one called train."""
     there = {path.name for path in visible(root) if path.is_dir()}
     like_splits = {name for name in there if name.lower() in (*TRAINING_FOLDERS, *VALIDATION_FOLDERS)}
     return bool(like_splits) and like_splits <= set(classes) and bool((there - like_splits) & set(classes))
@@ -213,7 +213,7 @@ def class_names(root: Path) -> tuple[str, ...]:
 def image_files(
     root: Path, classes: Sequence[str], colour: str, lister: Lister, may_lack: bool = False
 ) -> tuple[ImageFiles, Counter[str]]:
-    """All images below the folders ``classes`` of ``root``, by class and name, and how many of each unread format.
+    """List the images below the folders ``classes`` of ``root``, by class and name, and how many of each unread format.
 
     Raises ``UserError`` if a class is empty; with ``may_lack`` only if the whole tree is.
     """
@@ -230,7 +230,7 @@ def image_files(
 
 
 def holds_images(folder: Path) -> bool:
-    """Whether there are images among the first entries of ``folder``."""
+    """Images are among the first entries of ``folder``."""
     return any(is_image(path.name) for path in islice(visible(folder), LOOKED_AT))
 
 
@@ -267,10 +267,11 @@ def _left_out(endings: Counter[str], *trees: Path) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def some(names: Sequence[str]) -> str:
-    """The first few of ``names`` in printable characters, and how many more there are."""
-    shown = ", ".join(map(printable, names[:SHOWN]))
-    return shown + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
+def some(names: Iterable[str], shown: int = SHOWN, count: int | None = None) -> str:
+    """The first few of ``names`` in printable characters, and how many more there are, of ``count`` if it is given."""
+    names = list(names)
+    more = (len(names) if count is None else count) - shown
+    return ", ".join(map(printable, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

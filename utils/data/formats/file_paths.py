@@ -54,7 +54,7 @@ class FilePaths(Sequence[str]):
     __hash__ = None
 
     def below(self) -> list[bytes]:
-        """All paths, relative to the tree."""
+        """The paths relative to the tree."""
         return self.names.tobytes().split(NUL) if len(self) else []
 
     def take(self, places: np.ndarray) -> FilePaths:
@@ -64,7 +64,7 @@ class FilePaths(Sequence[str]):
 
     @property
     def in_one_level(self) -> bool:
-        """Whether all files lie in the tree's folders themselves, and none below."""
+        """The files lie in the tree's folders themselves, none below."""
         return np.count_nonzero(self.names == ord("/")) == len(self)  # each has one at least
 
     def ends_of_paths(self) -> bytes:

@@ -48,7 +48,7 @@ FolderTimes = tuple[str, int, int]  # path below the tree, st_mtime_ns, st_ctime
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is read as an image."""
+    """A file of this name is read as an image."""
     return name.lower().endswith(IMAGE_ENDINGS)
 
 
@@ -134,7 +134,7 @@ def list_folders(
 
 
 def _list_class_folder(tree: str, name: str, tell: Callable[[int], None]) -> _ClassFolder:
-    """All images in a class folder and below. Hidden files are left out.
+    """List the images in a class folder and below. Hidden files are left out.
 
     Links to folders are counted and not followed, as they may loop; only the class folder may be one.
     """
@@ -279,7 +279,7 @@ def _first_changed(tree: Path, folders: Sequence[FolderTimes]) -> str | None:
 
 
 def _unsettled(folders: Sequence[FolderTimes], began_ns: int) -> str | None:
-    """Why the times of a folder cannot be relied on, None if all can."""
+    """The reason why the times of a folder cannot be relied on, None if all can."""
     for folder, modified, changed in folders:
         if modified <= 0:  # as on a mounted object store
             return f"{folder} has no time of modification"

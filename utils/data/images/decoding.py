@@ -64,7 +64,7 @@ def open_image(path: str | BinaryIO, colour: str, formats: Sequence[str] | None 
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why an image cannot be decoded, in one line that does not repeat its path, as Pillow does."""
+    """The reason why an image cannot be decoded, in one line that does not repeat its path, as Pillow does."""
     if isinstance(error, UnidentifiedImageError):
         return "is no image of a known format"
     return " ".join(str(error).split()) or type(error).__name__

@@ -59,7 +59,7 @@ def read_for_gpu(path: str, view: View, colour: str, uniforms: np.ndarray | None
 
 
 def pack(items: Sequence[JpegFile | torch.Tensor], view: View, colour: str) -> MixedBatch:
-    """What ``read_for_gpu`` gave for the images of a batch, in two tensors."""
+    """Pack the images of a batch, as ``read_for_gpu`` gave them, into two tensors."""
     files = [item for item in items if isinstance(item, JpegFile)]
     images = [item for item in items if isinstance(item, torch.Tensor)]
     nothing = torch.empty(0, dtype=torch.uint8)

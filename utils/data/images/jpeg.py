@@ -63,7 +63,7 @@ def plain_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_whole(data: bytes, scan: int, frame: int) -> bool:
-    """Whether the pixels from ``scan`` on continue up to the end marker."""
+    """The pixels from ``scan`` on continue up to the end marker."""
     if frame == _PROGRESSIVE:  # many scans with markers between them, all of which any region needs
         return data.endswith(END)
     marker = _MARKER.search(data, scan)
@@ -71,7 +71,7 @@ def _is_whole(data: bytes, scan: int, frame: int) -> bool:
 
 
 def _upright(segment: bytes) -> bool:
-    """Whether an APP1 segment, which holds EXIF or XMP, asks for no rotation; False if in doubt."""
+    """An APP1 segment, which holds EXIF or XMP, asks for no rotation; False if in doubt."""
     if not segment.startswith(b"Exif\0\0"):
         return all(value == b"1" for value in _XMP_ORIENTATION.findall(segment))
     order = {b"II": "<", b"MM": ">"}.get(segment[6:8])

@@ -32,7 +32,7 @@ def range_of(colour: str) -> tuple[float, float] | None:
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Whether a file's grey numbers have more than 8 bits."""
+    """The file's grey numbers have more than 8 bits."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 

@@ -67,7 +67,7 @@ def kind_of(mode: str) -> str:
 
 
 def look(path: str | BinaryIO, colour: str, shown: Image.Image | None = None) -> Look:
-    """All facts of a file; ``shown``: the image as it is read, if that was decoded already.
+    """Look at a file for all of its facts; ``shown``: the image as it is read, if that was decoded already.
 
     Raises what ``open_image`` and Pillow raise.
     """

@@ -1,4 +1,4 @@
-"""What evaluation shows of an image: resized, then its middle cropped, like timm's and torchvision's transforms."""
+"""The view of an image in evaluation: resized, then its middle cropped, like the transforms of timm and torchvision."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _is_ours_to_make(path: Path) -> bool:
-    """Whether no index is there, or one of foreign tar files; that of packed shards is never replaced."""
+    """No index is there, or one of foreign tar files; that of packed shards is never replaced."""
     if not path.exists():
         return True
     contents = _read_json(path)
@@ -109,7 +109,7 @@ def _is_ours_to_make(path: Path) -> bool:
 
 
 def _fits(root: Path, shards: dict[str, list[Path]]) -> bool:
-    """Whether the index lists these tar files as they are, with the classes that a file names now."""
+    """The index lists these tar files as they are, with the classes that a file names now."""
     contents = _read_json(root / CONTENTS)
     if contents is None:
         return False
@@ -150,7 +150,7 @@ class _Sample:
 
 @dataclass
 class _Found:
-    """All samples of a split that are whole, and what is wrong with the others."""
+    """The samples of a split that are whole, and what is wrong with the others."""
 
     shards: list[Shard] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, bytes]] = field(default_factory=list)  # offset, size, shard, header, name
@@ -230,7 +230,7 @@ def _add(root: Path, path: Path, found: _Found) -> None:
 
 
 def _holds_more(file: BinaryIO, end: int) -> bool:
-    """Whether anything but zeros follows in a tar file from byte ``end`` on."""
+    """Anything but zeros follows in a tar file from byte ``end`` on."""
     file.seek(end)
     while part := file.read(PART_BYTES):
         if part.strip(b"\0"):

@@ -74,7 +74,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Contents:
-    """All of a folder of shards. ``made``: how it was made, for people and for ``scripts/pack.py``."""
+    """The content of a folder of shards. ``made``: how it was made, for people and for ``scripts/pack.py``."""
 
     folder: Path
     classes: tuple[str, ...]

@@ -27,7 +27,7 @@ MOST_OPEN = 256  # files that a process keeps open; systems allow 1024
 
 
 def holds_shards(root: Path) -> bool:
-    """Whether ``root`` holds an index of shards."""
+    """An index of shards lies in ``root``."""
     return (root / CONTENTS).is_file()
 
 
