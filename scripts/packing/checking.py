@@ -10,11 +10,11 @@ from typing import BinaryIO
 import numpy as np
 from torch.utils.data import Dataset
 
-from utils.checkpoint.digest import sha256
 from utils.config.settings import UserError
 from utils.data.formats.shards.index import BLOCK, Split
 from utils.data.progress_log import ProgressLog
 from utils.data.worker_pool import WorkerPool
+from utils.runtime.files import sha256
 
 SHOWN = 10  # faults
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.checkpoint.digest import sha256
 from utils.config.settings import UserError
 from utils.data.formats.class_folders import printable, some
 from utils.data.formats.readers import ImageFiles, Images
@@ -18,6 +17,7 @@ from utils.data.images.decoding import why_unreadable
 from utils.data.images.levels import range_of
 from utils.data.images.look import Look, header, levels_seen, look
 from utils.data.images.stored import Stored, opened
+from utils.runtime.files import sha256
 
 # files that are looked at, at most
 EACH_CLASS = 4

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from utils.checkpoint.digest import sha256
 from utils.config.settings import UserError
 from utils.data.kept import write_whole
+from utils.runtime.files import sha256
 
 CONTENTS = "shards.json"
 PARTS = ".packing"  # in a folder whose packing is not finished
