@@ -162,12 +162,12 @@ def benchmark(own: argparse.Namespace, setup: Setup) -> int:
 
 def matches(only: Sequence[str] | None, setup: Setup) -> Iterator[tuple[str, Match | str]]:
     """The chosen parts' matches in the order of ``PARTS``, each with its part, or why it is skipped."""
-    from scripts.lab.benchmarks import augment, gpu, loading, loop, records, start_up
+    from scripts.lab.benchmarks import gpu, loading, loop, records, start_up
 
     parts: dict[str, Callable[[Setup], Iterator[Any]]] = {
         "loop": loop.training,
         "data": loading.data_path,
-        "augment": augment.augment,
+        "augment": loading.augment,
         "decode": loading.decode,
         "start-up": start_up.start_up,
         "records": records.records,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, table, whole
+from scripts.common.command_line import ToolParser, make_folder, run_tool, say, table, whole
 from utils.config.groups.run import RunSettings
 from utils.config.settings import Settings, UserError, flag_of
 from utils.runtime.process import RankInfo
@@ -138,7 +138,7 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
 
     from scripts.common.output import write_csv
     from scripts.common.timing import device_name, unsupported
-    from scripts.lab.benchmarks.step_table import cells, csv_rows, figures, notes
+    from scripts.lab.benchmarks.step_table import HEADERS, cells, csv_row, notes
     from scripts.lab.benchmarks.steps import Result, cpu_memory, make_rows, run_rounds
 
     device = distributed.device
@@ -158,22 +158,20 @@ def benchmark(argv: Sequence[str], own: argparse.Namespace, distributed: Distrib
     print(f"{place}, torch {torch.__version__}: {what}", flush=True)
     results = [Result(row) for row in rows]
     in_processes = own.memory and device.type == "cpu"
-    with ProgressBar(len(rows) * (own.rounds + in_processes)) as progress:
-        if in_processes:  # first, see measure_memory
-            measure_memory(argv, results, progress)
+    if in_processes:  # first, see measure_memory
+        measure_memory(argv, results)
 
-        def measured(number: int, result: Result) -> None:
-            progress.advance(f"round {number}/{own.rounds}")
-            if result is results[-1 if number % 2 else 0]:  # the last of a round
-                progress.line(f"round {number}/{own.rounds}: " + "; ".join(map(latest, results)))
+    def measured(number: int, result: Result) -> None:
+        if result is results[-1 if number % 2 else 0]:  # the last of a round
+            say(f"round {number}/{own.rounds}: " + "; ".join(map(latest, results)))
 
-        run_rounds(results, workload, device, own.rounds, measured)
-
-    shown = [figures(result, results[0], workload.batch_size) for result in results]
-    print(table(*cells(results, shown, own.memory)))
+    run_rounds(results, workload, device, own.rounds, measured)
+    found = [csv_row(result, results[0], workload.batch_size) for result in results]
+    shown = [cells(result.row.label, row, own.memory) for result, row in zip(results, found, strict=True)]
+    print(table(HEADERS[: len(shown[0])], shown))
     print("\n".join(notes(results, device, skipped, memory=own.memory)))
     about = {"device": place, "torch": torch.__version__, "workload": workload.text, "steps": own.steps}
-    write_csv(folder / "amp.csv", csv_rows(about, results, shown))
+    write_csv(folder / "amp.csv", [row | about for row in found])
     print(f"File: {folder / 'amp.csv'}")
     return 0 if any(not result.failure for result in results) else 1
 
@@ -199,7 +197,7 @@ def make_workload(own: argparse.Namespace) -> Workload:
     )
 
 
-def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: ProgressBar) -> None:
+def measure_memory(argv: Sequence[str], results: Sequence[Result]) -> None:
     """The peak memory of each row on a CPU, each in a separate process.
 
     Before this process grows itself: on Linux a new process begins with its parent's largest resident size.
@@ -217,36 +215,12 @@ def measure_memory(argv: Sequence[str], results: Sequence[Result], progress: Pro
             result.failure = OUT_OF_MEMORY
         elif not result.row.compiled:  # what does not compile is reported in its first round
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-        progress.advance("memory")
-    progress.line("memory: each row was measured in a separate process")
+    say("memory: each row was measured in a separate process")
 
 
 def latest(result: Result) -> str:
     """A row's last round, in words."""
     return f"{result.row.label} {result.failure or f'{1000 * result.seconds[-1]:,.2f} ms'}"
-
-
-class ProgressBar:
-    """A bar on a terminal, plain lines elsewhere, on stderr."""
-
-    def __init__(self, total: int) -> None:
-        from tqdm import tqdm
-
-        self.bar = tqdm(total=total, leave=False, dynamic_ncols=True, disable=not sys.stderr.isatty())
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def advance(self, text: str) -> None:
-        self.bar.set_description_str(text, refresh=False)
-        self.bar.update()
-
-    def line(self, text: str) -> None:
-        if self.bar.disable:
-            print(text, file=sys.stderr, flush=True)
 
 
 # --------------------------------------------------------------------------------------- accounting
@@ -267,18 +241,16 @@ def account(own: argparse.Namespace, distributed: Distributed) -> int:
     what = f"{workload.text}, mixed precision {args.precision.amp}"
     print(f"{place}, torch {torch.__version__}: {what}, {own.rounds} rounds of {own.steps} steps each", flush=True)
     sides = loops(args, workload, distributed)
-    with ProgressBar(own.rounds) as progress:
-        for run in sides.values():
-            warm_up(run, device)
+    for run in sides.values():
+        warm_up(run, device)
+    last = {False: BARE, True: list(sides)[-1]}  # of a round, by whether its number is odd
 
-        def measured(number: int, name: str) -> None:
-            if name == (list(sides)[-1] if number % 2 else BARE):  # the last of a round
-                progress.advance("rounds")
-                progress.line(f"round {number}/{own.rounds}")
+    def measured(number: int, name: str) -> None:
+        if name == last[number % 2 == 1]:
+            say(f"round {number}/{own.rounds}")
 
-        runs = {name: partial(timed, partial(run, own.steps), device) for name, run in sides.items()}
-        seconds, _ = interleaved(runs, own.rounds, measured)
-
+    runs = {name: partial(timed, partial(run, own.steps), device) for name, run in sides.items()}
+    seconds, _ = interleaved(runs, own.rounds, measured)
     ms = {name: [1000 * took / own.steps for took, _ in row] for name, row in seconds.items()}
     spreads = {name: Spread.of(values) for name, values in ms.items()}
     rows = [[name, f"{s.median:,.2f}", f"{s.low:,.2f} - {s.high:,.2f}"] for name, s in spreads.items()]

@@ -1,12 +1,13 @@
 """Images into normalised float batches, without training: resident, streamed from JPEG files, decoded on one core.
 
-All of it is on the CPU, in this process, with the same augmentation on both sides.
+All of it is on the CPU, in this process, with the same augmentation on both sides but where RandAugment is measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ BATCH_SIZE = 128
 SIZE = 224
 RESIZED = 256
 JPEG_BATCH_SIZE = 64
+POLICY = ("--auto-augment", "ra")
 PREFETCHED = 4  # at most this many batches per worker are ready in any loader here
 
 
@@ -61,30 +63,37 @@ def loading(setup: Setup, batches: Callable[[int], Iterable[Any]], workers: int 
 
 def resident(setup: Setup) -> Match:
     """50,000 images of 32 pixels in memory: shift, flip, normalise. Random images take the same time."""
-    pixels = np.random.default_rng(0).integers(256, size=(CIFAR10_IMAGES, 3, 32, 32), dtype=np.uint8)
-    images = MemoryImages(torch.from_numpy(pixels), torch.arange(CIFAR10_IMAGES) % data.CLASSES)
-    flags = ("--dataname", "cifar10", "--datapath", ".", "--loader", "resident", "--batch-size", str(BATCH_SIZE))
-    ours = train_loader(images, *flags)
+    ours, pixels = resident_loader(setup)
     spec = SPECS["cifar10"]
-    per_sample = transforms.Compose(
-        [
-            transforms.RandomCrop(32, padding=4),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(spec.mean, spec.std),
-        ]
-    )
-    samples = PillowSamples(pixels.transpose(0, 2, 3, 1), per_sample)
+    samples = PillowSamples(pixels, small_crop(spec))
     torchvision_ways = {
         f"{workers} workers": loading(setup, endlessly(torch_loader(samples, BATCH_SIZE, workers)), workers)
         for workers in (0, 1, 2)
     }
-    for_timm = PillowSamples(samples.pixels, None)
+    for_timm = PillowSamples(pixels, None)
     timm_ways = {
         f"{workers} workers": timm_loading(setup, for_timm, 32, BATCH_SIZE, workers, spec) for workers in (1, 2)
     }
     rivals = [Rival("torchvision transforms", torchvision_ways, 25), Rival("timm create_loader", timm_ways)]
     return Match("resident loader, 32 pixels, batch 128", RATE, loading(setup, ours.batches), rivals)
+
+
+def resident_loader(setup: Setup, *flags: str, own_images: bool = False) -> tuple[TrainLoader, np.ndarray]:
+    """main.py's loader of images in memory, and these, uint8 (n, 32, 32, 3): random, or the user's CIFAR-10."""
+    pixels = np.random.default_rng(0).integers(256, size=(CIFAR10_IMAGES, 3, 32, 32), dtype=np.uint8)
+    if own_images and setup.cifar10:
+        args = arguments.parse(["--dataname", "cifar10", "--datapath", setup.cifar10, "--device", "cpu"])
+        images = data.get_data(args.data, CPU).train
+        pixels = images.pixels.numpy() if isinstance(images, MemoryImages) else pixels
+    images = MemoryImages(torch.from_numpy(pixels), torch.arange(len(pixels)) % data.CLASSES)
+    usual = ("--dataname", "cifar10", "--datapath", ".", "--loader", "resident", "--batch-size", str(BATCH_SIZE))
+    return train_loader(images, *usual, *flags), np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+
+
+def small_crop(spec: Any, *more: Callable) -> transforms.Compose:
+    """torchvision's training transforms of a CIFAR image, on a Pillow image, with ``more`` of them."""
+    crop = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+    return transforms.Compose([*crop, *more, transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std)])
 
 
 class PillowSamples(Dataset):
@@ -108,17 +117,10 @@ class PillowSamples(Dataset):
 
 def streamed(setup: Setup) -> Match:
     """JPEG files through worker processes, the same number on each side: random-resized-crop, flip, normalise."""
-    tree = data.jpeg_tree(setup.images, setup.scratch)
     workers = setup.threads
     spec = SPECS["folder"]
-    flags = ("--datapath", str(tree), "--workers", str(workers))
-    read = arguments.parse(["--dataname", "folder", *flags])
-    images = data.get_data(read.data, CPU).train
-    ours = train_loader(
-        images, "--dataname", "folder", *flags, "--loader", "stream", "--batch-size", str(JPEG_BATCH_SIZE)
-    )
-    folder = datasets.ImageFolder(str(tree / "train"), pillow_crop(spec))
-    reference = torch_loader(folder, JPEG_BATCH_SIZE, workers)
+    ours, tree = stream_loader(setup)
+    reference = torch_loader(datasets.ImageFolder(str(tree / "train"), pillow_crop(spec)), JPEG_BATCH_SIZE, workers)
     for_timm = timm.data.create_dataset("", root=str(tree), split="train", is_training=True)
     rivals = [
         Rival("ImageFolder, torchvision transforms", {"": loading(setup, endlessly(reference), workers)}),
@@ -126,6 +128,34 @@ def streamed(setup: Setup) -> Match:
     ]
     what = f"stream loader, JPEG, {workers} workers"
     return Match(what, RATE, loading(setup, ours.batches, workers), rivals)
+
+
+def stream_loader(setup: Setup, *flags: str) -> tuple[TrainLoader, Path]:
+    """main.py's loader of JPEG files, and their folder."""
+    tree = data.jpeg_tree(setup.images, setup.scratch)
+    usual = f"--dataname folder --loader stream --workers {setup.threads} --batch-size {JPEG_BATCH_SIZE}".split()
+    usual += ["--datapath", str(tree)]
+    return train_loader(data.get_data(arguments.parse(usual).data, CPU).train, *usual, *flags), tree
+
+
+# ---------------------------------------------------------------------------------------- RandAugment
+
+
+def augment(setup: Setup) -> Iterator[Match | str]:
+    """RandAugment of images in memory, against torchvision's in two workers; and of JPEG files, against none."""
+    ours, pixels = resident_loader(setup, *POLICY, own_images=True)
+    samples = PillowSamples(pixels, small_crop(SPECS["cifar10"], transforms.RandAugment()))
+    reference = loading(setup, endlessly(torch_loader(samples, BATCH_SIZE, 2)), 2)
+    rival = Rival("torchvision RandAugment, 2 workers", {"": reference}, 8.0)
+    yield Match("resident loader with RandAugment, 32 pixels", RATE, loading(setup, ours.batches), [rival])
+    workers = setup.threads
+    with_policy, without = (stream_loader(setup, *flags)[0] for flags in (POLICY, ()))
+    rival = Rival("the same without", {"": loading(setup, without.batches, workers)}, 0.85)
+    what = f"stream loader with RandAugment, JPEG, {workers} workers"
+    yield Match(what, RATE, loading(setup, with_policy.batches, workers), [rival])
+
+
+# -------------------------------------------------------------------------------------------- loaders
 
 
 def train_loader(images: Images, *flags: str) -> TrainLoader:
@@ -174,14 +204,8 @@ def endlessly(loader: Iterable[Any]) -> Callable[[int], Iterable[Any]]:
 
 def pillow_crop(spec: Any) -> transforms.Compose:
     """torchvision's training transforms of an ImageNet image, on a Pillow image."""
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(SIZE),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(spec.mean, spec.std),
-        ]
-    )
+    crop = [transforms.RandomResizedCrop(SIZE), transforms.RandomHorizontalFlip()]
+    return transforms.Compose([*crop, transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std)])
 
 
 # ------------------------------------------------------------------------------- decoding on one core
@@ -210,7 +234,7 @@ def decode(setup: Setup) -> Iterator[Match | str]:
     to_float = [transforms.ToTensor(), transforms.Normalize(spec.mean, spec.std)]
     resize = transforms.Compose([transforms.Resize(RESIZED), transforms.CenterCrop(SIZE), *to_float])
     with one_thread(torch.get_num_threads()):
-        reference = each(pillow, pillow_crop(spec))
+        reference = each(datasets.folder.pil_loader, pillow_crop(spec))
         rivals = [Rival("a worker with Pillow, transforms", reference, target)]
         yield Match("JPEG to training crop, a worker", RATE, loading(setup, bytes_of), rivals)
         rivals = [
@@ -218,7 +242,7 @@ def decode(setup: Setup) -> Iterator[Match | str]:
             Rival("decode_jpeg, transforms.v2", each(tensor, tensor_crop(spec))),
         ]
         yield Match("JPEG to floats for training, one core", RATE, loading(setup, training.batches), rivals)
-        rivals = [Rival("Pillow, torchvision transforms", each(pillow, resize), 1.9)]
+        rivals = [Rival("Pillow, torchvision transforms", each(datasets.folder.pil_loader, resize), 1.9)]
         ours = loading(setup, lambda _: validation.batches())
         yield Match("JPEG to floats for evaluation, one core", RATE, ours, rivals)
 
@@ -233,11 +257,6 @@ def one_thread(before: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def pillow(path: str) -> Any:
-    """An image as ImageFolder reads it."""
-    return datasets.folder.pil_loader(path)
-
-
 def tensor(path: str) -> torch.Tensor:
     """An image as torchvision's own decoder reads it: uint8 (3, height, width)."""
     return io.decode_jpeg(io.read_file(path), mode=io.ImageReadMode.RGB)
@@ -245,11 +264,5 @@ def tensor(path: str) -> torch.Tensor:
 
 def tensor_crop(spec: Any) -> v2.Compose:
     """torchvision's training transforms of an ImageNet image, on a uint8 tensor."""
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(SIZE, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(spec.mean, spec.std),
-        ]
-    )
+    crop = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip()]
+    return v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), v2.Normalize(spec.mean, spec.std)])

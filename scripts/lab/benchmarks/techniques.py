@@ -8,15 +8,14 @@ from __future__ import annotations
 import gc
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from components import build, build_traval
-from scripts.common.timing import Spread
+from scripts.common.timing import Spread, interleaved, timed
 from scripts.lab.benchmarks.catalogue import STEP, VALIDATION, Technique
 from scripts.lab.benchmarks.loading import PREFETCHED
 from utils.checkpoint.checkpoint import Checkpointer
@@ -26,8 +25,6 @@ from utils.record.run_folder import RunFolder
 from utils.run import Run
 from utils.runtime.distributed import Distributed, RankInfo
 from utils.train_validation import TraVal
-
-Seconds = Callable[[], float]
 
 
 class Cost(NamedTuple):
@@ -44,14 +41,12 @@ def cost(base: Sequence[str], technique: Technique, what: str, rounds: int, unit
     """Measure ``technique`` on top of the flags ``base``, ``units`` steps or batches a round."""
     without = technique.base.split()
     with ExitStack() as stack:
-        sides = (without, [*without, *technique.flags.split()])
-        measures = [stack.enter_context(_Side([*base, *flags], what, units)) for flags in sides]
-        seconds: list[list[float]] = [[], []]
-        for number in range(rounds):
-            for side in (0, 1) if number % 2 else (1, 0):
-                seconds[side].append(measures[side]())
+        sides = {True: [*without, *technique.flags.split()], False: without}
+        measures = {used: stack.enter_context(side([*base, *flags], what, units)) for used, flags in sides.items()}
+        seconds, _ = interleaved(measures, rounds)
     gc.collect()
-    return Cost(_middle_half(seconds[0]), _middle_half([a / b for a, b in zip(seconds[1], seconds[0], strict=True)]))
+    ratios = [a / b for a, b in zip(seconds[True], seconds[False], strict=True)]
+    return Cost(_middle_half(seconds[False]), _middle_half(ratios))
 
 
 def _middle_half(values: Sequence[float]) -> Spread:
@@ -60,47 +55,29 @@ def _middle_half(values: Sequence[float]) -> Spread:
     return Spread(median, low, high)
 
 
-class _Side(AbstractContextManager):
-    """main.py's training under ``flags``, ready to be measured."""
-
-    def __init__(self, flags: Sequence[str], what: str, units: int) -> None:
-        self.flags = flags
-        self.what = what
-        self.units = units
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Seconds:
-        args = arguments.parse(list(self.flags))
-        folder = Path(self._stack.enter_context(TemporaryDirectory()))
-        distributed = self._stack.enter_context(Distributed(RankInfo(), args.run))
-        run = Run(args, distributed, run_folder=RunFolder(folder))
+@contextmanager
+def side(flags: Sequence[str], what: str, units: int) -> Iterator[Callable[[], float]]:
+    """A context in which main.py's training under ``flags`` can be measured: seconds of a step, batch or image."""
+    args = arguments.parse(list(flags))
+    with TemporaryDirectory() as folder, Distributed(RankInfo(), args.run) as distributed:
+        run = Run(args, distributed, run_folder=RunFolder(Path(folder)))
         components = build(run)
-        traval = build_traval(run, components, Checkpointer(folder, is_main=False), StopSignals(), None)
-        if self.what == VALIDATION:
-            return lambda: _timed(lambda: traval.validation(0, report=False)) / len(components.data.validation)
-        if self.what == STEP:
-            work = _steps(traval)
-            untimed = 1
-        else:  # what the workers have made ready while the other side was measured is not timed
-            work = _batches(traval)
-            untimed = 1 + PREFETCHED * args.data.workers
+        traval = build_traval(run, components, Checkpointer(Path(folder), is_main=False), StopSignals(), None)
+        if what == VALIDATION:
+            images = len(components.data.validation)
+            yield lambda: timed(lambda: traval.validation(0, report=False), distributed.device)[0] / images
+            return
+        work = _steps(traval) if what == STEP else _batches(traval)
+        # what the workers have made ready while the other side was measured is not timed
+        untimed = 1 if what == STEP else 1 + PREFETCHED * args.data.workers
 
         def measure() -> float:
             for _ in range(untimed):
                 next(work)
-            return _timed(lambda: [next(work) for _ in range(self.units)]) / self.units
+            return timed(lambda: [next(work) for _ in range(units)], distributed.device)[0] / units
 
         measure()  # memory, threads and caches
-        return measure
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+        yield measure
 
 
 def _steps(traval: TraVal) -> Iterator[None]:

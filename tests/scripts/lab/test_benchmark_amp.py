@@ -15,7 +15,7 @@ from torch import nn
 from scripts.common.command_line import run_tool
 from scripts.lab import benchmark_amp
 from scripts.lab.benchmarks import steps
-from scripts.lab.benchmarks.step_table import cells, figures
+from scripts.lab.benchmarks.step_table import cells, csv_row
 from scripts.lab.benchmarks.steps import Result, StepVariant, Training, classification, make_rows, mlp, run_rounds, tf32
 from utils.config.groups.precision import PrecisionSettings
 from utils.config.groups.run import RunSettings
@@ -152,23 +152,23 @@ def test_what_needs_torch_to_be_noticed_is_one_line_too(tool, tmp_path):
 def test_figures_are_those_computed_by_hand():
     first = Result(StepVariant("fp32"), seconds=[0.010, 0.040, 0.012], peak_bytes=1000)
     result = Result(StepVariant("fp16"), seconds=[0.005, 0.010, 0.008], peak_bytes=1500)
-    found = figures(result, first, batch_size=16)
-    assert found.ms == pytest.approx((8, 5, 10))  # median, smallest, largest
-    assert found.images_per_second == pytest.approx(2000)
-    assert found.speed_up == pytest.approx(2.0)  # the median of 2, 4 and 1.5; of the medians it would be 1.5
-    assert (found.peak_bytes, found.memory_ratio) == (1500, 1.5)
-    alone = figures(first, first, batch_size=16)
-    assert (alone.speed_up, alone.memory_ratio) == (1, 1)
+    found = csv_row(result, first, batch_size=16)
+    assert [found[name] for name in ("ms_per_step", "ms_min", "ms_max")] == pytest.approx([8, 5, 10])
+    assert found["images_per_second"] == pytest.approx(2000)
+    assert found["speed_up"] == pytest.approx(2.0)  # the median of 2, 4 and 1.5; of the medians it would be 1.5
+    assert (found["peak_bytes"], found["memory_ratio"]) == (1500, 1.5)
+    alone = csv_row(first, first, batch_size=16)
+    assert (alone["speed_up"], alone["memory_ratio"]) == (1, 1)
 
 
 def test_what_is_not_known_is_left_open():
     lost = Result(StepVariant("fp32"), seconds=[0.01], failure="out of memory")
     result = Result(StepVariant("bf16"), seconds=[0.01])
-    assert figures(lost, lost, 8) == (None, None, None, None, None)
-    found = figures(result, lost, 8)
-    assert (found.ms.median, found.speed_up, found.memory_ratio) == (10, None, None)
+    assert {*list(csv_row(lost, lost, 8).values())[3:-1]} == {None}
+    found = csv_row(result, lost, 8)
+    assert (found["ms_per_step"], found["speed_up"], found["memory_ratio"]) == (10, None, None)
     measured_zero = Result(StepVariant("fp32"), seconds=[0.01], peak_bytes=0)
-    assert figures(measured_zero, measured_zero, 8).memory_ratio is None
+    assert csv_row(measured_zero, measured_zero, 8)["memory_ratio"] is None
 
 
 def test_rows_are_all_formats_plain_first_then_each_variant():
@@ -200,9 +200,8 @@ def test_rounds_are_interleaved_and_a_row_out_of_memory_is_said_and_left_out(mon
     assert [result.failure for result in results] == ["", "out of memory", ""]
     assert results[0].seconds == [1, 6, 7] and results[0].peak_bytes == 7000
 
-    shown = [figures(result, results[0], 1) for result in results]
-    _, rows = cells(results, shown, memory=True)
-    assert rows[1] == ["fp16 + scaler", "out of memory", "", "", "", "", ""]
+    lost = csv_row(results[1], results[0], 1)
+    assert cells("fp16 + scaler", lost, memory=True) == ["fp16 + scaler", "out of memory", "", "", "", "", ""]
 
 
 def test_any_other_error_is_not_taken_for_a_lack_of_memory(monkeypatch):

@@ -1,5 +1,7 @@
 """The cost of each technique is that of the flags beside it, measured against the same training without them."""
 
+import contextlib
+
 import pytest
 
 from scripts.common.timing import Spread
@@ -29,17 +31,11 @@ def test_the_two_sides_are_measured_alternately_and_compared_within_a_round(monk
     order = []
     seconds = iter([1.0, 3.0, 4.0, 2.0, 6.0, 6.0])
 
-    class Side:
-        def __init__(self, flags, what, units):
-            self.name = " ".join(flags)
+    @contextlib.contextmanager
+    def side(flags, what, units):
+        yield lambda: (order.append(" ".join(flags)), next(seconds))[1]
 
-        def __enter__(self):
-            return lambda: (order.append(self.name), next(seconds))[1]
-
-        def __exit__(self, *error):
-            pass
-
-    monkeypatch.setattr(techniques, "_Side", Side)
+    monkeypatch.setattr(techniques, "side", side)
     cost = techniques.cost(["base"], Technique("some", "flag", "both"), STEP, rounds=3, units=1)
     assert order == ["base both flag", "base both", "base both", "base both flag", "base both flag", "base both"]
     # seconds without: 3, 4 and 6; with: 1, 2 and 6. The quartiles of three lie halfway between them.
