@@ -1,0 +1,38 @@
+"""What a step and a validation launch on a GPU, and how often the host waits for it: counted, and never more."""
+
+import json
+
+import pytest
+
+from tests.gpu_step.counting import TABLE, TORCH, counts, figures
+from tests.gpu_step.fake_cuda import Unavailable
+
+WRITTEN = json.loads(TABLE.read_text())
+# A network and an optimizer of each kind.
+SOME = ["cifar10/airbench", "cifar10/resnet18", "digits/fc", "imagenet/resnet50"]
+OTHERS = [name for name in WRITTEN["recipes"] if name not in SOME]
+
+
+def grown(names):
+    """The figures of recipes that are larger than those in the table, each with what it was."""
+    try:
+        counted = counts(names)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    larger = {}
+    for name in names:
+        written = WRITTEN["recipes"][name]
+        for key, value in figures(counted[name]).items():
+            comparable = key.endswith("reads") or WRITTEN["torch"] == TORCH
+            if value > written[key] and comparable:
+                larger[name, key] = (value, written[key], counted[name])
+    return larger
+
+
+def test_nothing_launches_more_or_waits_more_often_than_it_did():
+    assert grown(SOME) == {}
+
+
+@pytest.mark.thorough
+def test_no_other_recipe_launches_more_or_waits_more_often_than_it_did():
+    assert grown(OTHERS) == {}
