@@ -171,14 +171,14 @@ def _muon(
     training, 2025), so one learning rate and one weight decay serve both. Weights that timm's Muon finds no matrices,
     such as filters of one channel each, take its own AdamW steps, with Nesterov momentum.
     """
-    import timm.optim
+    from utils.optim.muon import Muon
 
     matrices, others = _matrices_and_others(model, "muon")
     hidden, groups = (parameter_groups(settings, model, only) for only in (matrices, others))
-    of_muon = {"adjust_lr_fn": "match_rms_adamw"} | arguments.of(timm.optim.Muon)
+    of_muon = {"adjust_lr_fn": "match_rms_adamw"} | arguments.of(Muon)
     of_adamw = {"betas": (0.9, 0.95)} | arguments.of(torch.optim.AdamW)
     return (
-        timm.optim.Muon(hidden, lr=settings.lr, weight_decay=settings.weight_decay, **of_muon),
+        Muon(hidden, lr=settings.lr, weight_decay=settings.weight_decay, **of_muon),
         _fused(torch.optim.AdamW, groups, lr=settings.lr, **of_adamw),
     )
 
@@ -193,7 +193,7 @@ def _muon_sgd(
     about 1. ``weight_decay`` is that of everything else: a step takes lr x weight_decay of each weight, whatever the
     scale of its own learning rate. Muon's momentum is that of the source; ``momentum`` is SGD's.
     """
-    import timm.optim
+    from utils.optim.muon import Muon, keep_norms
 
     matrices, others = _matrices_and_others(model, "muon-sgd")
     hidden = parameter_groups(settings, model, matrices)
@@ -203,25 +203,16 @@ def _muon_sgd(
         "ns_steps": AIRBENCH_ITERATIONS,
         "ns_coefficients": "original",
         "adjust_lr_fn": "original",
-        **arguments.of(timm.optim.Muon, without=("betas", "adamw_lr", "fallback_lr_scale")),
+        **arguments.of(Muon, without=("betas", "adamw_lr", "fallback_lr_scale")),
     }
     # Otherwise filters of one channel would take AdamW's steps, at a rate that is many times too high for them.
     hidden = [{**group, "weight_decay": 0.0, "use_muon": True} for group in hidden]
-    muon = timm.optim.Muon(hidden, lr=settings.lr, **of_muon)
-    muon.register_step_pre_hook(_keep_norms)
+    muon = Muon(hidden, lr=settings.lr, **of_muon)
+    muon.register_step_pre_hook(keep_norms)
     groups = parameter_groups(settings, model, others)
     groups = [{**group, "weight_decay": group["weight_decay"] / group.get("lr_scale", 1.0)} for group in groups]
     of_sgd = {"momentum": settings.momentum, "nesterov": settings.nesterov} | arguments.of(torch.optim.SGD)
     return muon, _fused(torch.optim.SGD, groups, lr=settings.lr, **of_sgd)
-
-
-@torch.no_grad()
-def _keep_norms(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Scale each matrix or filter bank (out, ...) to the norm sqrt(out); one of zeros stays as it is."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.mul_(len(parameter) ** 0.5 / torch.linalg.vector_norm(parameter).clamp(min=1e-12))
 
 
 def _matrices_and_others(model: nn.Module, optimizer: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -1,0 +1,93 @@
+"""Muon by shapes: timm's bits and state where each matrix is orthogonalised alone, few operations where they are not."""
+
+import copy
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+
+from tests.helpers import equal
+from utils.optim import muon
+from utils.optim.muon import Muon, keep_norms
+
+AIRBENCH = {"momentum": 0.6, "nesterov": True, "ns_steps": 3, "ns_coefficients": "original", "adjust_lr_fn": "original"}
+
+
+def network(memory_format=torch.contiguous_format):
+    """Matrices that are wide, tall, and three of one shape, one of which is too narrow for Muon."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), *(nn.Conv2d(8, 8, 3) for _ in range(3)), nn.Conv2d(8, 1, 1), nn.Linear(8, 32)]
+    return nn.Sequential(*layers).to(memory_format=memory_format)
+
+
+def weights(model):
+    return [layer.weight for layer in model]
+
+
+def steps(optimizer, parameters, of=range(5)):
+    """Take steps, in each of which other parameters have no gradient."""
+    for number in of:
+        generator = torch.Generator().manual_seed(number)
+        for place, parameter in enumerate(parameters):
+            gradient = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+            parameter.grad = torch.empty_like(parameter).copy_(gradient) if (place + number) % 4 else None
+        optimizer.step()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "given", [AIRBENCH, {"weight_decay": 0.05}, {"nesterov": False}, {"algo": "adamuon"}, {"conv_mode": "batched"}]
+)
+def test_weights_and_state_are_timms_to_the_bit_on_a_cpu(given, memory_format):
+    ours, theirs = (weights(network(memory_format)) for _ in range(2))
+    optimizer = Muon(ours, lr=0.1, **given)
+    reference = timm.optim.Muon(theirs, lr=0.1, **given)
+    steps(optimizer, ours)
+    steps(reference, theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert equal(optimizer.state_dict(), reference.state_dict())
+
+
+def test_a_state_of_timms_goes_on():
+    ours, theirs = (weights(network()) for _ in range(2))
+    reference = timm.optim.Muon(theirs, lr=0.1, **AIRBENCH)
+    steps(reference, theirs)
+    optimizer = Muon(ours, lr=0.1, **AIRBENCH)
+    optimizer.load_state_dict(copy.deepcopy(reference.state_dict()))
+    for own, other in zip(ours, theirs, strict=True):
+        own.data.copy_(other.data)
+    for each, parameters in ((optimizer, ours), (reference, theirs)):
+        steps(each, parameters, range(5, 8))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_hook_is_called_once_a_step():
+    timm.optim.Muon(weights(network()), lr=0.1)  # from now on torch calls hooks in this class's step as well
+    optimizer = Muon(parameters := weights(network()), lr=0.1)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    steps(optimizer, parameters)
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("shape", [(8, 72), (32, 8), (16, 4, 3, 3)])
+def test_matrices_orthogonalised_together_are_those_orthogonalised_alone(shape):
+    torch.manual_seed(0)
+    group = Muon([nn.Parameter(torch.zeros(shape))], lr=0.1).param_groups[0]
+    tensors = [torch.randn(shape) for _ in range(3)]
+    alone, together = (muon.orthogonalised(tensors, group, each).float() for each in (False, True))
+    assert together.shape == (3, shape[0], tensors[0][0].numel())
+    # Five iterations of three products round to bfloat16's 8 bits, of entries below 1; sums of up to 72 have more.
+    torch.testing.assert_close(together, alone, rtol=0, atol=15 * 2**-8 * 0.5)
+
+
+def test_norms_are_kept_as_one_after_the_other():
+    parameters = [parameter for parameter in network().parameters() if parameter.ndim > 1]
+    expected = []
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+        factor = len(parameter) ** 0.5 / torch.linalg.vector_norm(parameter).clamp(min=1e-12)
+        expected.append(parameter.detach() * factor)
+    keep_norms(torch.optim.SGD(parameters))
+    assert all(torch.equal(a, b) for a, b in zip(parameters, expected, strict=True))

@@ -1,0 +1,112 @@
+"""timm's Muon with few launches: matrices of one shape are orthogonalised together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import timm.optim
+import torch
+from timm.optim.muon import _COEFFICIENTS, get_lr_scale, resolve_ns_coefficients, zeropower_via_newtonschulz
+from torch import nn
+
+LEAST_NORM = 1e-12  # so that zeros stay zeros
+
+
+class Muon(timm.optim.Muon):
+    """timm's, in arithmetic and state; a step takes operations for each shape instead of for each matrix.
+
+    On a GPU a step of a small network otherwise takes longer to launch than to compute. A parameter's first step is
+    timm's, which decides how it is updated and makes its state; so are all steps of what timm does not take as one
+    flat matrix, and of a sharded network. On a CPU each matrix is orthogonalised alone, which gives timm's bits: the
+    products of a batch may be cut elsewhere for several threads. On a GPU bits may differ by bfloat16's rounding.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Take a step; ``closure`` must be None."""
+        assert closure is None
+        gradients = {}
+        for group in self.param_groups:
+            together = [parameter for parameter in group["params"] if self._is_flat(parameter, group)]
+            if together:
+                self._step_together(together, group)
+                gradients |= {parameter: parameter.grad for parameter in together}
+        for parameter in gradients:
+            parameter.grad = None  # timm leaves out what has none
+        inspect.unwrap(timm.optim.Muon.step)(self)  # without the hooks, which this step calls
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+    def _is_flat(self, parameter: nn.Parameter, group: dict[str, Any]) -> bool:
+        return (
+            parameter.grad is not None
+            and self.state[parameter].get("use_muon", False)
+            and group["algo"] == "muon"
+            and group["conv_mode"] == "flatten"
+            and not hasattr(parameter, "to_local")
+        )
+
+    def _step_together(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        gradients = [parameter.grad for parameter in parameters]
+        momenta = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        momentum = group["momentum"]
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_lerp_(momenta, gradients, 1.0 - momentum)
+        wanted = torch._foreach_lerp(gradients, momenta, momentum) if group["nesterov"] else momenta
+        shapes: dict[Any, list[tuple[nn.Parameter, torch.Tensor]]] = {}
+        for parameter, direction in zip(parameters, wanted, strict=True):
+            alike = (parameter.shape, parameter.stride(), parameter.dtype, parameter.device)
+            shapes.setdefault(alike, []).append((parameter, direction))
+        for pairs in shapes.values():
+            own, directions = map(list, zip(*pairs, strict=True))
+            update = orthogonalised(directions, group, together=own[0].device.type != "cpu")
+            factor = -group["lr"] * (
+                get_lr_scale(update.shape, group["adjust_lr_fn"]) if group["adjust_lr_fn"] else 1.0
+            )
+            # In the parameters' own dtype and memory format, which one operation for all of them needs.
+            steps = torch.empty_strided(
+                (len(own), *own[0].shape), (own[0].numel(), *own[0].stride()), dtype=own[0].dtype, device=own[0].device
+            ).copy_(update.reshape(len(own), *own[0].shape))
+            if isinstance(factor, torch.Tensor):
+                torch._foreach_add_(own, steps.mul_(factor).unbind())
+            else:
+                torch._foreach_add_(own, steps.unbind(), alpha=factor)
+
+
+def orthogonalised(tensors: list[torch.Tensor], group: dict[str, Any], together: bool) -> torch.Tensor:
+    """The orthogonal matrices nearest to ``tensors`` (out, ...) of one shape, about: bfloat16 (k, out, rest).
+
+    ``together``: in batched products, for all at once.
+    """
+
+    def of(matrices: torch.Tensor) -> torch.Tensor:
+        return zeropower_via_newtonschulz(
+            matrices,
+            group["ns_steps"],
+            resolve_ns_coefficients(group["ns_coefficients"], _COEFFICIENTS),
+            eps=group["eps"],
+            safety_factor=group["safety_factor"],
+            scale_eps=group["scale_eps"],
+        )
+
+    if len(tensors) == 1:
+        return of(tensors[0].flatten(1))[None]
+    if together:
+        return of(torch.stack(tensors).flatten(2))
+    return torch.stack([of(tensor.flatten(1)) for tensor in tensors])
+
+
+@torch.no_grad()
+def keep_norms(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Scale each matrix or filter bank (out, ...) to the norm sqrt(out); one of zeros stays as it is."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not parameters:
+        return
+    factors = torch._foreach_norm(parameters)
+    torch._foreach_clamp_min_(factors, LEAST_NORM)
+    torch._foreach_reciprocal_(factors)
+    torch._foreach_mul_(factors, [len(parameter) ** 0.5 for parameter in parameters])
+    torch._foreach_mul_(parameters, factors)
