@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.audit.network import build_trained, point_of
+from scripts.audit.network import build_trained
 from scripts.common.command_line import ToolParser, make_folder, run_tool, whole
+from scripts.common.trained import point_of
 from utils.config import arguments
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, UserError, flag_of

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.audit.network import build_trained, point_of
+from scripts.audit.network import build_trained
 from scripts.common.command_line import ToolParser, run_tool, table
+from scripts.common.trained import point_of
 from utils.config.field import FLAG, RECIPE
 from utils.config.settings import Settings, all_settings
 from utils.runtime.process import RankInfo

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.common.command_line import ToolParser, make_folder, run_tool, seconds
+from scripts.common.command_line import ToolParser, make_folder, run_tool, say, seconds
+from scripts.common.trained import point_of
 from utils.config import arguments
 from utils.config.settings import Settings, UserError
-from utils.record.run_folder import RunFolder
 from utils.runtime.process import RankInfo
 
 if TYPE_CHECKING:
@@ -85,26 +85,29 @@ def examine(own: argparse.Namespace, args: Settings, flags: list[str], distribut
 
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: to compare
     folder = make_folder(own.output) if own.output else None
-    with StatusLine() as progress:
-        progress.begin("data, network and optimizer")
-        run = Run(args, distributed)
-        components = build(run)
-        header = describe(run.args, components, distributed)
-        traval = build_traval(run.args, components, distributed)
-        now = TrainingSetup(run.args, components.train_loader, traval, itertools.count(), torch.get_num_threads())
-        measured, peak = examine_parts(now, own.seconds, progress.begin)
-        variant = partial(build_variant, flags, components, distributed)
-        advice = Trials(now, variant, measured, own.seconds, progress.begin).advise(
-            hardware_of(now, components.data, own.try_compile)
-        )
-        torch.set_num_threads(now.threads)
-        progress.begin("memory")
-        memory = memory_on_gpu(own, now, components, peak) if peak else memory_in_child(own, now, flags)
+    begin("data, network and optimizer")
+    run = Run(args, distributed)
+    components = build(run)
+    header = describe(run.args, components, distributed)
+    traval = build_traval(run.args, components, distributed)
+    now = TrainingSetup(run.args, components.train_loader, traval, itertools.count(), torch.get_num_threads())
+    measured, peak = examine_parts(now, own.seconds, begin)
+    variant = partial(build_variant, flags, components, distributed)
+    trials = Trials(now, variant, measured, own.seconds, begin)
+    advice = trials.advise(hardware_of(now, components.data, own.try_compile))
+    torch.set_num_threads(now.threads)
+    begin("memory")
+    memory = memory_on_gpu(own, now, components, peak) if peak else memory_in_child(own, now, flags)
     text = report(header, measured, advice, memory, args.data.batch_size, now.step_images)
     print(text)
     if folder is not None:
         save(folder, text, list(csv_rows(measured, advice, memory)))
     return 0
+
+
+def begin(what: str) -> None:
+    """Say what is measured next."""
+    say(f"measuring: {what}")
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -131,15 +134,9 @@ def build_parser() -> ToolParser:
 def settings(flags: Sequence[str]) -> Settings:
     """Training settings for a fresh network; of a run to resume, only the settings are used."""
     args = arguments.parse(list(flags))
-    resume_point = None
-    if args.run.resume:
-        from utils.checkpoint.resume import find
-
-        resume_point = find(
-            args, RunFolder.parent(args), lambda line: print(f"{NAME}: warning: {line}", file=sys.stderr)
-        )
-        if resume_point is not None:
-            args = arguments.parse(list(flags), checkpoint=resume_point.settings)
+    resume_point = point_of(args, NAME, required=False)
+    if resume_point is not None:
+        args = arguments.parse(list(flags), checkpoint=resume_point.settings)
     return dataclasses.replace(
         args,
         run=dataclasses.replace(args.run, resume=None, evaluate=False, dry_run=False, max_steps=None),
@@ -360,28 +357,6 @@ def save(folder: Path, text: str, rows: Sequence[dict[str, Any]]) -> None:
         raise UserError(f"--output {folder}: cannot be written ({error}); choose another folder") from error
     write_csv(folder / "doctor.csv", rows)
     print(f"Files: {folder / 'doctor.txt'}, {folder / 'doctor.csv'}")
-
-
-class StatusLine:
-    """Display of what is being measured: a status line on a terminal, a line each elsewhere, on stderr."""
-
-    def __init__(self) -> None:
-        from tqdm import tqdm
-
-        self.bar = tqdm(leave=False, bar_format="{desc} ({elapsed})", disable=not sys.stderr.isatty())
-
-    def __enter__(self) -> StatusLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def begin(self, text: str) -> None:
-        """Show what comes next."""
-        if self.bar.disable:
-            print(f"measuring: {text}", file=sys.stderr, flush=True)
-        else:
-            self.bar.set_description_str(text)
 
 
 if __name__ == "__main__":

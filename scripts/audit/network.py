@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from scripts.common.command_line import as_training
-from utils.config.settings import Settings, UserError
-from utils.record.run_folder import RunFolder
+from utils.config.settings import Settings
 
 if TYPE_CHECKING:
     from components import Components
     from utils.checkpoint.resume import ResumePoint
     from utils.runtime.distributed import Distributed
-
-
-def point_of(args: Settings, tool: str) -> ResumePoint | None:
-    """The checkpoint that --resume names; None without the flag. Raises ``UserError``."""
-    if not args.run.resume:
-        return None
-    from utils.checkpoint.resume import find
-
-    point = find(args, RunFolder.parent(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
-    if point is None:
-        raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
-    return point
 
 
 def build_trained(args: Settings, distributed: Distributed, point: ResumePoint | None) -> tuple[Components, str]:

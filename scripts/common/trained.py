@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.common.command_line import say, warn, whole
-from utils.config.settings import UserError
+from utils.config.settings import Settings, UserError
+from utils.record.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import torch
 
     from models.load import Loaded
+    from utils.checkpoint.resume import ResumePoint
 
 # the newest run below that folder
 AUTO = "auto"
@@ -56,6 +59,18 @@ def add_run_arguments(parser: argparse.ArgumentParser, several: bool = False) ->
     parser.add_argument(
         "--batch-size", type=whole(1, 2**20), metavar="N", help="images per forward pass [as a process of the run]"
     )
+
+
+def point_of(args: Settings, tool: str, required: bool = True) -> ResumePoint | None:
+    """The checkpoint that --resume names; None without the flag. Raises ``UserError`` if one is ``required``."""
+    if not args.run.resume:
+        return None
+    from utils.checkpoint.resume import find
+
+    point = find(args, RunFolder.parent(args), lambda line: print(f"{tool}: warning: {line}", file=sys.stderr))
+    if point is None and required:
+        raise UserError("--resume auto: there is no run with these settings; give a path, or leave --resume out")
+    return point
 
 
 def find_run(text: str) -> Path:

@@ -171,13 +171,10 @@ def memory_lines(memory: Memory, batch_size: int) -> list[str]:
 
 def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[dict[str, Any]]:
     """Rows of ``doctor.csv``; speeds in images a second, unknown values are empty."""
+    columns = ("median", "low", "high", "seconds_an_image", "share", "ratio", "loop_ratio", "value")
 
     def row(kind: str, name: str, speed: Spread | None = None, **more: Any) -> dict[str, Any]:
-        low_high = {"median": speed.median, "low": speed.low, "high": speed.high} if speed else {}
-        columns = dict.fromkeys(
-            ("median", "low", "high", "seconds_an_image", "share", "ratio", "loop_ratio", "value"), ""
-        )
-        return {"kind": kind, "name": name} | columns | low_high | more
+        return {"kind": kind, "name": name} | dict.fromkeys(columns, "") | (speed._asdict() if speed else {}) | more
 
     yield row("limit", final_limit(measured, advice))
     for name in ("loader", "compute", "together"):
@@ -191,12 +188,9 @@ def csv_rows(measured: PartSpeeds, advice: Advice, memory: Memory) -> Iterator[d
         yield row("share", "GPU computes", share=measured.busy)
     for trial in advice.trials:
         value = trial.failure or (_outcome(trial) if trial.loops else "no gain")
-        ratios = {
-            "ratio": trial.alone.ratio if trial.alone else "",
-            "loop_ratio": trial.loops[-1].ratio if trial.loops else "",
-        }
-        speed = trial.alone.after if trial.alone else None
-        yield row(f"trial, {trial.change.part}", trial.change.label, speed, **ratios, value=value)
+        alone = {"speed": trial.alone.after, "ratio": trial.alone.ratio} if trial.alone else {}
+        loop = {"loop_ratio": trial.loops[-1].ratio} if trial.loops else {}
+        yield row(f"trial, {trial.change.part}", trial.change.label, **alone, **loop, value=value)
     if advice.gain is not None:
         labels = " ".join(change.label for change in advice.taken)
         yield row("advice", labels, advice.gain.after, loop_ratio=advice.gain.ratio)

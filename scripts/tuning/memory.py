@@ -52,8 +52,12 @@ def no_loader(image_shape: tuple[int, ...]) -> SimpleNamespace:
     return SimpleNamespace(image_shape=image_shape, plan=plan, steps_per_epoch=1)
 
 
-class FitsOnGpu:
-    """Whether a batch fits onto the GPU: by trying. ``train``: steps on a batch of that size; gives seconds a step."""
+class Fits:
+    """Whether a batch fits into memory, found by training on it. ``train``: steps on so many images; seconds a step.
+
+    Raises ``StopSearch`` where a step of more images than before would take longer than ``longest_step_seconds``. A
+    smaller batch is not refused: it is tried because the larger one did not fit, and takes less time.
+    """
 
     def __init__(self, train: Callable[[int], float], longest_step_seconds: float) -> None:
         self.train = train
@@ -61,58 +65,56 @@ class FitsOnGpu:
         self.last = (0, 0.0)  # size and seconds of the step before
 
     def __call__(self, size: int) -> bool:
-        refuse_long_step(size, self.last, self.longest)
+        before, seconds = self.last
+        if size > before > 0 and seconds * size / before > self.longest:
+            raise StopSearch(f"a step of {size:,} images would take more than {self.longest:g} s")
+        return self.tries(size)
+
+    def tries(self, size: int) -> bool:
+        self.last = size, self.train(size)
+        return True
+
+
+class FitsOnGpu(Fits):
+    def tries(self, size: int) -> bool:
         gc.collect()
         torch.cuda.empty_cache()
         try:
-            self.last = size, self.train(size)
+            return super().tries(size)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if failure_of(error, compiled=False) != OUT_OF_MEMORY:
                 raise
             return False
-        return True
 
 
-class FitsOnCpu:
+class FitsOnCpu(Fits):
     """Whether a batch fits into ``room`` bytes of memory. For a fresh process, whose peak size shows what a step took.
 
     A batch is tried only if the smaller ones before it suggest that it fits: the machine must not start to swap.
     """
 
     def __init__(self, train: Callable[[int], float], room: int, longest_step_seconds: float) -> None:
-        self.train = train
+        super().__init__(train, longest_step_seconds)
         self.room = room
-        self.longest = longest_step_seconds
-        self.last = (0, 0.0)
         self.grown: dict[int, int] = {}  # bytes by batch size
         load_libraries()
         self.before = settled_bytes()
 
     def __call__(self, size: int) -> bool:
-        if size in self.grown:
-            return self.grown[size] <= self.room
-        refuse_long_step(size, self.last, self.longest)
+        return self.grown[size] <= self.room if size in self.grown else super().__call__(size)
+
+    def tries(self, size: int) -> bool:
         if self.grown and self._expected(size) > self.room:
             return False
         settled_bytes()
-        self.last = size, self.train(size)
+        super().tries(size)
         self.grown[size] = peak_resident_bytes() - self.before
         return self.grown[size] <= self.room
 
     def _expected(self, size: int) -> float:
         """From the two largest so far, on a straight line."""
-        *_, (largest, its_bytes) = sorted(self.grown.items())
-        smaller, fewer_bytes = sorted(self.grown.items())[-2] if len(self.grown) > 1 else (0, 0)
+        *_, (smaller, fewer_bytes), (largest, its_bytes) = [(0, 0), *sorted(self.grown.items())]
         return its_bytes + (size - largest) * (its_bytes - fewer_bytes) / (largest - smaller)
-
-
-def refuse_long_step(size: int, last: tuple[int, float], longest_seconds: float) -> None:
-    """Raise ``StopSearch`` when a step of ``size`` images would take longer, judged by the ``last`` size's seconds.
-
-    A smaller batch is not refused: it is tried because the larger one did not fit, and takes less time.
-    """
-    if size > last[0] > 0 and last[1] * size / last[0] > longest_seconds:
-        raise StopSearch(f"a step of {size:,} images would take more than {longest_seconds:g} s")
 
 
 def search(room: Callable[[int], bool], start: int, samples: int) -> Largest:
