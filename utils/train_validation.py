@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,11 +26,13 @@ from utils.loop.selection import update_best
 from utils.loop.step_sums import StepSums
 from utils.loop.stop_signals import StopConsensus, Stopped
 from utils.optim import batch_norm_statistics
-from utils.optim.clipping import GradientClipper
+from utils.optim.clipping import GradientClipper, Measured
 from utils.optim.freezing import has_trainable
 from utils.optim.groups import lr_scales
+from utils.optim.held import held
 from utils.optim.optimizers import load_states
 from utils.precision.amp import autocast
+from utils.precision.verdict import Mailbox
 from utils.record.metrics import Report
 from utils.record.reporter import Reporter
 from utils.record.writer import Writer
@@ -39,8 +41,20 @@ from utils.runtime.distributed import Distributed, RankInfo
 NOTHING = Extras()
 
 
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 class TrainingFailure(RuntimeError):
     """Training cannot continue; the message names the step, the reason and what to do."""
+
+
+class Launched(NamedTuple):
+    """A step that the device was given, and of which the host does not know yet whether it moved the weights."""
+
+    norm: torch.Tensor
+    scale: torch.Tensor
+    measured: Measured
 
 
 class TraVal:
@@ -98,6 +112,8 @@ class TraVal:
         self.consensus = StopConsensus(distributed, extras.stop_signals)
         self.bad_images = BadImages(args.data.skip_bad_images, distributed, self.writer)
         self.progress = Progress()
+        self._launched: Launched | None = None
+        self._has_begun_step = False
         self._show_first_batch = True
         self.autocast = autocast(args.precision, self.device)
         if args.model.compile:
@@ -112,10 +128,7 @@ class TraVal:
         self.watch = NonFiniteStepHandler(
             self.model, self.train_loader, self.args, self.distributed, self.writer, folder, self.description
         )
-        # The scaler leaves an optimizer out when its gradient is not finite; the hook reports it without synchronising.
-        self._moved: set[torch.optim.Optimizer] = set()
-        for optimizer in self.optimizers:
-            optimizer.register_step_post_hook(lambda moved, *_: self._moved.add(moved))
+        self.mailbox = Mailbox(self.device)
         self.sums = StepSums(self.args.logging.print_freq, self.distributed)
         self._one = torch.ones((), device=self.device)
 
@@ -126,7 +139,7 @@ class TraVal:
 
     def _prepare_trainable(self) -> None:
         """What depends on which parameters train: their optimizers, the exchange of gradients, clipping, SAM."""
-        self.active = [optimizer for optimizer in self.optimizers if has_trainable(optimizer)]
+        self.active = [held(optimizer, self.device) for optimizer in self.optimizers if has_trainable(optimizer)]
         static = self.args.optimisation.accumulate == 1 and not self.args.optimisation.grad_penalty
         self.network = self.distributed.wrap(self.model, self.train_loader.image_shape, static, self.args.exchange)
         self.clip = GradientClipper(
@@ -180,8 +193,14 @@ class TraVal:
         return Report.from_sums(self.progress.epoch_sums)
 
     def training_step(self, batches: Iterable[Batch]) -> None:
-        """One optimizer step over one or more forward passes, whose gradients add up."""
-        lr = self._begin_step()
+        """One optimizer step over one or more forward passes, whose gradients add up.
+
+        The host launches it and reads nothing: a flag on the device says whether the gradient was finite, and holds
+        weights, optimizer and buffers still if it was not. The host hears of it in ``settle``: in the middle of the
+        next step, when the device has work to go on with.
+        """
+        self._has_begun_step = True
+        self.watch.begin_step(self.progress)
         for batch in self._passes(batches):
             with self.distributed.no_sync(self.network, more_to_come=not batch.ends_step):
                 outputs = self.forward(self.network, batch)  # autocast covers this and no more
@@ -190,28 +209,54 @@ class TraVal:
                 self.scaler.scale(outputs.loss).backward(batch.weight + 0 * outputs.loss.detach())
                 call(self.hooks.after_backward, self, batch, outputs)
             self.sums.add_pass(batch, outputs)
-            self.bad_images.note(batch)
+            self.bad_images.note(batch, self.progress.step + 1)
 
         scale = self.loss_scale()
         for optimizer in self.active:
             self.scaler.unscale_(optimizer)
         norm = self.clip()  # clipping and the logged norm are of the true gradient
+        self.settle()  # the step before: the learning rate depends on whether it moved
+        lr = self._set_learning_rate()
         call(self.hooks.before_update, self, norm)
-        self._refuse_non_finite(norm)
-        self._moved.clear()
-        # The scaler reads each one's flag on the host, after all work launched before: the shortest step goes first.
-        for optimizer in reversed(self.active):
+        if not self.scaler.is_enabled():
+            self._hold_unless_finite(norm)
+        for optimizer in reversed(self.active):  # the shortest first, for those that read their flag on the host
             self.scaler.step(optimizer)
-        if len(self._moved) < len(self.active):
-            self._explain_skip(scale)
+        self._put_buffers_back()
         self.scaler.update()
         for parameter in self.clip.parameters:  # zero_grad(set_to_none=True), without walking through all modules
             parameter.grad = None
-        if self._moved and self.ema is not None:
-            self.ema.update(self.progress.moved_steps, self.progress.epoch)
         self.sums.end_step(lr, norm, scale)
-        self.progress.count_step(len(self._moved), len(self.active))
+        self.progress.advance()
+        self._launched = Launched(norm, scale, self.clip.measured)
+        self._has_begun_step = False
+        if self.hooks.after_update:  # they look at the state after the step
+            self.settle()
+
+    def settle(self) -> None:
+        """Learn whether the latest step moved the weights: count it, explain a skip, follow with the average.
+
+        The host waits for that step, not for what it has launched since.
+        """
+        if self._launched is None:
+            return
+        launched = self._launched
+        self._launched = None
+        were_held = [*map(bool, self.mailbox.read())]
+        moved = were_held.count(False)
+        for optimizer, was_held in zip(self.active, were_held, strict=True):
+            optimizer.settle(was_held)
+        self.progress.advance(-1)
+        if moved < len(were_held):
+            self._explain(launched, were_held)
+        if moved and self.ema is not None:
+            follow = self.watch.buffers.copy_of if self._has_begun_step else _itself
+            self.ema.update(self.progress.moved_steps, self.progress.epoch, follow)
+        self.progress.advance()
+        self.progress.count_moved(moved, len(were_held))
         call(self.hooks.after_update, self)
+        if self._has_begun_step:
+            self._end_after_too_many_skips()
 
     def forward(self, network: nn.Module, batch: Batch) -> Outputs:
         """Logits and loss of a training batch. ``network``: ``model``, or ``network``, which also adds up gradients."""
@@ -223,6 +268,7 @@ class TraVal:
 
     def collect(self) -> None:
         """Bring the pending steps' sums to the host, over all ranks, and record them. A synchronisation point."""
+        self.settle()
         records = self.sums.collect(self.progress)
         if records:
             self.writer.curves(records)
@@ -234,6 +280,7 @@ class TraVal:
         With an average of the weights, its result is the one that counts and the raw weights' is logged beside it.
         The average's batch-norm statistics are recomputed first, over samples of ``epoch``.
         """
+        self.settle()
         averaged = self.ema is not None and self.ema.has_begun
         with_pictures = report and pictured.may_be_due(self)
         self.consensus.begin()
@@ -268,9 +315,8 @@ class TraVal:
                 self._show_first_batch = False
             yield batch
 
-    def _begin_step(self) -> float:
-        """Set learning rate and random seed, both functions of the position alone; returns the rate."""
-        self.watch.begin_step(self.progress)
+    def _set_learning_rate(self) -> float:
+        """Set the learning rate, a function of the position alone, and give it."""
         if self.lr_policy is None:
             return self.optimizers[0].param_groups[0]["lr"]
         lr = self.lr_policy.at(self.progress.epoch, self.progress.updates)
@@ -303,40 +349,56 @@ class TraVal:
         self.reporter.step_ended(progress, to_console=bar.disable)
         if progress.step % logging.print_freq == 0:
             self.reporter.window(progress, bar)
-        if progress.skipped_in_row > self.args.precision.max_skipped_steps:
-            self._stop(self.watch.too_many_skips(progress, epoch, self.scaler.get_scale()))
+        self._end_after_too_many_skips()
         within = progress.step_in_epoch < self.train_loader.steps_per_epoch
         if within and logging.save_every_steps and progress.step % logging.save_every_steps == 0:
             self.collect()
             self.save("last")
         self.stop_if_requested()
 
-    def _refuse_non_finite(self, norm: torch.Tensor) -> None:
-        """Without a scaler, which would skip the step, a non-finite gradient ends the run before the update.
+    def _hold_unless_finite(self, norm: torch.Tensor) -> None:
+        """Do without a scaler what it would do: set the flag that holds the optimizers, on the device."""
+        flag = (~torch.isfinite(norm)).float()
+        for optimizer in self.active:
+            optimizer.found_inf = flag
 
-        All ranks have the same gradient, so all end. A synchronisation point, as reading the scaler's flag is.
-        """
-        if self.scaler.is_enabled() or math.isfinite(norm.item()):
-            return
-        bad = self.watch.undo_and_explain(self.progress, self._one, self.forward)
-        self._stop(
-            f"the gradient is {norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower --lr, add "
-            "--warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
-        )
+    def _put_buffers_back(self) -> None:
+        """Send the flags on their way to the host; where all are set, no pass of the step counts."""
+        flags = torch.stack([optimizer.flag for optimizer in self.active])
+        self.mailbox.send(flags)
+        buffers = self.watch.buffers
+        if not all(optimizer.reads_flag for optimizer in self.active):
+            buffers.restore_where(flags.amin())
+        elif flags.amin().item():  # which costs nothing more
+            buffers.restore()
 
-    def _explain_skip(self, scale: torch.Tensor) -> None:
-        """Log what was not finite in a step that the scaler skipped for some or all optimizers."""
-        if not self._moved:
-            bad = self.watch.undo_and_explain(self.progress, scale, self.forward)
-            by = ""
+    def _explain(self, launched: Launched, were_held: list[bool]) -> None:
+        """Log what was not finite in a step that some or all optimizers skipped; without a scaler, end the run."""
+        if not all(were_held):
+            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed(launched.measured))))
+            bad = self.watch.explain_part(self.progress, launched.scale, list(names))
         else:
-            names = dict.fromkeys(itertools.chain(*self.distributed.gather(self.clip.overflowed())))
-            bad = self.watch.explain_part(self.progress, scale, list(names))
-            by = " by " + ", ".join(type(skipped).__name__ for skipped in self.active if skipped not in self._moved)
+            with self.watch.set_aside() if self._has_begun_step else nullcontext():
+                bad = self.watch.explain(self.progress, launched.scale, self.forward)
+        if not self.scaler.is_enabled():
+            self.sums.take_back_step()
+            self._stop(
+                f"the gradient is {launched.norm.item()} at step {bad.step} (epoch {bad.epoch}), {bad.summary()}; lower"
+                " --lr, add --warmup-epochs, or see scripts/amp_audit.py; last.pt holds the state before this step"
+            )
+        held_ones = [type(own.optimizer).__name__ for own, held in zip(self.active, were_held, strict=True) if held]
+        by = "" if all(were_held) else f" by {', '.join(held_ones)}"
         self.writer.log(f"step {bad.step} skipped{by}, {bad.summary()}")
 
+    def _end_after_too_many_skips(self) -> None:
+        if self.progress.skipped_in_row > self.args.precision.max_skipped_steps:
+            self._stop(self.watch.too_many_skips(self.progress, self.progress.epoch, self.scaler.get_scale()))
+
     def _stop(self, message: str) -> None:
-        """Save the state, which is sound, and end the run."""
+        """Save the state, which is sound, and end the run. What a further step has begun with does not count."""
+        if self._has_begun_step:
+            self.watch.undo()
+        self.bad_images.forget_after(self.progress.step)
         self.save_now("last")
         raise TrainingFailure(message)
 
@@ -383,6 +445,7 @@ class TraVal:
 
     def state(self) -> dict[str, Any]:
         """What changes during training, at an optimizer-step boundary. Several optimizers make a list."""
+        assert self._launched is None, "a step whose verdict the host has not read"
         return {
             "model": self.model.state_dict(),
             "ema": self.ema.state() if self.ema is not None else None,

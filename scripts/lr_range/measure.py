@@ -86,10 +86,10 @@ def run(traval: TraVal, ramp: Ramp, show: Callable[[RangePoint], None]) -> Range
         skipped = progress.skipped_steps
         try:
             traval.training_step(passes)
+            traval.collect()
         except TrainingFailure:  # without a scaler, a gradient that is not finite
             test.diverged = ramp(progress.updates)
             break
-        traval.collect()
         if progress.skipped_in_row > traval.args.precision.max_skipped_steps:
             test.diverged = ramp(progress.updates)
         elif progress.skipped_steps == skipped:

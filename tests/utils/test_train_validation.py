@@ -54,7 +54,7 @@ def make(*flags, model=None, criterion=None, device="cpu", writer=None, **more):
 
 
 def steps(traval, count):
-    """Run ``count`` training steps; gives the batches of each."""
+    """Run ``count`` training steps, each verdict read in the next; gives the batches of each."""
     done = []
     for _ in range(count):
         plan = traval.train_loader.plan
@@ -65,6 +65,7 @@ def steps(traval, count):
         batches = list(traval.train_loader.batches(0))[first : first + len(shares)]
         traval.training_step(batches)
         done.append(batches)
+    traval.settle()
     return done
 
 
@@ -317,6 +318,7 @@ def test_until_its_first_epoch_the_average_is_the_weights_themselves():
     expected = parameters(traval.model)
     for batch in itertools.islice(traval.train_loader.batches(2), 3):
         traval.training_step([batch])
+        traval.settle()
         expected = [0.5 * (old + new) for old, new in zip(expected, parameters(traval.model), strict=True)]
     torch.testing.assert_close(parameters(traval.ema.module), expected)
 

@@ -111,10 +111,13 @@ class Progress:
             for place, value in enumerate(row):
                 sums[place] += value
 
-    def count_step(self, moved: int, optimizers: int) -> None:
-        """Count an optimizer step in which ``moved`` of ``optimizers`` moved their weights."""
-        self.step += 1
-        self.step_in_epoch += 1
+    def advance(self, steps: int = 1) -> None:
+        """Go on by so many optimizer steps, before it is known whether they moved any weights."""
+        self.step += steps
+        self.step_in_epoch += steps
+
+    def count_moved(self, moved: int, optimizers: int) -> None:
+        """Count that ``moved`` of ``optimizers`` moved their weights in the latest step."""
         self.skipped_steps += moved == 0
         self.skipped_in_row = 0 if moved else self.skipped_in_row + 1
         self.partly_skipped_steps += 0 < moved < optimizers

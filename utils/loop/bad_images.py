@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 
 from utils.checkpoint.progress import Progress
 from utils.data.loaders import Batch
@@ -17,25 +18,26 @@ class BadImages:
         self.enabled = enabled
         self.distributed = distributed
         self.writer = writer
-        self._paths: set[str] = set()
-        self._replaced = 0
+        self._noted: list[tuple[int, set[str], int]] = []  # step, paths, how many were replaced
 
-    def note(self, batch: Batch) -> None:
-        """Remember the batch's unreadable images until the next ``collect``."""
-        if batch.counted:
-            self._paths.update(map(os.path.abspath, batch.unreadable))
-            self._replaced += batch.replaced
+    def note(self, batch: Batch, step: int = 0) -> None:
+        """Remember the unreadable images of a batch of ``step`` until the next ``collect``."""
+        if batch.counted and (batch.unreadable or batch.replaced):
+            self._noted.append((step, {*map(os.path.abspath, batch.unreadable)}, batch.replaced))
+
+    def forget_after(self, step: int) -> None:
+        """Forget what was noted of later steps, which are not counted."""
+        self._noted = [noted for noted in self._noted if noted[0] <= step]
 
     def collect(self, progress: Progress) -> None:
         """Add what all ranks have met to ``progress``; log and list new paths. A synchronisation point."""
         if not self.enabled:
             return
         known = set(progress.bad_images)
-        for paths, replaced in self.distributed.gather((self._paths, self._replaced)):
+        for _, paths, replaced in chain(*self.distributed.gather(self._noted)):
             known |= paths
             progress.replaced_images += replaced
-        self._paths = set()
-        self._replaced = 0
+        self._noted = []
         new = len(known) - len(progress.bad_images)
         if new:
             progress.bad_images = sorted(known)

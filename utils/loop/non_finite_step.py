@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,25 +50,41 @@ class NonFiniteStepHandler:
         self.writer = writer
         self.folder = folder
         self.description = description
-        self._buffers = BufferCopy(model)
+        self.buffers = BufferCopy(model)
 
     def begin_step(self, progress: Progress) -> None:
         """Copy what a forward pass changes, and seed the step's randomness by its position."""
-        self._buffers.remember()
+        self.buffers.remember()
         self.seed(progress)
+
+    def undo(self) -> None:
+        """Forget the passes of a step that has begun: gradients and what they did to the buffers."""
+        self.model.zero_grad(set_to_none=True)
+        self.buffers.restore()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Around the explanation of an earlier step: afterwards gradients and buffers are again what they were."""
+        now = BufferCopy(self.model)
+        gradients = [(p, p.grad.clone()) for p in self.model.parameters() if p.grad is not None]
+        yield
+        now.restore()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
     def seed(self, progress: Progress) -> None:
         """Seed the randomness of the step after ``progress`` by its position."""
         self.distributed.seed(self._seed(progress))
 
-    def undo_and_explain(
+    def explain(
         self, progress: Progress, scale: torch.Tensor, forward: Callable[[nn.Module, Batch], Outputs]
     ) -> BadStep:
-        """Undo the step, find out what was not finite, and log it. All ranks must call it.
+        """Find out what was not finite in the step after ``progress``, and log it. All ranks must call it.
 
+        The weights, and the copy of the buffers, must be those from before that step, and gradients of no use.
         ``scale`` is the loss scale, a tensor (). The samples are read again, so no step has to keep them.
         """
-        self._go_back()
+        self.undo()
         batches = self.train_loader.replay_step(progress.epoch, progress.step_in_epoch)
         if self.args.precision.dump_bad_batch and self.folder is not None:
             self._dump(batches, progress, scale)
@@ -80,7 +97,7 @@ class NonFiniteStepHandler:
             rank=self.distributed.rank,
             scaled=resolve_amp(self.args.precision, self.distributed.device) == "fp16",
         )
-        self._go_back()
+        self.undo()
         findings = self.distributed.gather(finding)
         position = progress.step + 1, progress.epoch + 1, float(scale)
         bad = BadStep.from_findings(*position, findings, self._samples(progress))
@@ -109,10 +126,6 @@ class NonFiniteStepHandler:
 
     def _seed(self, progress: Progress) -> int:
         return step_seed(self.args.run.seed, progress.step, self.distributed.rank)
-
-    def _go_back(self) -> None:
-        self.model.zero_grad(set_to_none=True)
-        self._buffers.restore()
 
     def _dump(self, batches: list[Batch], progress: Progress, scale: torch.Tensor) -> None:
         """Save all that ``scripts/amp_audit.py --batch`` needs to repeat this rank's part of the step."""

@@ -40,6 +40,10 @@ class StepSums:
         """End the step: its learning rate, gradient norm and loss scale."""
         self.pending.append((lr, norm, scale))
 
+    def take_back_step(self) -> None:
+        """Forget the step that ended last."""
+        self.pending.pop()
+
     def collect(self, progress: Progress) -> list[StepRecord]:
         """Bring the sums to the host, add them to ``progress`` and reset. A synchronisation point."""
         steps = len(self.pending)

@@ -14,6 +14,9 @@ from utils.config.groups.optimisation import OptimisationSettings
 from utils.optim.head import output_layers
 from utils.runtime.sharding import is_sharded, local
 
+# For each part of a gradient, the parameters that have one and their norms before clipping, tensors ().
+Measured = list[tuple[list[nn.Parameter], Sequence[torch.Tensor]]]
+
 
 class GradientClipper:
     """Measures the gradient's norm and clips as the settings say.
@@ -48,8 +51,7 @@ class GradientClipper:
         self._parts = [[p for p in self.parameters if p in own] for own in owned] if each_skips else [self.parameters]
         last = {p for layer in output_layers(model) for p in layer.parameters()} if self.share else set()
         self._adaptive = [parameter for parameter in self.parameters if parameter not in last]
-        # For each part, the parameters with a gradient and their norms before clipping.
-        self._measured: list[tuple[list[nn.Parameter], Sequence[torch.Tensor]]] = []
+        self.measured: Measured = []
 
     def __call__(self) -> torch.Tensor:
         """Clip the gradients in place; gives the norm before clipping of what is stepped with, a tensor ().
@@ -60,7 +62,7 @@ class GradientClipper:
         present = [[parameter for parameter in part if parameter.grad is not None] for part in self._parts]
         own = present if self._over_ranks is None else [_own_parts(part) for part in present]
         measured = [torch._foreach_norm([holder.grad for holder in part]) for part in own]
-        self._measured = [*zip(present, measured, strict=True)]
+        self.measured = [*zip(present, measured, strict=True)]
         totals = [torch.linalg.vector_norm(torch.stack(norms)) for norms in measured]
         norm, limited = _over_finite(totals if self._over_ranks is None else [*map(self._over_ranks, totals)])
         if self.norm is not None:
@@ -72,10 +74,10 @@ class GradientClipper:
             clip_adaptively(self._adaptive, self.share)
         return norm
 
-    def overflowed(self) -> list[str]:
+    def overflowed(self, measured: Measured) -> list[str]:
         """The names of parameters whose gradient was not finite before clipping. A synchronisation point."""
-        names = [self._names[parameter] for part, _ in self._measured for parameter in part]
-        norms = [norm for _, norms in self._measured for norm in norms]
+        names = [self._names[parameter] for part, _ in measured for parameter in part]
+        norms = [norm for _, norms in measured for norm in norms]
         finite = torch.isfinite(torch.stack(norms)).tolist()
         return [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
 

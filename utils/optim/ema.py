@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from utils.runtime.sharding import local
 from utils.runtime.state_dicts import load_state_dict
 
 Pairs = dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]]  # the average's tensors and the model's
+Earlier = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Position(Protocol):
@@ -72,12 +73,15 @@ class MovingAverage:
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
     @torch.no_grad()
-    def update(self, updates: int, epoch: int = 0) -> None:
-        """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls."""
+    def update(self, updates: int, epoch: int = 0, after_step: Earlier = lambda tensor: tensor) -> None:
+        """Follow the model's weights, moved in ``epoch``, counted from 0; ``updates``: the number of earlier calls.
+
+        ``after_step`` gives, for each of the model's tensors, the one that holds what it was after the step.
+        """
         for averages, models in self._averaged.values():
-            torch._foreach_lerp_(averages, models, 1 - self.decay_of(updates, epoch))
+            torch._foreach_lerp_(averages, [*map(after_step, models)], 1 - self.decay_of(updates, epoch))
         for copies, models in self._copied.values():
-            torch._foreach_copy_(copies, models)
+            torch._foreach_copy_(copies, [*map(after_step, models)])
 
     def end_epoch(self, progress: Position) -> None:
         """Do nothing: steps count, epochs do not."""
@@ -107,7 +111,7 @@ class EpochAverage:
         self.module = self._average.module
         self.has_begun = False
 
-    def update(self, updates: int, epoch: int = 0) -> None:
+    def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
         """Do nothing: steps do not count, epochs do."""
 
     def end_epoch(self, progress: Position) -> None:
@@ -163,7 +167,7 @@ class ScheduleFreeAverage:
             own.copy_(models)
         self._has_moved = False
 
-    def update(self, updates: int, epoch: int = 0) -> None:
+    def update(self, updates: int, epoch: int = 0, after_step: Earlier | None = None) -> None:
         """Note that the weights have moved."""
         self._has_moved = True
 

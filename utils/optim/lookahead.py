@@ -20,29 +20,29 @@ class Lookahead:
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, alpha: float) -> None:
         self.every = every
         self.alpha = alpha
-        self.steps = 0
         self._fast = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._slow = [parameter.detach().clone() for parameter in self._fast]
+        self._state = {"steps": 0, "slow": [parameter.detach().clone() for parameter in self._fast]}
+        optimizer.lookahead_state = self._state  # for who holds the optimizer still (``utils/optim/held.py``)
         optimizer.register_step_post_hook(self._step)
         optimizer.register_state_dict_post_hook(self._save)
         optimizer.register_load_state_dict_pre_hook(self._load)
 
     @torch.no_grad()
     def _step(self, *_: Any) -> None:
-        self.steps += 1
-        if self.steps % self.every == 0:
-            both = [(s, f) for s, f in zip(self._slow, self._fast, strict=True) if f.requires_grad]
+        self._state["steps"] += 1
+        if self._state["steps"] % self.every == 0:
+            both = [(s, f) for s, f in zip(self._state["slow"], self._fast, strict=True) if f.requires_grad]
             slow, fast = ([*tensors] for tensors in zip(*both, strict=True))
             torch._foreach_lerp_(slow, fast, self.alpha)
             torch._foreach_copy_(fast, slow)
 
     def _save(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        state[STATE] = {"steps": self.steps, "slow": list(self._slow)}
+        state[STATE] = {"steps": self._state["steps"], "slow": list(self._state["slow"])}
 
     @torch.no_grad()
     def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Continue from ``state``, or begin with the present weights if that is of a run without lookahead."""
         stored = state.get(STATE, {"steps": 0, "slow": self._fast})
-        self.steps = stored["steps"]
-        for slow, value in zip(self._slow, stored["slow"], strict=True):
+        self._state["steps"] = stored["steps"]
+        for slow, value in zip(self._state["slow"], stored["slow"], strict=True):
             slow.copy_(value)

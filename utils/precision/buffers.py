@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import nn
 
@@ -19,6 +21,12 @@ class BufferCopy:
             groups.setdefault(buffer.dtype, []).append(buffer)
         self._live = list(groups.values())
         self._copies = [[buffer.clone() for buffer in buffers] for buffers in self._live]
+        pairs = zip(chain(*self._live), chain(*self._copies), strict=True)
+        self._copy_of = {id(live): copied for live, copied in pairs}
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy of a buffer of the network; any other tensor itself."""
+        return self._copy_of.get(id(tensor), tensor)
 
     def remember(self) -> None:
         """Copy all buffers."""
@@ -30,3 +38,14 @@ class BufferCopy:
         """Restore the copied buffers."""
         for copies, live in zip(self._copies, self._live, strict=True):
             torch._foreach_copy_(live, copies)
+
+    @torch.no_grad()
+    def restore_where(self, flag: torch.Tensor) -> None:
+        """Restore the copied buffers if ``flag``, a tensor (), is not 0; the host does not read it.
+
+        All of a data type are selected at once, as one vector: a few launches, however many layers there are.
+        """
+        for copies, live in zip(self._copies, self._live, strict=True):
+            before, after = (torch.cat([tensor.reshape(-1) for tensor in tensors]) for tensors in (copies, live))
+            chosen = torch.where(flag != 0, before, after).split([tensor.numel() for tensor in live])
+            torch._foreach_copy_(live, [part.view(own.shape) for part, own in zip(chosen, live, strict=True)])

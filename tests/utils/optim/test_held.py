@@ -1,0 +1,114 @@
+"""Every optimizer that can be named, held still by a flag that its launch does not read."""
+
+import math
+
+import pytest
+import timm.optim
+import torch
+from torch import nn
+
+from tests.helpers import equal
+from utils.config.groups.optimisation import OptimisationSettings
+from utils.config.settings import UserError
+from utils.optim.held import HeldByHost, HeldByKernel, HeldBySelection, held
+from utils.optim.optimizers import OWN, build_optimizer
+
+GPU = torch.device("cuda")
+CPU = torch.device("cpu")
+NAMES = [*OWN, *(name for name in timm.optim.list_optimizers() if name not in OWN)]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+def built(name, **settings):
+    """A network and its optimizers; the test of a name that cannot be built here is skipped with the reason."""
+    model = network()
+    settings = OptimisationSettings(**{"optimizer": name, "lr": 0.01, "weight_decay": 0.01, **settings})
+    try:
+        optimizers = build_optimizer(settings, model)
+    except UserError as error:
+        pytest.skip(str(error))
+    return model, optimizers if isinstance(optimizers, tuple) else (optimizers,)
+
+
+def trained(name, skipped, by_flag, **settings):
+    """Weights and states after eight steps, ``skipped`` ones with a gradient that is not finite."""
+    model, optimizers = built(name, **settings)
+    holds = [held(optimizer, GPU) for optimizer in optimizers]
+    for step in range(8):
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = 0.1 * torch.randn(parameter.shape, generator=generator)
+        if step in skipped:
+            for parameter in model.parameters():
+                parameter.grad.view(-1)[0] = math.inf
+        torch.manual_seed(step)
+        for optimizer, hold in zip(optimizers, holds, strict=True):
+            if by_flag:
+                hold.found_inf = torch.tensor(float(step in skipped))
+                hold.step()
+                hold.settle(step in skipped)
+            elif step not in skipped:
+                optimizer.step()
+    return [*model.parameters()], [optimizer.state_dict() for optimizer in optimizers]
+
+
+@pytest.mark.parametrize("skipped", [(0,), (3, 4)], ids=["the first", "others"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_the_flag_holds_leaves_no_trace(name, skipped):
+    weights, states = trained(name, skipped, by_flag=True)
+    assert all(torch.isfinite(weight).all() for weight in weights)
+    expected_weights, expected_states = trained(name, skipped, by_flag=False)
+    assert equal(weights, expected_weights) and equal(states, expected_states)
+
+
+@pytest.mark.parametrize("skipped", [(0,), (2, 3)])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion", "muon"])
+def test_so_do_the_slow_weights_of_lookahead(name, skipped):
+    """The third step that counts brings the slow weights on."""
+    results = [trained(name, skipped, by_flag, lookahead=(3.0, 0.5)) for by_flag in (True, False)]
+    assert equal(*results)
+
+
+def test_a_flag_holds_each_in_the_cheapest_way_that_it_allows():
+    kinds = {name: [type(held(optimizer, GPU)) for optimizer in built(name)[1]] for name in ("sgd", "adamw", "lion")}
+    assert kinds == {"sgd": [HeldByKernel], "adamw": [HeldByKernel], "lion": [HeldBySelection]}
+    (dampened,) = built("sgd", opt_kwargs=("dampening=0.1",))[1]
+    (slow,) = built("sgd", lookahead=(3.0, 0.5))[1]
+    assert type(held(dampened, GPU)) is type(held(slow, GPU)) is HeldBySelection
+    (kron,) = built("kron")[1]
+    assert type(held(kron, GPU)) is HeldByHost
+    assert type(held(built("adamw")[1][0], CPU)) is HeldByHost, "where reading costs nothing"
+
+
+class Foreign(torch.optim.SGD):
+    """Of a package that cannot be tried here."""
+
+
+def test_an_optimizer_of_another_package_has_its_flag_read():
+    Foreign.__module__ = "bitsandbytes.optim"
+    optimizer = Foreign(network().parameters(), lr=0.1)
+    assert type(held(optimizer, GPU)) is HeldByHost
+
+
+@pytest.mark.parametrize("name", ["kron", "kronc", "kronw"])
+def test_those_that_are_read_by_the_host_would_not_hold_still(name, monkeypatch):
+    """Otherwise they need not stand in the list."""
+    monkeypatch.setattr("utils.optim.held.READ_BY_HOST", ())
+    assert not equal(*(trained(name, (3, 4), by_flag) for by_flag in (True, False)))
+
+
+def test_the_momentum_of_a_held_first_step_is_nothing_that_was_in_memory():
+    """torch's fused SGD makes it by ``empty_like`` and leaves it as it is when the flag is set."""
+    parameter = nn.Parameter(torch.ones(1000))
+    hold = held(torch.optim.SGD([parameter], lr=0.1, momentum=0.9, fused=True), GPU)
+    parameter.grad = torch.full_like(parameter, math.inf)
+    hold.found_inf = torch.ones(())
+    for _ in range(50):
+        torch.full((1000,), 123.0)
+    hold.step()
+    assert torch.equal(hold.optimizer.state[parameter]["momentum_buffer"], torch.zeros(1000))
+    assert torch.equal(parameter, torch.ones(1000))

@@ -1,0 +1,153 @@
+"""Optimizers that a flag on the device holds still: the host launches a step without knowing whether it moves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from utils.runtime.sharding import local
+
+# Random numbers of its own decide on the host what Kron launches, so a flag on the device cannot hold it still.
+# Optimizers of packages other than torch and timm need a GPU to be tried out.
+READ_BY_HOST = ("Kron",)
+TRIED = ("torch", "timm", "utils")
+
+
+class Held:
+    """An optimizer as a gradient scaler sees it: takes the flag ``found_inf``, and does not move if it is not 0.
+
+    ``torch.amp.GradScaler`` hands its flag to an optimizer that has ``_step_supports_amp_scaling``, and reads that of
+    any other on the host, which drains a GPU's queue in every step. Without a scaler, set ``found_inf``, a float32
+    tensor (), before each step. ``flag``: that of the latest step.
+    """
+
+    _step_supports_amp_scaling = True
+    reads_flag = False
+    found_inf: torch.Tensor
+    flag: torch.Tensor
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        """Move the parameters, and the optimizer's state, unless ``found_inf`` holds them."""
+        self.flag = self.found_inf
+        self._step(self.flag)
+
+    def _step(self, flag: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def settle(self, held: bool) -> None:
+        """Take back what a step that was ``held`` has changed on the host. Call it before the next step."""
+
+
+class HeldByHost(Held):
+    """Reads the flag: free on a CPU, elsewhere a synchronisation point."""
+
+    reads_flag = True
+
+    def _step(self, flag: torch.Tensor) -> None:
+        if not flag.item():
+            self.optimizer.step()
+
+
+class HeldByKernel(Held):
+    """One of torch's fused optimizers, whose kernel looks at the flag."""
+
+    def _step(self, flag: torch.Tensor) -> None:
+        self._begin_momentum()
+        self.optimizer.found_inf = flag
+        try:
+            self.optimizer.step()
+        finally:
+            del self.optimizer.found_inf
+
+    def _begin_momentum(self) -> None:
+        """Give SGD's momentum zeros to begin with: a first step that is held would leave it as memory happened to be.
+
+        The first step then gives the same numbers: its momentum is the gradient.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"] if group.get("momentum") else ():
+                state = self.optimizer.state[parameter]
+                if parameter.grad is not None and state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+class HeldBySelection(Held):
+    """Any other optimizer: after a step, each tensor is what it was or what it became, as the flag says.
+
+    Numbers on the host, and tensors of one number, are put back when the flag is known.
+    """
+
+    @torch.no_grad()
+    def _step(self, flag: torch.Tensor) -> None:
+        live = [*self._tensors()]
+        kept = [tensor.clone() for tensor in live]
+        self._put_back = self._remember()
+        self.optimizer.step()
+        held = flag != 0
+        for tensor, before in zip(live, kept, strict=True):
+            torch.where(held, before, tensor, out=tensor)
+
+    def settle(self, held: bool) -> None:
+        if held:
+            self._put_back()
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield local(parameter.detach())
+        for state in self.optimizer.state.values():
+            yield from (local(value) for value in state.values() if _is_many(value))
+        yield from (local(slow) for slow in self._lookahead.get("slow", ()))
+
+    @property
+    def _lookahead(self) -> dict[str, Any]:
+        return getattr(self.optimizer, "lookahead_state", {})
+
+    def _remember(self) -> Callable[[], None]:
+        """What puts back groups and states, all but the tensors that the flag selects."""
+        states = self.optimizer.state
+        holders = [*self.param_groups, *states.values(), self._lookahead]
+        before = [(holder, set(holder), _numbers(holder)) for holder in holders]
+        known = set(states)
+
+        def put_back() -> None:
+            for holder, names, numbers in before:
+                for name in holder.keys() - names:
+                    del holder[name]
+                holder.update(numbers)
+            for parameter in states.keys() - known:  # whose state began with the step
+                del states[parameter]
+
+        return put_back
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0
+
+
+def _numbers(holder: dict[str, Any]) -> dict[str, Any]:
+    selected = ("params", "slow")
+    return {
+        name: copy.deepcopy(value) for name, value in holder.items() if name not in selected and not _is_many(value)
+    }
+
+
+def held(optimizer: torch.optim.Optimizer, device: torch.device) -> Held:
+    """``optimizer``, to be held still by a flag, in the cheapest way that it allows on ``device``."""
+    kind = type(optimizer)
+    if device.type == "cpu" or kind.__name__ in READ_BY_HOST or kind.__module__.partition(".")[0] not in TRIED:
+        return HeldByHost(optimizer)
+    # Dampening does not hold for a first momentum, which zeros to begin with would make a second one.
+    fused = all(group.get("fused") and not group.get("dampening") for group in optimizer.param_groups)
+    by_kernel = fused and not hasattr(optimizer, "lookahead_state")
+    return HeldByKernel(optimizer) if by_kernel else HeldBySelection(optimizer)
